@@ -35,7 +35,7 @@ X
 	exit 0
 fi
 ` + answer + "\n"
-	if err := os.WriteFile(path, []byte(script), 0o700); err != nil { //nolint:gosec // it is a program
+	if err := os.WriteFile(path, []byte(script), 0o700); err != nil {
 		t.Fatal(err)
 	}
 	return path
@@ -191,7 +191,7 @@ func TestMain(m *testing.M) {
 // TestParentKilled (hole 5): an agent does not outlive the process that runs it, so that no command is sent late.
 func TestParentKilled(t *testing.T) {
 	path := agentIn(t, `echo $$ > "${0%/*}/child"; exec sleep 300`)
-	parent := exec.Command(os.Args[0]) //nolint:gosec,noctx // it is this program, and is killed below
+	parent := exec.Command(os.Args[0]) //nolint:noctx // it is this program, and is killed below
 	parent.Env = append(os.Environ(), parentVariable+"="+path)
 	if err := parent.Start(); err != nil {
 		t.Fatal(err)
@@ -219,7 +219,7 @@ func TestIdentity(t *testing.T) {
 		t.Fatal(err)
 	}
 	without := filepath.Join(t.TempDir(), "fence_test")
-	if err := os.WriteFile(without, []byte(strings.Replace(string(content), `<action name="identity"/>`, "", 1)), 0o700); err != nil { //nolint:gosec // it is a program
+	if err := os.WriteFile(without, []byte(strings.Replace(string(content), `<action name="identity"/>`, "", 1)), 0o700); err != nil {
 		t.Fatal(err)
 	}
 	b, err := New(t.Context(), without, nil, "", nil)
@@ -228,5 +228,34 @@ func TestIdentity(t *testing.T) {
 	}
 	if _, err := b.Identity(t.Context()); !errors.Is(err, ErrNoIdentity) {
 		t.Errorf("%v", err)
+	}
+}
+
+// TestDocumentedCommand: the example of docs/fence-command.md is a fence agent.
+func TestDocumentedCommand(t *testing.T) {
+	page, err := os.ReadFile("../../docs/fence-command.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, script, _ := strings.Cut(string(page), "```sh\n")
+	script, _, _ = strings.Cut(script, "```")
+	dir := t.TempDir()
+	path := filepath.Join(dir, "fence_example")
+	for name, content := range map[string]string{"fence_example": script, "vm1.power": "on\n", "vm1.uuid": "4c4c4544-0042\n"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	a, err := New(t.Context(), path, map[string]string{"directory": dir}, "vm1", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	id, err := a.Identity(t.Context())
+	on, _, failed := a.Status(t.Context())
+	if err := errors.Join(err, failed, a.Off(t.Context())); err != nil || id != "4c4c4544-0042" || on != fencing.PowerOn {
+		t.Fatalf("%s, %v: %v", id, on, err)
+	}
+	if off, _, err := a.Status(t.Context()); off != fencing.PowerOff || err != nil {
+		t.Errorf("%v (%v)", off, err)
 	}
 }

@@ -42,7 +42,7 @@ func (a *Agent) hidePassword(options map[string]string) (tool string, remove fun
 	}
 	delete(options, "passwd")
 	options["password"] = placeholder
-	return filepath.Join(folder, "ipmitool"), func() { _ = os.RemoveAll(folder) }, nil // a memory file system in the Deployment
+	return filepath.Join(folder, "ipmitool"), func() { _ = os.RemoveAll(folder) }, nil //nolint:gosec // it was just made
 }
 
 // privateFolder has the password, and the program that uses it.
@@ -56,9 +56,9 @@ func (a *Agent) privateFolder(password string) (string, error) {
 		return "", err
 	}
 	err = errors.Join(
-		os.WriteFile(filepath.Join(folder, "password"), []byte(password), 0o600),
+		os.WriteFile(filepath.Join(folder, "password"), []byte(password), 0o600), //nolint:gosec // the folder was just made
 		os.WriteFile(filepath.Join(folder, "real"), []byte(real), 0o600),
-		os.WriteFile(filepath.Join(folder, "ipmitool"), []byte(wrapper), 0o700), //nolint:gosec // it is a program
+		os.WriteFile(filepath.Join(folder, "ipmitool"), []byte(wrapper), 0o700),
 	)
 	if err != nil {
 		_ = os.RemoveAll(folder)

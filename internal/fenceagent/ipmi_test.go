@@ -60,11 +60,11 @@ set_working_mc 0x20
 `, port, dir, dir, password),
 		"bmc.emu": "mc_setbmc 0x20\nmc_add 0x20 0 no-device-sdrs 0x23 9 8 0x9f 0x1291 0xf02 persist_sdr\nsel_enable 0x20 1000 0x0a\nmc_enable 0x20\n",
 	} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o700); err != nil { //nolint:gosec // one is a program
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o700); err != nil {
 			t.Fatal(err)
 		}
 	}
-	cmd := exec.CommandContext(t.Context(), sim, "-c", dir+"/lan.conf", "-f", dir+"/bmc.emu", "-s", dir, "-n") //nolint:gosec // the simulator
+	cmd := exec.CommandContext(t.Context(), sim, "-c", dir+"/lan.conf", "-f", dir+"/bmc.emu", "-s", dir, "-n")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	cmd.Cancel = func() error { return cmd.Process.Kill() }
 	if err := cmd.Start(); err != nil {
@@ -74,7 +74,7 @@ set_working_mc 0x20
 	return port, power
 }
 
-// TestRealBMC: a real fence_ipmilan asks and commands a real BMC, and nobody sees the password.
+// TestRealBMC: a real fence_ipmilan asks and commands a real BMC, and no other process sees the password.
 func TestRealBMC(t *testing.T) {
 	path, err := Find("/usr/sbin", "fence_ipmilan")
 	if err != nil {

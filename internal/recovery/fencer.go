@@ -10,7 +10,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/util/retry"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
@@ -56,6 +55,8 @@ type fencer struct {
 type sourceState struct {
 	// answered has the nonces that this process has answered, or is about to.
 	answered map[string]bool
+	// unstored has the answers that are not in the record yet, by nonce.
+	unstored map[string]fencingv1.Evidence
 	// exercised is when the switch was asked last without being asked to.
 	exercised time.Time
 }
@@ -97,7 +98,7 @@ func (f *fencer) state(node string) *sourceState {
 	defer f.mu.Unlock()
 	s := f.sources[node]
 	if s == nil {
-		s = &sourceState{answered: map[string]bool{}}
+		s = &sourceState{answered: map[string]bool{}, unstored: map[string]fencingv1.Evidence{}}
 		f.sources[node] = s
 	}
 	return s
@@ -172,6 +173,9 @@ func (f *fencer) call(ctx context.Context, state *sourceState, source *fencingv1
 	if intent := r.Fence.Intent; intent.Nonce != "" && !r.Answered(intent.Nonce) && r.Fence.Phase == fencing.Fencing {
 		nonce = intent.Nonce
 	}
+	if e, known := state.unstored[nonce]; known && e.BootID == fence.Spec.BootID {
+		return f.store(ctx, state, fence, e)
+	}
 	levels, _, err := f.dial(ctx, source)
 	if err != nil {
 		return f.answer(ctx, state, fence, nonce, reply{raw: err.Error()})
@@ -202,25 +206,20 @@ func (f *fencer) answer(ctx context.Context, state *sourceState, fence *fencingv
 		e.Class = string(fencing.PoweredOff)
 	}
 	log.FromContext(ctx).Info("Power switch answered", "power", e.Power, "machine", e.MachineID, "nonce", nonce, "answer", a.raw)
-	uid := fence.UID
-	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
-		before := fence.DeepCopy()
-		fence.Status.Evidence = lastOf(append(fence.Status.Evidence, e), maxEvidence)
-		err := f.client.Status().Patch(ctx, fence, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}))
-		if apierrors.IsConflict(err) { // the actor has written meanwhile: the answer is to the nonce all the same
-			if err := f.live.Get(ctx, client.ObjectKey{Name: fence.Name}, fence); err != nil {
-				return err
-			}
-			if fence.UID != uid {
-				return nil // that fence is over
-			}
-		}
-		return err
-	})
-	if err != nil {
+	state.unstored[nonce] = e
+	return f.store(ctx, state, fence, e)
+}
+
+// store appends an answer to the record. If another writer was first, the next attempt finds the answer in memory: the switch is not asked
+// again.
+func (f *fencer) store(ctx context.Context, state *sourceState, fence *fencingv1.NodeFence, e fencingv1.Evidence) error {
+	before := fence.DeepCopy()
+	fence.Status.Evidence = lastOf(append(fence.Status.Evidence, e), maxEvidence)
+	if err := f.client.Status().Patch(ctx, fence, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})); err != nil {
 		return fmt.Errorf("store the answer of the power switch: %w", err)
 	}
-	state.answered[nonce] = true
+	delete(state.unstored, e.Nonce)
+	state.answered[e.Nonce] = true
 	return nil
 }
 

@@ -164,7 +164,7 @@ func (m *machine) report(ready corev1.ConditionStatus) {
 	node.Status.NodeInfo = corev1.NodeSystemInfo{BootID: m.boot, SystemUUID: m.uuid}
 	m.mu.Unlock()
 	node.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "127.0.0.1"}}
-	node.Status.DaemonEndpoints.KubeletEndpoint.Port = int32(m.port) //nolint:gosec // it is a port
+	node.Status.DaemonEndpoints.KubeletEndpoint.Port = int32(m.port)
 	node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: ready}}
 	must(m, m.client.Status().Patch(m.Context(), node, before))
 }

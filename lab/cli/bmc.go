@@ -17,7 +17,7 @@ func bmcCommand() *cobra.Command {
 		Long: "Break the BMC of a node, or repair it. FAULT is\n\n" +
 			"  ok      no fault\n" +
 			"  ignore  it accepts commands and does not carry them out\n" +
-			"  lie     it says that the machine is off, whatever it is\n" +
+			"  lie     it says that the machine is off, also when it is on\n" +
 			"  hang    it takes a minute for an answer\n" +
 			"  dead    it does not answer\n\n" +
 			"The lab has BMCs if it was started with --bmc or --recovery; belay-lab status shows their addresses.",

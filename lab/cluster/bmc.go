@@ -34,7 +34,7 @@ const (
 	BMCWorks BMCFault = "ok"
 	// BMCIgnores accepts commands and does not carry them out.
 	BMCIgnores BMCFault = "ignore"
-	// BMCLies says that the machine is off, whatever it is.
+	// BMCLies says that the machine is off, also when it is on.
 	BMCLies BMCFault = "lie"
 	// BMCHangs takes a minute for an answer.
 	BMCHangs BMCFault = "hang"
