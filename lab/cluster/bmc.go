@@ -93,6 +93,16 @@ set_working_mc 0x20
 	return s.component(bmcName(node), program, "-c", filepath.Join(dir, "lan.conf"), "-f", filepath.Join(dir, "bmc.emu"), "-s", dir, "-n"), nil
 }
 
+// CanFence reports whether this machine has what BMCs and recovery need.
+func CanFence() bool {
+	for _, program := range []string{"ipmi_sim", "ipmitool", "/usr/sbin/fence_ipmilan"} {
+		if _, err := exec.LookPath(program); err != nil {
+			return false
+		}
+	}
+	return true
+}
+
 // guidOf is a system UUID as IPMI has it: the first three fields have the other byte order.
 func guidOf(machine uuid.UUID) string {
 	b := machine

@@ -150,7 +150,7 @@ func (o Options) validate() error {
 	if o.NodeKind != NodeKindKubelet && o.NodeKind != NodeKindBelay {
 		return fmt.Errorf("--nodes must be %s or %s, not %q", NodeKindKubelet, NodeKindBelay, o.NodeKind)
 	}
-	if o.Recovery != "" && o.Recovery != fencing.Default.Name && o.Recovery != fencing.Fast.Name {
+	if !slices.Contains([]string{"", fencing.Default.Name, fencing.Fast.Name}, o.Recovery) {
 		return fmt.Errorf("--recovery must be %s or %s, not %q", fencing.Default.Name, fencing.Fast.Name, o.Recovery)
 	}
 	if o.Plane != PlaneBelay && o.Plane != PlaneUpstream {

@@ -22,7 +22,7 @@ const (
 	recoveryDir    = "belay-recovery"
 	fencingGroup   = "fencing.belay.dev"
 	fencingVersion = fencingGroup + "/v1alpha1"
-	bmcSecret      = "belay-lab-bmc"
+	bmcSecret      = "belay-lab-bmc" //nolint:gosec // the name of a Secret
 )
 
 // recoveryArgs are the flags of a process that runs one part of recovery.

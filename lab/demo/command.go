@@ -40,7 +40,7 @@ func Command() *cobra.Command {
 
   1  the writer's node is drained, the writer comes up on another node
   2  a second pod on a third node gets an event that says who holds the volume
-  3  the writer's node loses its power, is marked out of service, the writer comes up elsewhere
+  3  the writer's node loses its power, recovery proves that it is off, the writer comes up elsewhere
 
 At the end all records are read back and the storage is asked for writes that it had to
 refuse. The exit code is 0 only if every acknowledged record is in place.

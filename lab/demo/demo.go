@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"belay.dev/belay/internal/fencing"
 	"belay.dev/belay/lab/cluster"
 	"belay.dev/belay/lab/labdisk"
 	"belay.dev/belay/lab/scenario"
@@ -78,8 +79,16 @@ func Run(ctx context.Context, set Settings) (result *Result, err error) {
 	}
 	began := time.Now()
 	set.Say("starting a lab: three %s nodes, %s's attach plane", set.NodeKind, set.Plane)
+	recovery := ""
+	if set.Plane == cluster.PlaneBelay {
+		if recovery = fencing.Fast.Name; !cluster.CanFence() {
+			recovery = ""
+			set.Say("without ipmi_sim, ipmitool and fence_ipmilan (hack/install-packages) there is no recovery: the power cut is confirmed as by an operator")
+		}
+	}
 	scene, err := scenario.Open(ctx, cluster.Options{
-		Name: set.Name, Nodes: 3, NodeKind: set.NodeKind, Plane: set.Plane,
+		Recovery: recovery,
+		Name:     set.Name, Nodes: 3, NodeKind: set.NodeKind, Plane: set.Plane,
 		Drivers:          []string{labdisk.DriverDisk},
 		NodeMonitorGrace: nodeMonitorGrace, NodeStatusUpdateFrequency: nodeStatusTick,
 	}, set.Say)

@@ -99,7 +99,7 @@ func MachineUUID(dir string) (uuid.UUID, error) {
 		return uuid.UUID{}, fmt.Errorf("make directory of the machine: %w", err)
 	}
 	if _, err := os.Stat(file); errors.Is(err, fs.ErrNotExist) {
-		if err := os.WriteFile(file, []byte(uuid.NewString()+"\n"), 0o444); err != nil { //nolint:gosec // every process may read it
+		if err := os.WriteFile(file, []byte(uuid.NewString()+"\n"), 0o444); err != nil {
 			return uuid.UUID{}, fmt.Errorf("write system UUID: %w", err)
 		}
 	}

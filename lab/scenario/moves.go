@@ -107,9 +107,8 @@ func query(title, from, to string, start time.Time) timeline.Query {
 	}
 }
 
-// PowerCut cuts the power of the writer's node, waits until the cluster takes the
-// node for dead, marks it out of service as an operator does who has seen that the
-// machine is off, and waits until the writer runs elsewhere.
+// PowerCut cuts the power of the writer's node and waits until the writer runs elsewhere. In a lab without recovery it waits until the cluster
+// takes the node for dead, and marks it out of service as an operator does who has seen that the machine is off.
 func (s *Scene) PowerCut(ctx context.Context, title string) (*timeline.Move, error) {
 	from, err := s.WriterNode()
 	if err != nil {
@@ -120,22 +119,29 @@ func (s *Scene) PowerCut(ctx context.Context, title string) (*timeline.Move, err
 	if err := s.Cluster.PowerOff(from); err != nil {
 		return nil, fmt.Errorf("cut the power of %s: %w", from, err)
 	}
-	err = s.await(ctx, notReadyLimit, from+" to be taken for dead (Ready not True)", func() (bool, error) {
-		node, err := s.state.Core().V1().Nodes().Lister().Get(from)
-		return err == nil && !ready(node), nil
-	})
-	if err != nil {
-		return nil, err
-	}
-	s.say("%s is NotReady after %.1f s; it is off, so it is marked out of service", from, time.Since(start).Seconds())
-	if err := s.MarkOutOfService(ctx, from); err != nil {
-		return nil, err
+	if s.Options.Recovery == "" {
+		if err := s.confirmOff(ctx, from, start); err != nil {
+			return nil, err
+		}
 	}
 	to, err := s.awaitWriter(ctx, from, nothing)
 	if err != nil {
 		return nil, err
 	}
 	return s.Timeline(ctx, query(title, from, to, start))
+}
+
+// confirmOff waits until the cluster takes a node for dead, and marks it out of service.
+func (s *Scene) confirmOff(ctx context.Context, from string, start time.Time) error {
+	err := s.await(ctx, notReadyLimit, from+" to be taken for dead (Ready not True)", func() (bool, error) {
+		node, err := s.state.Core().V1().Nodes().Lister().Get(from)
+		return err == nil && !ready(node), nil
+	})
+	if err != nil {
+		return err
+	}
+	s.say("%s is NotReady after %.1f s; it is off, so it is marked out of service", from, time.Since(start).Seconds())
+	return s.MarkOutOfService(ctx, from)
 }
 
 // MarkOutOfService sets the taint by which an operator says that a node is off.
