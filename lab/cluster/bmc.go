@@ -209,6 +209,12 @@ func (c *Cluster) Freeze(node string) error {
 	if n == nil || !c.IsOn(node) {
 		return fmt.Errorf("the lab has no node %q that is on", node)
 	}
+	c.mu.Lock()
+	if c.frozen == nil {
+		c.frozen = map[string]bool{}
+	}
+	c.frozen[node] = true
+	c.mu.Unlock()
 	return n.Freeze()
 }
 
@@ -218,6 +224,9 @@ func (c *Cluster) Thaw(node string) error {
 	if n == nil || !c.IsOn(node) {
 		return fmt.Errorf("the lab has no node %q that is on", node)
 	}
+	c.mu.Lock()
+	delete(c.frozen, node)
+	c.mu.Unlock()
 	return n.Thaw()
 }
 

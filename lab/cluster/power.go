@@ -110,6 +110,9 @@ func (c *Cluster) PowerOff(node string) error {
 	if err != nil {
 		return err
 	}
+	if err := c.cutFrozen(node); err != nil {
+		return fmt.Errorf("powering off %s: %w", node, err)
+	}
 	if err := process.PowerOff(); err != nil {
 		return fmt.Errorf("powering off %s: %w", node, err)
 	}
@@ -118,6 +121,26 @@ func (c *Cluster) PowerOff(node string) error {
 		return fmt.Errorf("powering off %s: %w", node, err)
 	}
 	return c.darken(node)
+}
+
+// cutFrozen lets the processes of a frozen node be killed, which the kernel does not while they are frozen. Their I/O is cut before: what
+// they could still do until the kill has no effect.
+func (c *Cluster) cutFrozen(node string) error {
+	c.mu.Lock()
+	frozen := c.frozen[node]
+	delete(c.frozen, node)
+	c.mu.Unlock()
+	if !frozen {
+		return nil
+	}
+	if fabric := c.Fabric(); fabric != nil {
+		ctx, cancel := context.WithTimeout(context.Background(), cutWithin)
+		defer cancel()
+		if err := fabric.Cut(ctx, node); err != nil {
+			return fmt.Errorf("cutting the I/O of a frozen node: %w", err)
+		}
+	}
+	return c.Node(node).Thaw()
 }
 
 // PowerOn starts a node that was powered off, as a machine that boots: with a new boot ID. It

@@ -43,6 +43,7 @@ type Cluster struct {
 	started   []string // names in the order of their start
 	plane     string   // of whose controller it is now
 	down      bool
+	frozen    map[string]bool         // by Freeze
 	dark      map[string]net.Listener // the kubelets' ports of nodes without power
 }
 

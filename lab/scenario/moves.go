@@ -110,14 +110,24 @@ func query(title, from, to string, start time.Time) timeline.Query {
 // PowerCut cuts the power of the writer's node and waits until the writer runs elsewhere. In a lab without recovery it waits until the cluster
 // takes the node for dead, and marks it out of service as an operator does who has seen that the machine is off.
 func (s *Scene) PowerCut(ctx context.Context, title string) (*timeline.Move, error) {
+	return s.lose(ctx, title, "power of %s is cut", s.Cluster.PowerOff)
+}
+
+// Hang freezes all processes of the writer's node, as a machine that hangs, and waits until the writer runs elsewhere. It needs recovery.
+func (s *Scene) Hang(ctx context.Context, title string) (*timeline.Move, error) {
+	return s.lose(ctx, title, "%s hangs", s.Cluster.Freeze)
+}
+
+// lose takes the writer's node away.
+func (s *Scene) lose(ctx context.Context, title, says string, take func(node string) error) (*timeline.Move, error) {
 	from, err := s.WriterNode()
 	if err != nil {
 		return nil, err
 	}
 	start := time.Now()
-	s.say("power of %s is cut", from)
-	if err := s.Cluster.PowerOff(from); err != nil {
-		return nil, fmt.Errorf("cut the power of %s: %w", from, err)
+	s.say(says, from)
+	if err := take(from); err != nil {
+		return nil, fmt.Errorf("take %s away: %w", from, err)
 	}
 	if s.Options.Recovery == "" {
 		if err := s.confirmOff(ctx, from, start); err != nil {
