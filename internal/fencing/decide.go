@@ -132,14 +132,15 @@ func (d *decider) fencing() {
 	}
 }
 
-// survived handles a node that lives after the command to switch it off was stored, and perhaps sent: once the command cannot be carried
-// out any more and the switch says On, the fence ends. Nothing was deleted.
+// survived handles a node that gave a sign of life after the command to switch it off was stored, and perhaps sent. Once the command cannot
+// be carried out any more and the switch has given its state after that, the fence ends: nothing was deleted. If the machine is off, or falls
+// silent again, the next fence begins with its last sign of life.
 func (d *decider) survived() {
 	source, intent := d.seen.Source, d.fence.Intent
 	switch {
 	case intent.open(d.now):
 		d.wait(IntentOpen, intent.NotAfter.Sub(d.now))
-	case source.Name != "" && !source.saysOn(intent.NotAfter):
+	case source.Name != "" && !source.settled(intent.NotAfter):
 		d.askAgain(AwaitingSource)
 	default:
 		d.enter(Cancelled)

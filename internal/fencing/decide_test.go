@@ -321,3 +321,25 @@ func TestOneQuestionAtATime(t *testing.T) {
 		t.Errorf("after an answer that is too old: %v", d.Steps)
 	}
 }
+
+// TestLastSignOfLife: a machine that gave a last sign of life before it was switched off is not held for ever: once the command cannot
+// come late, the fence ends, and the next one begins with that sign.
+func TestLastSignOfLife(t *testing.T) {
+	s := newStand(t)
+	s.until(Fencing)
+	for s.fence.Intent.Nonce == "" {
+		s.turn()
+	}
+	s.seen.Renewed = true
+	for range 20 {
+		s.turn()
+	}
+	if s.fence.Phase != Fencing || len(s.seen.Attachments) == 0 {
+		t.Fatalf("%s before the command is lost", s.fence.Phase)
+	}
+	s.now = s.fence.Intent.NotAfter.Add(time.Second)
+	s.until(Cancelled)
+	if len(s.seen.Pods) == 0 || len(s.seen.Attachments) == 0 {
+		t.Error("something was taken from a node that gave a sign of life")
+	}
+}

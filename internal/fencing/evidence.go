@@ -82,6 +82,11 @@ func (s Source) off(now time.Time, b Boot) bool {
 	return s.bound(b) && s.Status.fresh(now) && s.Status.Power == PowerOff && s.Status.Machine == b.Machine
 }
 
+// settled reports whether the state of the machine was known when it was asked for after a time.
+func (s Source) settled(after time.Time) bool {
+	return s.Status.Power != PowerUnknown && s.Status.Asked.After(after)
+}
+
 // saysOn reports whether the machine was on when asked after a time.
 func (s Source) saysOn(after time.Time) bool {
 	return s.Status.Power == PowerOn && s.Status.Asked.After(after)

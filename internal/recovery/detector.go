@@ -72,7 +72,7 @@ func (d *detector) look(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := d.inspectAll(ctx, fleet, objects); err != nil {
+	if err := d.inspectAll(ctx, fleet); err != nil {
 		return err
 	}
 	for i := range fleet.Nodes {
@@ -92,7 +92,7 @@ func (d *detector) look(ctx context.Context) error {
 
 // inspectAll looks closer at the nodes for which that may change the answer, side by side: all must be done well within
 // fencing.MaxTickGap, or the silence of all nodes would count from the beginning.
-func (d *detector) inspectAll(ctx context.Context, fleet fencing.Fleet, objects map[string]*corev1.Node) error {
+func (d *detector) inspectAll(ctx context.Context, fleet fencing.Fleet) error {
 	var group errgroup.Group
 	started := 0
 	for i := range fleet.Nodes {
@@ -101,7 +101,7 @@ func (d *detector) inspectAll(ctx context.Context, fleet fencing.Fleet, objects 
 			continue
 		}
 		started++
-		group.Go(func() error { return d.inspect(ctx, node, objects[node.Boot.Node]) })
+		group.Go(func() error { return d.inspect(ctx, node) })
 	}
 	return group.Wait()
 }
@@ -180,8 +180,8 @@ func (d *detector) powerOff(name string, power *fencingv1.PowerState, silent tim
 }
 
 // inspect asks the kubelet's port, and then reads Node and lease from the API server itself: what is read must be fresh when it is used.
-func (d *detector) inspect(ctx context.Context, n *fencing.Node, cached *corev1.Node) error {
-	n.Endpoint, n.Refused = askKubelet(ctx, cached)
+func (d *detector) inspect(ctx context.Context, n *fencing.Node) error {
+	n.Endpoint, n.Refused = d.askKubelet(ctx, n.Boot.Node)
 	ctx, cancel := context.WithTimeout(ctx, readWithin)
 	defer cancel()
 	name, at := n.Boot.Node, d.now()
@@ -197,6 +197,17 @@ func (d *detector) inspect(ctx context.Context, n *fencing.Node, cached *corev1.
 	*n = d.describe(node)
 	n.PowerOff, n.Endpoint, n.Refused, n.ReadAt, n.Renewal = power, endpoint, refused, at, renewal(lease)
 	return nil
+}
+
+// askKubelet asks the port that the Node names. The caches do not keep its address.
+func (d *detector) askKubelet(ctx context.Context, name string) (answers fencing.Knowledge, refused bool) {
+	ctx, cancel := context.WithTimeout(ctx, kubeletWithin)
+	defer cancel()
+	node := &corev1.Node{}
+	if d.live.Get(ctx, client.ObjectKey{Name: name}, node) != nil {
+		return fencing.Unknown, false
+	}
+	return askKubelet(ctx, node)
 }
 
 // report says once why a node that has been silent for too long is not fenced.

@@ -21,8 +21,6 @@ const kubeletWithin = 700 * time.Millisecond
 // askKubelet asks the kubelet's port whether anybody is there. Any answer over HTTP is one, also that the request is not permitted. A
 // connection alone is none: the kernel accepts it for a process that is frozen. Unknown if the Node gives no address.
 func askKubelet(ctx context.Context, node *corev1.Node) (answers fencing.Knowledge, refused bool) {
-	ctx, cancel := context.WithTimeout(ctx, kubeletWithin)
-	defer cancel()
 	port := node.Status.DaemonEndpoints.KubeletEndpoint.Port
 	address := ""
 	for _, a := range node.Status.Addresses {

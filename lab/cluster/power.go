@@ -110,10 +110,9 @@ func (c *Cluster) PowerOff(node string) error {
 	if err != nil {
 		return err
 	}
-	if err := c.cutFrozen(node); err != nil {
-		return fmt.Errorf("powering off %s: %w", node, err)
-	}
-	if err := process.PowerOff(); err != nil {
+	ended := make(chan error, 1)
+	go func() { ended <- process.PowerOff() }() // a frozen node ends only once it is thawed
+	if err := errors.Join(c.cutFrozen(node), <-ended); err != nil {
 		return fmt.Errorf("powering off %s: %w", node, err)
 	}
 	// The supervisor has done this when the process ended, but only logged what went wrong.
@@ -140,7 +139,7 @@ func (c *Cluster) cutFrozen(node string) error {
 			return fmt.Errorf("cutting the I/O of a frozen node: %w", err)
 		}
 	}
-	return c.Node(node).Thaw()
+	return errors.Join(c.Node(node).KillFrozen(), c.Node(node).Thaw())
 }
 
 // PowerOn starts a node that was powered off, as a machine that boots: with a new boot ID. It

@@ -118,6 +118,29 @@ func (n *Node) Freeze() error { return n.setFrozen("FROZEN", "1") }
 // Thaw undoes Freeze: the node continues as if nothing had happened.
 func (n *Node) Thaw() error { return n.setFrozen("THAWED", "0") }
 
+// KillFrozen kills all processes of a frozen node. The kernel carries it out when the node is thawed, before any of them runs.
+func (n *Node) KillFrozen() error {
+	root := filepath.Join(cgroupMount, "freezer", n.Config.Cgroup())
+	if isCgroup2() {
+		root = filepath.Join(cgroupMount, n.Config.Cgroup())
+	}
+	return filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.Name() != "cgroup.procs" {
+			return err
+		}
+		content, err := os.ReadFile(path)
+		if err != nil {
+			return fmt.Errorf("list processes of node %s: %w", n.Config.Name, err)
+		}
+		for field := range strings.FieldsSeq(string(content)) {
+			if pid, err := strconv.Atoi(field); err == nil && pid > 1 {
+				_ = unix.Kill(pid, unix.SIGKILL) // it may have ended before it was frozen
+			}
+		}
+		return nil
+	})
+}
+
 func (n *Node) setFrozen(v1, v2 string) error {
 	file, value := filepath.Join(cgroupMount, "freezer", n.Config.Cgroup(), "freezer.state"), v1
 	if isCgroup2() {
