@@ -322,7 +322,7 @@ func TestOneQuestionAtATime(t *testing.T) {
 	}
 }
 
-// TestLastSignOfLife: a machine that gave a last sign of life before it was switched off is not held for ever: once the command cannot
+// TestLastSignOfLife: a machine that gave a last sign of life before it was switched off is not held forever: once the command cannot
 // come late, the fence ends, and the next one begins with that sign.
 func TestLastSignOfLife(t *testing.T) {
 	s := newStand(t)
