@@ -3,6 +3,8 @@ package diagnosis
 import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+
+	"belay.dev/belay/internal/decision"
 )
 
 // AttacherLease is what csi-attacher and belay-attacher name their lease, followed by the driver.
@@ -29,3 +31,6 @@ func (s *Snapshot) Silent(node *corev1.Node) bool {
 	}
 	return x.silentNode(x.node(node.Name))
 }
+
+// Gone reports whether an object that is not in the snapshot does not exist.
+func (s *Snapshot) Gone(r Ref) bool { return s.exists(r) == decision.No }

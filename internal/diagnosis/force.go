@@ -4,7 +4,6 @@ import (
 	"slices"
 	"strings"
 
-	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -113,13 +112,11 @@ func (x *state) risks(va *storagev1.VolumeAttachment, h *Holder, known bool) []s
 	case h.Node.OutOfService && x.answers(h.Node):
 		return []string{"node " + name + " has the out-of-service taint, but its kubelet still reports: the machine is not shut down, " +
 			"and if it writes while another node mounts the volume, the file system is corrupted"}
-	case h.InUse == "no" && h.Node.State == NodeReady && len(h.Pods)+h.HiddenPods == 0 && !h.PodsUnknown:
+	case h.unused():
 		return nil
 	case h.Node.OutOfService && h.Node.State != NodeReady && h.Node.State != NodeUnknown:
 		return nil // a person has confirmed that the machine is shut down
-	case h.Node.State == NodeReady && h.Reported == "no" && !va.Status.Attached && !slices.ContainsFunc(x.Pods, func(p *corev1.Pod) bool {
-		return p.Spec.NodeName == name && mounted(p) && slices.ContainsFunc(h.Pods, func(s PodState) bool { return s.Namespace == p.Namespace && s.Name == p.Name })
-	}):
+	case h.Node.State == NodeReady && x.onlyWaits(va, h):
 		return []string{"node " + name + " is Ready and lists the volume, because a pod of it waits for the attach, which has not succeeded: if the volume was attached after all, " +
 			"what a pod there has written is lost"}
 	case h.Node.State == NodeReady:
@@ -128,6 +125,20 @@ func (x *state) risks(va *storagev1.VolumeAttachment, h *Holder, known bool) []s
 		return []string{"whether node " + name + " runs is unknown: if it does, it may write while another node mounts the volume, and the file system is corrupted"}
 	}
 	return []string{"the machine of node " + name + " may still run: if it writes while another node mounts the volume, the file system is corrupted"}
+}
+
+// unused reports whether a node that works neither uses the volume nor has a pod that needs it.
+func (h *Holder) unused() bool {
+	return h.InUse == "no" && h.Node.State == NodeReady && len(h.Pods)+h.HiddenPods == 0 && !h.PodsUnknown
+}
+
+// onlyWaits reports whether a node lists a volume that has not been attached there, and none of its pods has mounted it.
+func (x *state) onlyWaits(va *storagev1.VolumeAttachment, h *Holder) bool {
+	mountedThere := func(p PodState) bool {
+		pod := x.pods[join(p.Namespace, p.Name)]
+		return pod == nil || mounted(pod)
+	}
+	return h.Reported == "no" && h.HiddenPods == 0 && !h.PodsUnknown && !va.Status.Attached && !slices.ContainsFunc(h.Pods, mountedThere)
 }
 
 // anotherMachine reports whether the Node may stand for a machine other than the one that the volume was attached to: it is recorded

@@ -57,17 +57,9 @@ func (r *Reader) WaitDetached(ctx context.Context, node string, changed func(Rem
 		default:
 		}
 	}
-	var one sync.Mutex // each watch has a goroutine
+	failed := retried(cancel, trouble)
 	for _, informer := range watched {
-		if err := informer.SetWatchErrorHandlerWithContext(func(_ context.Context, _ *cache.Reflector, err error) {
-			if apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) {
-				cancel(err) // it is not going to be allowed; anything else is retried
-			} else if ctx.Err() == nil {
-				one.Lock()
-				trouble(err)
-				one.Unlock()
-			}
-		}); err != nil {
+		if err := informer.SetWatchErrorHandlerWithContext(failed); err != nil {
 			return fmt.Errorf("watch the node's volumes: %w", err)
 		}
 		if _, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
@@ -97,6 +89,21 @@ func (r *Reader) WaitDetached(ctx context.Context, node string, changed func(Rem
 		case <-ctx.Done():
 			return ended(ctx)
 		case <-wake:
+		}
+	}
+}
+
+// retried handles the error of a watch: what is not going to be allowed ends the wait, anything else is tried again.
+func retried(cancel context.CancelCauseFunc, trouble func(error)) cache.WatchErrorHandlerWithContext {
+	var one sync.Mutex // each watch has a goroutine
+	return func(ctx context.Context, _ *cache.Reflector, err error) {
+		switch {
+		case apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err):
+			cancel(err)
+		case ctx.Err() == nil:
+			one.Lock()
+			defer one.Unlock()
+			trouble(err)
 		}
 	}
 }

@@ -51,7 +51,7 @@ func (r *run) subject(ctx context.Context, ref diagnosis.Ref) {
 		r.volume(ctx, ref.Name)
 	case diagnosis.Nodes:
 		parallel(func() { r.node(ctx, ref.Name) }, func() { r.csiNode(ctx, ref.Name) }, func() { r.podsOn(ctx, ref.Name, "") })
-	case diagnosis.Attachments, diagnosis.Leases, diagnosis.CSINodes, diagnosis.Drivers, diagnosis.Events: // all are listed
+	case diagnosis.Attachments, diagnosis.Leases, diagnosis.CSINodes, diagnosis.Drivers, diagnosis.Events, diagnosis.Namespaces: // all are listed
 	}
 }
 

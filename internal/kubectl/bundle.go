@@ -123,13 +123,11 @@ func (p *plugin) checkFile(o *bundleOptions) error {
 		}
 		return nil
 	}
-	info, err := os.Stat(o.file)
-	switch {
-	case o.file == "" || err != nil: // the write will say why
-		return nil
-	case info.IsDir():
+	switch info, err := os.Stat(o.file); {
+	case info == nil: // there is none, or the write says why not
+	case err == nil && info.IsDir():
 		return usage.Errorf("--file %s is a folder: name a file in it, such as %s", o.file, filepath.Join(o.file, "belay.tar.gz"))
-	case !o.replace:
+	case err == nil && !o.replace:
 		return usage.Errorf("--file %s exists: name another one, or replace it with --overwrite", o.file)
 	}
 	return nil

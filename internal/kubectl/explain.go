@@ -3,13 +3,13 @@ package kubectl
 import (
 	"context"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"belay.dev/belay/internal/diagnosis"
+	"belay.dev/belay/internal/inspect"
 	"belay.dev/belay/internal/usage"
 )
 
@@ -85,6 +85,22 @@ func (p *plugin) explainCommand() *cobra.Command {
 	return c
 }
 
+// explainNow reads and explains once. gone: the object does not exist.
+func (p *plugin) explainNow(ctx context.Context, reader *inspect.Reader, ref diagnosis.Ref, dumped string) (e diagnosis.Explanation, gone bool, err error) {
+	answered := p.waitsForServer()
+	snapshot := reader.About(ctx, ref)
+	answered()
+	if err := dump(dumped, snapshot); err != nil {
+		return e, false, err
+	}
+	e, err = diagnosis.Explain(snapshot, ref)
+	if ctx.Err() != nil {
+		return e, false, interrupted(ctx, ctx.Err())
+	}
+	p.address(e.Findings)
+	return e, err != nil && snapshot.Gone(ref), err
+}
+
 // watchInterval is how often --watch reads again.
 const watchInterval = 2 * time.Second
 
@@ -94,22 +110,14 @@ func (p *plugin) explain(ctx context.Context, ref diagnosis.Ref, format output, 
 		return err
 	}
 	for seen := false; ; seen = true {
-		answered := p.waitsForServer()
-		snapshot := reader.About(ctx, ref)
-		answered()
-		if err := dump(dumped, snapshot); err != nil {
-			return err
-		}
-		e, err := diagnosis.Explain(snapshot, ref)
-		if ctx.Err() != nil {
-			return interrupted(ctx, ctx.Err())
-		} else if err != nil && seen && slices.Contains(snapshot.Absent, ref) {
+		e, gone, err := p.explainNow(ctx, reader, ref, dumped)
+		if gone && seen {
 			_, _ = fmt.Fprintf(p.ErrOut, "%s is gone.\n", ref)
 			return nil
-		} else if err != nil {
+		}
+		if err != nil {
 			return err
 		}
-		p.address(e.Findings)
 		if watch && p.style.color {
 			_, _ = fmt.Fprint(p.Out, "\x1b[H\x1b[2J")
 		}
