@@ -103,6 +103,7 @@ func TestPolicyFromFlags(t *testing.T) {
 var differing = map[string]bool{
 	"kube-api-qps":               true, // docs/differences/controller.md
 	"leader-elect-resource-name": true, // another process, another lease
+	"controllers":                true, // other controllers
 }
 
 // A flag that kube-controller-manager has under the same name has the same default.

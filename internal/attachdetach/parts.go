@@ -78,8 +78,8 @@ func New(ctx context.Context, p Parts, o Options) (*Controller, error) {
 	if err != nil {
 		return nil, fmt.Errorf("set up the attach/detach controller: %w", err)
 	}
-	if w.proofs = o.Proofs; w.proofs == nil {
-		w.proofs = noProofs{}
+	if o.Proofs != nil {
+		w.proofs = o.Proofs
 	}
 	r := rivalsFor(ctx, w, p, o)
 	p.Client = haltingClient{p.Client, r}

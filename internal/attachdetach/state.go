@@ -108,8 +108,9 @@ func newClusterState(ctx context.Context, caches cache.Cache, clock Clock) (*clu
 // clusterStateOf returns the state over the stores, one per kind, with the indexes of kinds.
 func clusterStateOf(stores map[string]toolscache.Indexer, clock Clock) *clusterState {
 	w := &clusterState{
-		clock: clock,
-		pods:  stores["Pod"], claims: stores["PersistentVolumeClaim"],
+		proofs: noProofs{},
+		clock:  clock,
+		pods:   stores["Pod"], claims: stores["PersistentVolumeClaim"],
 		volumes: stores["PersistentVolume"], drivers: stores["CSIDriver"],
 		departed: map[string]*corev1.Node{}, releasedBy: map[string]releasedVolumes{},
 	}
