@@ -70,7 +70,7 @@ func (x *state) finding(pod *corev1.Pod, w wait, v *Volume, h *Holder) Finding {
 func (x *state) findingOf(w wait, s explain.Situation) Finding {
 	g := explain.GuideTo(w.reason)
 	return Finding{
-		Verdict: x.verdict(w), Reason: w.reason, Since: timePointer(w.since), Summary: g.Summary(s), Next: g.Next(s), Runbook: explain.Runbook(w.reason),
+		Verdict: x.verdict(w), Reason: w.reason, Since: timePointer(w.since), Summary: g.Summary(s), Next: g.Steps(s), Runbook: explain.Runbook(w.reason),
 	}
 }
 

@@ -14,7 +14,7 @@ func (p *plugin) connection() string {
 	var words []string
 	add := func(flag string, value *string) {
 		if value != nil && *value != "" {
-			words = append(words, "--"+flag+"="+quoted(*value))
+			words = append(words, "--"+flag+"="+explain.ShellWord(*value))
 		}
 	}
 	f := p.flags
@@ -38,16 +38,6 @@ func (p *plugin) connection() string {
 		words = append(words, "--insecure-skip-tls-verify")
 	}
 	return strings.Join(words, " ")
-}
-
-var harmless = regexp.MustCompile(`^[A-Za-z0-9_./:@%+=,-]+$`)
-
-// quoted is a word for a POSIX shell.
-func quoted(word string) string {
-	if harmless.MatchString(word) {
-		return word
-	}
-	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
 }
 
 // called matches where a command of several begins: kubectl, after which its flags may stand, or a command of this plugin.

@@ -1,0 +1,33 @@
+package explain
+
+import (
+	"regexp"
+	"strings"
+)
+
+var harmless = regexp.MustCompile(`^[A-Za-z0-9_./:@%+=,-]+$`)
+
+// ShellWord returns a text as one word for a POSIX shell.
+func ShellWord(text string) string {
+	if harmless.MatchString(text) {
+		return text
+	}
+	return "'" + strings.ReplaceAll(text, "'", `'\''`) + "'"
+}
+
+// Steps returns what to do in a situation, with commands that are safe to copy: the API server takes any text as the name of an owner, of
+// a claim in a pod, or of the holder of a lease.
+func (g Guide) Steps(s Situation) []Step {
+	for _, name := range []*string{
+		&s.Pod, &s.Namespace, &s.Claim, &s.Volume, &s.Driver, &s.Node, &s.Wanted, &s.Attachment, &s.HolderNamespace, &s.HolderName,
+		&s.LeaseNamespace, &s.AttacherPod,
+	} {
+		if *name != "" {
+			*name = ShellWord(*name)
+		}
+	}
+	if kind, name, found := strings.Cut(s.HolderOwner, "/"); found {
+		s.HolderOwner = kind + "/" + ShellWord(name)
+	}
+	return g.Next(s)
+}
