@@ -140,6 +140,17 @@ func TestPseudonyms(t *testing.T) {
 	}
 }
 
+// TestOwnersWithoutPseudonym: an owner of which nothing else was read, as a StatefulSet without pods, is not named.
+func TestOwnersWithoutPseudonym(t *testing.T) {
+	r := &Redactor{MayName: all, Names: NewPseudonyms([]string{"owner"}, map[string][]string{"owner": {"web"}})}
+	o := object(t, "metadata: {name: x, ownerReferences: [{kind: StatefulSet, name: payroll, uid: u}, {kind: ReplicaSet, name: web}, nonsense]}")
+	r.Object(o)
+	text, err := yaml.Marshal(o.Object)
+	if err != nil || strings.Contains(string(text), "payroll") || !strings.Contains(string(text), "name: owner-x1") || !strings.Contains(string(text), "kind: StatefulSet") {
+		t.Errorf("%v:\n%s", err, text)
+	}
+}
+
 // TestSizeLimit: what does not fit is cut at whole objects and lines, and README.txt says so.
 func TestSizeLimit(t *testing.T) {
 	a := &Archive{Redactor: &Redactor{MayName: all}, Left: 300}

@@ -75,6 +75,8 @@ func (r *Redactor) metadata(m map[string]any) {
 			m[key] = r.labels(value)
 		case key == "generateName" && r.Names != nil:
 			delete(m, key)
+		case key == "ownerReferences" && r.Names != nil:
+			r.owners(value)
 		case key == "annotations", key == "labels": // their keys are no fields of the API
 			m[key] = r.texts(value)
 		default:
@@ -92,6 +94,20 @@ func (r *Redactor) labels(value any) any {
 		}
 	}
 	return r.texts(labels)
+}
+
+// owners replaces the names of owners: those that have no pseudonym go, such as that of a StatefulSet without pods.
+func (r *Redactor) owners(value any) {
+	list, _ := value.([]any)
+	for _, inner := range list {
+		owner, _ := inner.(map[string]any)
+		name, _ := owner["name"].(string)
+		if other := r.Names.of[name]; other != "" {
+			owner["name"] = other
+		} else if name != "" {
+			owner["name"] = Removed
+		}
+	}
 }
 
 // texts redacts the strings of a map.

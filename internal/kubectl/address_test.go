@@ -1,13 +1,23 @@
 package kubectl
 
 import (
+	"bytes"
+	"context"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
 
 	"belay.dev/belay/internal/preflight"
 	"belay.dev/belay/internal/testing/apiserver"
+	"belay.dev/belay/internal/testing/fixture"
 )
 
 // TestCommandsActOnTheSameCluster: a command that is printed takes the flags by which the user chose the cluster, and no secret.
@@ -32,6 +42,70 @@ func TestCommandsActOnTheSameCluster(t *testing.T) {
 	if got := (&plugin{flags: genericclioptions.NewConfigFlags(true)}).command("kubectl get node"); got != "kubectl get node" {
 		t.Errorf("without flags: %s", got)
 	}
+}
+
+// TestCheckNamesCommandsOfTheSameCluster: the message about blocked volumes names a command.
+func TestCheckNamesCommandsOfTheSameCluster(t *testing.T) {
+	server.Start(t)
+	va := fixture.Attachment("of-no-node", driver, "nowhere", "v-nowhere")
+	va.Status.AttachError = &storagev1.VolumeError{Time: metav1.Now(), Message: "no"}
+	create(t, va)
+	admin := apiserver.Kubeconfig(t, server.Config())
+	for _, format := range []string{"", "json"} {
+		args := []string{"check"}
+		if format != "" {
+			args = append(args, "-o", format)
+		}
+		if got := run(t, admin, args...); !strings.Contains(got.out, "kubectl belay stuck --kubeconfig="+admin+" -A lists them") {
+			t.Errorf("%q: %s%s", format, got.out, got.err)
+		}
+	}
+}
+
+// TestBundleOfNothing: an archive without content is an error, and no file.
+func TestBundleOfNothing(t *testing.T) {
+	server.Start(t)
+	name := filepath.Join(t.TempDir(), "b.tar.gz")
+	got := run(t, apiserver.Kubeconfig(t, server.User(t, "packs-nothing")), "bundle", "-f", name)
+	if _, err := os.Stat(name); got.status != StatusError || err == nil || !strings.Contains(got.err, "nothing could be read") || !strings.Contains(got.err, "list pods") {
+		t.Errorf("%v: %+v", err, got)
+	}
+}
+
+// TestSilentServer: every command that reads says that it waits for the API server, and for which.
+func TestSilentServer(t *testing.T) {
+	silent, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0") // accepts, and never answers
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = silent.Close() }) // after the parallel ones
+	address := "https://" + silent.Addr().String()
+	for _, command := range []string{"explain pod/x", "stuck", "orphans", "map", "check", "timeline pod/x", "force-detach va/x", "wait-detached node/x"} {
+		t.Run(command, func(t *testing.T) {
+			t.Parallel()
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			errOut := &hears{text: "Waiting for the API server " + address, heard: cancel}
+			c := NewCommand(genericiooptions.IOStreams{In: &bytes.Buffer{}, Out: io.Discard, ErrOut: errOut}, "test")
+			c.SetArgs(append(strings.Fields(command), "--server", address, "--request-timeout", "15s"))
+			if err := c.ExecuteContext(ctx); err == nil || err.Error() != "interrupted" {
+				t.Errorf("%v", err)
+			}
+		})
+	}
+}
+
+// hears calls a function when a text is written.
+type hears struct {
+	text  string
+	heard func()
+}
+
+func (h *hears) Write(data []byte) (int, error) {
+	if strings.Contains(string(data), h.text) {
+		h.heard()
+	}
+	return len(data), nil
 }
 
 // TestTableThatDoesNotFit keeps whole names.
@@ -69,6 +143,10 @@ func TestBadInput(t *testing.T) {
 		"name one object, va/NAME":               {"force-detach", "va", "b", "c"},
 		"--observe needs --take-over":            {"check", "--observe", "1s"},
 		"CSI driver typo does not exist":         {"map", "--driver", "typo"},
+		"folder /nowhere of --file":              {"bundle", "-f", "/nowhere/x.tar.gz"},
+		"--namespace \"a b\" is no name":         {"bundle", "-n", "a b"},
+		"--namespace \"c d\" is no name":         {"check", "-n", "c d"},
+		"name one object, pod/NAME, pvc/NAME or": {"timeline"},
 		"is a folder":                            {"bundle", "-f", folder},
 		"pods/x does not exist in namespace def": {"explain", "pod/x"},
 	} {

@@ -123,6 +123,10 @@ func (p *plugin) checkFile(o *bundleOptions) error {
 		}
 		return nil
 	}
+	folder := filepath.Dir(o.file)
+	if info, err := os.Stat(folder); err != nil || !info.IsDir() {
+		return usage.Errorf("the folder %s of --file does not exist: create it, or name another", folder)
+	}
 	switch info, err := os.Stat(o.file); {
 	case info == nil: // there is none, or the write says why not
 	case err == nil && info.IsDir():

@@ -99,7 +99,14 @@ func marked(t *testing.T, namespace string) {
 	create(t, claim)
 	create(t, fixture.Bind(pv, claim))
 	pod := markedPod(namespace, namespace+"-db-0", namespace+"-node", claim.Name)
+	yes := true
+	pod.Labels["pod-template-hash"] = "5d4f"
+	pod.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "wages-5d4f", UID: "u", Controller: &yes}}
 	create(t, pod)
+	inline := markedPod(namespace, "ledger-"+namespace, namespace+"-node", "none")
+	inline.Spec.Volumes = slices.DeleteFunc(inline.Spec.Volumes, func(v corev1.Volume) bool { return v.CSI == nil })
+	inline.Spec.Containers[0].VolumeMounts = nil
+	create(t, inline)
 	va := fixture.Attachment(kube.AttachmentName(pv.Name, driver, namespace+"-node"), driver, namespace+"-node", pv.Name)
 	va.Annotations = map[string]string{"example.com/x": marker}
 	va.Status.AttachmentMetadata = map[string]string{"publish-context": marker}
@@ -129,7 +136,7 @@ func TestBundle(t *testing.T) {
 				}
 			}
 			if slices.Contains(args, "--redact-names") {
-				for _, real := range []string{"pack-node", "pack-db-0", "pack-claim", "pack-other", "namespace: pack"} {
+				for _, real := range []string{"pack-node", "pack-db-0", "pack-claim", "pack-other", "ledger", "wages", "namespace: pack"} {
 					if strings.Contains(name+content, real) {
 						t.Errorf("%s has the name %q:\n%s", name, real, content)
 					}
@@ -144,6 +151,9 @@ func TestBundle(t *testing.T) {
 		if !slices.ContainsFunc(slices.Collect(maps.Keys(files)), func(name string) bool { return strings.HasPrefix(name, "explain/pods-") }) {
 			t.Errorf("%v: what is stuck is not explained: %q", args, slices.Sorted(maps.Keys(files)))
 		}
+	}
+	if whole := bundled(t, kubeconfig)["objects/pods.yaml"]; !strings.Contains(whole, "ledger-pack") || !strings.Contains(whole, "wages") {
+		t.Errorf("a pod is missing:\n%s", whole)
 	}
 	some := bundled(t, kubeconfig, "-l", "app=pack-db-0")
 	if strings.Contains(some["objects/nodes.yaml"], "name: pack-other") || !strings.Contains(some["objects/nodes.yaml"], "name: pack-node") {

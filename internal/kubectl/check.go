@@ -111,6 +111,9 @@ func (p *plugin) check(ctx context.Context, o *checkOptions) error {
 	if err != nil {
 		return err
 	}
+	for i := range report.Checks {
+		report.Checks[i].Message = p.command(report.Checks[i].Message)
+	}
 	format := output(o.format)
 	if o.format == formatShort {
 		format = ""

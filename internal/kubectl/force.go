@@ -59,7 +59,9 @@ func (p *plugin) force(ctx context.Context, ref diagnosis.Ref, o forceOptions) e
 	if err != nil {
 		return err
 	}
+	answered := p.waitsForServer()
 	snapshot := reader.About(ctx, ref)
+	answered()
 	plan, err := diagnosis.PlanForceDetach(snapshot, ref.Name)
 	if err != nil {
 		return interrupted(ctx, err)

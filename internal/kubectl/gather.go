@@ -71,15 +71,9 @@ func (g *gathering) pseudonyms(ctx context.Context) *bundle.Pseudonyms {
 		}
 	}
 	for _, pod := range g.snapshot.Pods {
-		add("namespace", pod.Namespace)
-		add("pod", pod.Name)
-		for _, owner := range pod.OwnerReferences {
-			add("owner", owner.Name)
-			if hash := pod.Labels["pod-template-hash"]; hash != "" { // the Deployment of a ReplicaSet
-				add("owner", strings.TrimSuffix(owner.Name, "-"+hash))
-			}
-		}
+		addPod(add, pod)
 	}
+	g.inlinePods(ctx, func(pod *corev1.Pod) { addPod(add, pod) })
 	for _, claim := range g.snapshot.Claims {
 		add("namespace", claim.Namespace)
 		add("claim", claim.Name)
@@ -105,6 +99,34 @@ func (g *gathering) pseudonyms(ctx context.Context) *bundle.Pseudonyms {
 	add("namespace", g.namespace)
 	add("node", g.node)
 	return bundle.NewPseudonyms([]string{"namespace", "node", "claim", "pod", "owner"}, names)
+}
+
+// addPod adds the names of a pod and its owners.
+func addPod(add func(kind, name string), pod *corev1.Pod) {
+	add("namespace", pod.Namespace)
+	add("pod", pod.Name)
+	for _, owner := range pod.OwnerReferences {
+		add("owner", owner.Name)
+		if hash := pod.Labels["pod-template-hash"]; hash != "" { // the Deployment of a ReplicaSet
+			add("owner", strings.TrimSuffix(owner.Name, "-"+hash))
+		}
+	}
+}
+
+// inlinePods calls found with the pods that have inline CSI volumes: they are in the archive, and not in the snapshot unless they also
+// have a claim. Pods that cannot be listed are not in the archive.
+func (g *gathering) inlinePods(ctx context.Context, found func(*corev1.Pod)) {
+	pages := pager.New(func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+		return g.clients.CoreV1().Pods(g.namespace).List(ctx, o)
+	})
+	pages.PageSize, pages.PageBufferSize = bundlePage, 1
+	_ = pages.EachListItem(ctx, metav1.ListOptions{}, func(o runtime.Object) error {
+		pod, ok := o.(*corev1.Pod)
+		if ok && g.mayName(pod.Namespace) && slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool { return v.CSI != nil }) {
+			found(pod)
+		}
+		return nil
+	})
 }
 
 // kind is a kind of objects in the archive.

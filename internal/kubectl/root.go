@@ -87,7 +87,8 @@ func NewCommand(streams genericiooptions.IOStreams, version string) *cobra.Comma
 		Use: "kubectl-belay", Short: "Explain why pods wait for their volumes", Long: rootLong, Version: version,
 		Annotations:  map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl belay"},
 		SilenceUsage: true, SilenceErrors: true, Args: usage.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
+		PersistentPreRunE: func(*cobra.Command, []string) error { return checkNamespace(*p.flags.Namespace) },
+		RunE:              func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	root.SetOut(streams.Out)
 	root.SetErr(streams.ErrOut)

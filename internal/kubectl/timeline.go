@@ -29,7 +29,7 @@ func (p *plugin) timelineCommand() *cobra.Command {
 	var format output
 	c := &cobra.Command{
 		Use: "timeline (KIND/NAME | KIND NAME)", Short: "Show the steps of a volume's last move with their durations",
-		Long: timelineLong, Example: timelineExample, Args: cobra.RangeArgs(1, 2),
+		Long: timelineLong, Example: timelineExample, Args: oneObject("pod/NAME, pvc/NAME or pv/NAME"),
 		ValidArgsFunction: p.completeObject("pod", "pvc", "pv"),
 		RunE: func(c *cobra.Command, args []string) error {
 			ref, err := p.subject(args)
@@ -51,7 +51,10 @@ func (p *plugin) timeline(ctx context.Context, ref diagnosis.Ref, format output)
 	if err != nil {
 		return err
 	}
-	t, err := diagnosis.Timelines(reader.History(ctx, ref), ref)
+	answered := p.waitsForServer()
+	s := reader.History(ctx, ref)
+	answered()
+	t, err := diagnosis.Timelines(s, ref)
 	if ctx.Err() != nil {
 		return interrupted(ctx, ctx.Err())
 	} else if err != nil {

@@ -223,11 +223,26 @@ func TestPriority(t *testing.T) {
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			report := Health(t.Context(), Config{Clients: fake.NewClientset(tt.flows...)}, clusterOf(), false)
+			report := Health(t.Context(), Config{Clients: fake.NewClientset(append(tt.flows, runs("belay-system", "belay-0", "belay-controller:v1"))...)}, clusterOf(), false)
 			i := slices.IndexFunc(report.Checks, func(c Check) bool { return c.Category == CategoryPriority })
 			if c := report.Checks[i]; c.Result != tt.want || !strings.Contains(c.Message, tt.says) {
 				t.Errorf("%+v; want %s with %q", c, tt.want, tt.says)
 			}
 		})
+	}
+}
+
+// TestPriorityWithoutController: on a cluster of upstream the priority of belay-controller's requests matters only before a take-over.
+func TestPriorityWithoutController(t *testing.T) {
+	for takeOver, want := range map[bool]bool{false: false, true: true} {
+		report := Health(t.Context(), Config{Clients: fake.NewClientset()}, clusterOf(), takeOver)
+		if got := slices.ContainsFunc(report.Checks, func(c Check) bool { return c.Category == CategoryPriority }); got != want {
+			t.Errorf("take-over %v: the API priority is checked: %v", takeOver, got)
+		}
+	}
+	s := clusterOf()
+	s.Leases = append(s.Leases, heldLease("kube-system", kube.FieldManager, "belay-0_u"))
+	if report := Health(t.Context(), Config{Clients: fake.NewClientset()}, s, false); !slices.ContainsFunc(report.Checks, func(c Check) bool { return c.Category == CategoryPriority }) {
+		t.Error("with a belay-controller outside of a pod the API priority is not checked")
 	}
 }

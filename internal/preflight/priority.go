@@ -23,20 +23,22 @@ type request struct {
 // lowLevels are the priority levels of workloads: under load, requests wait behind theirs.
 var lowLevels = []string{"workload-low", "global-default", "catch-all"}
 
-// checkPriority finds the priority levels of belay-controller's requests. Without the permission to read FlowSchemas there is none.
-func (h *health) checkPriority() []Check {
-	if !h.flowsRead {
-		return nil
-	}
+// checkPriority finds the priority levels of belay-controller's requests. Without the permission to read FlowSchemas there is none, nor
+// where belay-controller neither runs, as far as can be seen, nor is about to.
+func (h *health) checkPriority(takeOver bool) []Check {
 	namespace, account := ownNamespace, kube.FieldManager
+	runs := takeOver || !h.read[ownNamespace]
 	for _, p := range h.programs {
 		if p.name == kube.FieldManager {
-			namespace, account = p.pod.Namespace, cmp.Or(p.pod.Spec.ServiceAccountName, "default")
+			runs, namespace, account = true, p.pod.Namespace, cmp.Or(p.pod.Spec.ServiceAccountName, "default")
 		}
 	}
 	lease := upstreamNamespace
 	if l := h.lease(kube.FieldManager); l != nil {
-		lease = l.Namespace
+		runs, lease = true, l.Namespace
+	}
+	if !h.flowsRead || !runs {
+		return nil
 	}
 	requests := []request{
 		{namespace, account, "update", coordinationv1.GroupName, "leases", lease},
