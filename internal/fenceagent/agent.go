@@ -36,8 +36,9 @@ var ipmiAgents = []string{"fence_ipmilan", "fence_ipmilanplus", "fence_idrac", "
 var (
 	agentName = regexp.MustCompile(`^fence_[A-Za-z0-9_.-]+$`)
 	optionKey = regexp.MustCompile(`^[a-z][a-z0-9_]*$`)
-	// reserved are options that belay sets itself, that would change what an answer means, or that name a program to run.
-	reserved = regexp.MustCompile(`^(action|plug|port|nodename|missing_as_off|method)$|_path$|_script$`)
+	// reserved are options that belay sets itself, that would change what an answer means, that name a program to run or a file to write,
+	// or whose value would be in the process list.
+	reserved = regexp.MustCompile(`^(action|plug|port|nodename|missing_as_off|method|hexadecimal_kg|ssh_options|verbose|verbose_level)$|_path$|_script$|^debug`)
 )
 
 // Find returns the path of an agent in a list of directories, separated by colons.
@@ -70,6 +71,9 @@ func New(ctx context.Context, path string, options map[string]string, plug strin
 		if key != "username" && key != "login" {
 			a.secrets = append(a.secrets, text)
 		}
+	}
+	if a.options["password"] != "" && a.options["passwd"] != "" {
+		return nil, errors.New("the options password and passwd are the same: set one of them")
 	}
 	if strings.ContainsAny(plug, "\n\x00") {
 		return nil, errors.New("the plug has a newline")

@@ -101,6 +101,10 @@ func TestOptions(t *testing.T) {
 		"a newline in the key":      {"ip=x\naction": "reboot"},
 		"a program":                 {"ipmitool_path": "/tmp/x"},
 		"a script for the password": {"password_script": "/tmp/x"},
+		"a key that is shown":       {"hexadecimal_kg": "00"},
+		"a file to write":           {"debug_file": "/etc/passwd"},
+		"a program over ssh":        {"ssh_options": "-o ProxyCommand=x"},
+		"two passwords":             {"password": "a", "passwd": "b"},
 		"unknown":                   {"ipadress": "192.0.2.1"},
 	} {
 		if _, err := New(t.Context(), path, options, "", nil); err == nil {
