@@ -58,6 +58,14 @@ type noProofs struct{}
 func (noProofs) Of(string) fencing.Proof { return fencing.Proof{} }
 func (noProofs) OnNew(func(string))      {}
 
+// proof returns the proof about a node, nil if there is none.
+func (w *clusterState) proof(node string) *fencing.Proof {
+	if p := w.proofs.Of(node); p.Class() != "" {
+		return &p
+	}
+	return nil
+}
+
 // proven enqueues the volumes of a node when its boot is proven to have ended.
 func (w *clusterState) proven(_ context.Context, queue workqueue.TypedRateLimitingInterface[key]) error {
 	w.proofs.OnNew(func(node string) {

@@ -15,7 +15,7 @@ func proves(at time.Time, change ...func(*fencing.Boot)) func(*Node) {
 		c(&boot)
 	}
 	ended := fencing.Decide(at, fencing.Fence{Phase: fencing.Evicting, Boot: boot, Evidence: fencing.PoweredOff}, fencing.Observed{Exists: fencing.No, Ended: true})
-	return func(n *Node) { n.Proof = ended.Proof }
+	return func(n *Node) { n.Proof = &ended.Proof }
 }
 
 // TestProof (S2): the proof that a boot has ended permits a detach from that boot, whatever its node seems to be, and from no other.

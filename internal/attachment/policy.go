@@ -77,7 +77,7 @@ func (Fenced) String() string { return "fenced" }
 
 // authority returns what permits a detach from the node although it may use the volume.
 func (p *plan) authority(a *Attachment, node Node, gone bool, requested time.Time) Authority {
-	if boot := node.bootOf(a); node.Proof.Holds(p.now, boot, fencing.Volume{}) {
+	if node.Proof != nil && node.Proof.Holds(p.now, node.bootOf(a), fencing.Volume{}) {
 		return Fenced{}
 	}
 	return p.policy.forces(p.now, node, gone, requested)

@@ -157,8 +157,8 @@ type Node struct {
 	DetachRequested time.Time
 	// OutOfService is set when the node carries the out-of-service taint.
 	OutOfService bool
-	// Proof says that a boot of the node has ended. It counts for exactly that boot.
-	Proof fencing.Proof
+	// Proof, if there is one, says that a boot of the node has ended. It counts for exactly that boot.
+	Proof *fencing.Proof
 	// Checked is set when the API server itself, not a cache, returned this state or an older one in this turn (S3).
 	Checked bool
 	// WriteMayBeUnderway is set when a report that is bound to exactly this version of the Node may have been sent whose outcome is
