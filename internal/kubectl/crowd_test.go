@@ -72,9 +72,10 @@ func (c crowd) produce(store func(client.Object)) {
 		store(finish(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: c.namespace(i)}}))
 	}
 	store(finish(&storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: driver}, Spec: storagev1.CSIDriverSpec{AttachRequired: new(true)}}))
+	// The nodes live for as long as the test: a node that does not renew its lease is silent, and so is each of its pods.
 	lease := func(namespace, name string) *coordinationv1.Lease {
 		l := finish(&coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}})
-		l.Spec.HolderIdentity, l.Spec.LeaseDurationSeconds, l.Spec.RenewTime = new(name), new(int32(3600)), new(metav1.NowMicro())
+		l.Spec.HolderIdentity, l.Spec.LeaseDurationSeconds, l.Spec.RenewTime = new(name), new(int32(3600)), new(metav1.NewMicroTime(time.Now().Add(time.Hour)))
 		return l
 	}
 	store(lease("kube-system", "kube-controller-manager"))
