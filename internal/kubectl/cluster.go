@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"runtime/debug"
 	"slices"
 	"strings"
 	"sync"
@@ -15,11 +14,12 @@ import (
 	"golang.org/x/term"
 
 	"belay.dev/belay/internal/diagnosis"
+	"belay.dev/belay/internal/heap"
 )
 
-// garbage is how much of the live memory may be garbage until it is collected, in percent: less than Go's default, for the memory of
-// an operator's laptop. A limit would cost more time the larger the cluster is.
-const garbage = 75
+// garbage is how much of it there may be until it is collected: in percent less than Go's default, for the memory of an operator's
+// laptop, and as much as a cluster of 5,000 nodes leaves room for below 300 MiB. A limit would cost more time the larger the cluster is.
+var garbage = heap.Growth{Room: 110 << 20, Least: 75}
 
 // cluster reads all objects that volumes depend on, those with namespaces from one or, for "", from all, and shows the progress.
 func (p *plugin) cluster(ctx context.Context, namespace string) (*diagnosis.Snapshot, error) {
@@ -27,9 +27,7 @@ func (p *plugin) cluster(ctx context.Context, namespace string) (*diagnosis.Snap
 	if err != nil {
 		return nil, err
 	}
-	if os.Getenv("GOGC") == "" {
-		debug.SetGCPercent(garbage)
-	}
+	heap.Tune(garbage, os.Getenv("GOGC"))
 	shown := newProgress(p.ErrOut)
 	reader.Progress = shown.report
 	answered := p.waitsForServer()

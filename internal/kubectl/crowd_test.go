@@ -108,7 +108,9 @@ func (c crowd) node(i int) *corev1.Node {
 	n.Labels = map[string]string{"kubernetes.io/hostname": nodeName(i), "topology.kubernetes.io/zone": "zone-a", "node.kubernetes.io/instance-type": "large"}
 	for j := i; j < manyVolumes; j += manyNodes {
 		unique := corev1.UniqueVolumeName(kube.UniqueVolumeName(driver, volumeNumber(j)))
-		n.Status.VolumesInUse = append(n.Status.VolumesInUse, unique)
+		if j >= orphaned {
+			n.Status.VolumesInUse = append(n.Status.VolumesInUse, unique)
+		}
 		n.Status.VolumesAttached = append(n.Status.VolumesAttached, corev1.AttachedVolume{Name: unique})
 	}
 	for j := range 40 {
