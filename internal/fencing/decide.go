@@ -319,7 +319,8 @@ func (d *decider) moved() {
 	}
 }
 
-// releasing removes the taints, after the last command that may still be carried out (hole 5).
+// releasing removes the taints, after the last command that may still be carried out (hole 5). It does not wait for VolumeAttachments: the
+// boot that they were made for has ended, so nothing is mounted there, and one that a pod of the new boot needs stays.
 func (d *decider) releasing() {
 	source, intent := d.seen.Source, d.fence.Intent
 	settled := d.fence.Untainted.Add(SettleFor)
@@ -330,10 +331,6 @@ func (d *decider) releasing() {
 		d.wait(IntentOpen, intent.NotAfter.Sub(d.now))
 	case d.fence.offSent() && source.Name != "" && !source.saysOn(intent.NotAfter):
 		d.askAgain(AwaitingSource)
-	case !d.seen.Listed:
-		d.do(List{})
-	case len(d.seen.Attachments) > 0:
-		d.wait(AwaitingDetach, 0)
 	case d.seen.OutOfService:
 		d.untaint()
 	case d.fence.Untainted.IsZero():

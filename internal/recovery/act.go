@@ -131,12 +131,27 @@ func (t *turn) regarding() client.Object {
 	return t.fence
 }
 
-// ask stores a question for the fencer.
+// ask stores a question for the fencer, unless another process waits for the answer to its own: two that overwrite each other's
+// questions get no answers at all. That answer is an event for this process too.
 func (t *turn) ask(ctx context.Context) error {
+	if t.othersQuestion() {
+		return nil
+	}
 	nonce := t.nonce()
 	return t.patchStatus(ctx, func(s *fencingv1.NodeFenceStatus) {
 		s.Question = &fencingv1.Question{Nonce: nonce, Time: micro(t.now())}
 	})
+}
+
+// othersQuestion reports whether the record has a question of another process that may still be answered.
+func (t *turn) othersQuestion() bool {
+	q := t.fence.Status.Question
+	if q == nil {
+		return false
+	}
+	_, own := t.mem.asked[q.Nonce]
+	answered := slices.ContainsFunc(t.fence.Status.Evidence, func(e fencingv1.Evidence) bool { return e.Nonce == q.Nonce })
+	return !own && !answered && t.now().Sub(q.Time.Time).Abs() < answerWithin
 }
 
 // command stores a command to switch off for the fencer (hole 5).

@@ -182,7 +182,9 @@ func (f *fencer) call(ctx context.Context, state *sourceState, source *fencingv1
 	}
 	ctx, cancel := context.WithTimeout(ctx, agentWithin)
 	defer cancel()
+	machine := ""
 	if off {
+		machine = machineID(fence.Spec.MachineID)
 		before := fence.DeepCopy()
 		fence.Status.Intents[len(fence.Status.Intents)-1].SentBy = f.identity
 		if err := f.client.Status().Patch(ctx, fence, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})); err != nil {
@@ -192,7 +194,7 @@ func (f *fencer) call(ctx context.Context, state *sourceState, source *fencingv1
 		ctx, cancel = context.WithDeadline(ctx, r.Fence.Intent.NotAfter)
 		defer cancel()
 	}
-	return f.answer(ctx, state, fence, nonce, levels.ask(ctx, off))
+	return f.answer(ctx, state, fence, nonce, levels.ask(ctx, machine))
 }
 
 // answer appends the answer to a nonce to the record.
@@ -280,7 +282,7 @@ func (f *fencer) check(ctx context.Context, source *fencingv1.FenceSource, node 
 	}
 	ctx, cancel := context.WithTimeout(ctx, agentWithin)
 	defer cancel()
-	a := levels.ask(ctx, false)
+	a := levels.ask(ctx, "")
 	if a.power == fencing.PowerUnknown {
 		if !quiet {
 			status.FailedLogins++

@@ -62,8 +62,8 @@ func (f *fencer) dial(ctx context.Context, source *fencingv1.FenceSource) (level
 	return all, strings.Join(versions, ","), nil
 }
 
-// ask asks the first level that answers; off switches it off before that.
-func (l levels) ask(ctx context.Context, off bool) reply {
+// ask asks the first level that answers. If off names a machine, its switches are switched off before that.
+func (l levels) ask(ctx context.Context, off string) reply {
 	var said []string
 	for _, level := range l {
 		r := askLevel(ctx, level, off)
@@ -77,12 +77,12 @@ func (l levels) ask(ctx context.Context, off bool) reply {
 }
 
 // askLevel asks all switches of a level: On if one of them is, Off if all are, Unknown otherwise.
-func askLevel(ctx context.Context, level []Switch, off bool) reply {
+func askLevel(ctx context.Context, level []Switch, off string) reply {
 	r := reply{power: fencing.PowerOff}
 	var said []string
 	for _, s := range level {
-		if off {
-			if err := s.Off(ctx); err != nil {
+		if off != "" {
+			if err := switchOff(ctx, s, off); err != nil {
 				said = append(said, err.Error())
 			}
 		}
@@ -110,6 +110,20 @@ func askLevel(ctx context.Context, level []Switch, off bool) reply {
 	}
 	r.raw = strings.Join(said, ", ")
 	return r
+}
+
+// switchOff switches a machine off, if the switch is still its own: cables are swapped while nodes live, and a switch is exercised only
+// once in a while (hole 6).
+func switchOff(ctx context.Context, s Switch, machine string) error {
+	hardware, err := s.Identity(ctx)
+	switch {
+	case errors.Is(err, ErrNoIdentity): // a person said whose it is
+	case err != nil:
+		return fmt.Errorf("not switched off, because the identity of the hardware is unknown: %w", err)
+	case machineID(hardware) != machine:
+		return fmt.Errorf("not switched off: the hardware is %s", machineID(hardware))
+	}
+	return s.Off(ctx) //nolint:wrapcheck // the agent says what it attempted
 }
 
 // shared reports whether another FenceSource has one of the source's switches, or another Node its machine (hole 6).

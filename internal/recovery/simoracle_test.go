@@ -1,0 +1,282 @@
+package recovery
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	fencingv1 "belay.dev/belay/api/fencing/v1alpha1"
+	"belay.dev/belay/internal/fencing"
+	"belay.dev/belay/internal/kube"
+)
+
+// The oracle judges what recovery does by the state of the machines and of the switches. It does not know fencing's reasons.
+
+// question is one that a process stored for the fencer, with the answer.
+type question struct {
+	by    *process
+	node  string
+	at    time.Time
+	off   bool // a switch said Off to it, and was asked after that
+	boot  string
+	nonce string
+}
+
+// target is the boot that a request of a process is about: that of the fence when it was sent.
+type target struct{ node, boot, machine string }
+
+func (w *world) breaks(invariant, format string, args ...any) {
+	if w.broken == "" {
+		w.broken = invariant + ": " + fmt.Sprintf(format, args...)
+		w.say("BROKEN %s", w.broken)
+	}
+}
+
+// about is what a request is about that is sent now.
+func (p *process) about(ctx context.Context) target {
+	label, _ := ctx.Value(labelKey{}).(string)
+	_, node, _ := strings.Cut(label, " ")
+	if f := p.world.fence(node); f != nil {
+		return target{node, f.Spec.BootID, f.Spec.MachineID}
+	}
+	return target{node: node}
+}
+
+// ended reports whether the boot of a target cannot write any more. A boot that its own switch called Off while it ran, and which was not
+// heard of either, is what docs/invariants.md lists as not guaranteed.
+func (w *world) ended(t target) bool {
+	m := w.byUUID(t.machine)
+	return !m.on || m.bootID() != t.boot || m.lied[m.boot] && (m.frozen || m.cut || m.gone)
+}
+
+// judgeDelete: S8. Nothing is taken from a boot that may still write.
+func (w *world) judgeDelete(by *process, about target, object client.Object) {
+	node := ""
+	switch x := object.(type) {
+	case *corev1.Pod:
+		node = x.Spec.NodeName
+	case *storagev1.VolumeAttachment:
+		node = x.Spec.NodeName
+	default:
+		return
+	}
+	w.count["deletes"]++
+	switch {
+	case about.machine == "":
+		w.breaks("S8", "%s deletes %s %s without a fence of %s", by.name, kindOf(object), object.GetName(), node)
+	case !w.ended(about):
+		w.breaks("S8", "%s deletes %s %s, and %s runs the fenced boot", by.name, kindOf(object), object.GetName(), about.machine)
+	}
+}
+
+// judgeForce: S8, by the attach/detach controller, which acts on a taint or a proof.
+func (w *world) judgeForce(va *storagev1.VolumeAttachment) {
+	m, volume := w.byUUID(va.Labels["machine"]), *va.Spec.Source.PersistentVolumeName
+	w.count["forced"]++
+	if m.on && m.uses(volume) && !(m.lied[m.boot] && (m.frozen || m.cut || m.gone)) {
+		w.breaks("S8", "%s is detached by force from %s, which uses it", volume, m)
+	}
+}
+
+// judgeWriter: a fenced boot never writes after the first write elsewhere.
+func (w *world) judgeWriter(m *hardware, volume string) {
+	for _, other := range w.machines {
+		if other != m && other.on && other.uses(volume) && !other.lied[other.boot] {
+			w.breaks("writers", "%s writes to %s while %s (frozen: %t, cut off: %t) uses it", m, volume, other, other.frozen, other.cut)
+		}
+	}
+}
+
+// judgeCreate: no epoch of a taint is used again, unless etcd forgot it and the Node was deleted too.
+func (w *world) judgeCreate(object client.Object) {
+	f, ok := object.(*fencingv1.NodeFence)
+	if !ok {
+		return
+	}
+	w.count["fences"]++
+	if w.restores == 0 && f.Spec.Epoch <= w.epochs[f.Name] {
+		w.breaks("epoch", "epoch %d of %s after %d", f.Spec.Epoch, f.Name, w.epochs[f.Name])
+	}
+}
+
+// sends notes the questions that are stored, and judges what is about to be sent: the taint.
+func (p *process) sends(ctx context.Context, object client.Object, status bool) {
+	w := p.world
+	switch x := object.(type) {
+	case *fencingv1.NodeFence:
+		if !status {
+			return
+		}
+		if q := x.Status.Question; q != nil {
+			p.stores(x, q.Nonce)
+		}
+		for _, i := range x.Status.Intents {
+			p.stores(x, i.Nonce)
+		}
+	case *corev1.Node:
+		label, _ := ctx.Value(labelKey{}).(string)
+		own := func(t corev1.Taint) bool {
+			return t.Key == kube.OutOfServiceTaint && strings.HasPrefix(t.Value, kube.FenceTaintPrefix)
+		}
+		before := w.node(x.Name)
+		if before == nil || !slices.ContainsFunc(x.Spec.Taints, own) || slices.ContainsFunc(before.Spec.Taints, own) {
+			return
+		}
+		if f := w.fence(x.Name); f != nil && f.Spec.Statement != nil {
+			return
+		}
+		if !p.knowsOff(x.Name, x.Annotations[kube.FencedBootAnnotation], fencing.FreshFor) {
+			w.breaks("stored evidence", "%s (%s) taints %s without an answer Off of its own in the last %v", p.name, label, x.Name, fencing.FreshFor)
+		}
+	}
+}
+
+func (p *process) stores(f *fencingv1.NodeFence, nonce string) {
+	if p.world.asked[nonce] == nil {
+		p.world.asked[nonce] = &question{by: p, node: f.Name, at: time.Now(), boot: f.Spec.BootID, nonce: nonce}
+	}
+}
+
+// knowsOff reports whether a switch said Off to a question that this process stored so long ago at most.
+func (p *process) knowsOff(node, boot string, since time.Duration) bool {
+	for _, q := range p.world.asked {
+		if q.by == p && q.node == node && q.boot == boot && q.off && time.Since(q.at) <= since {
+			return true
+		}
+	}
+	return false
+}
+
+// judgeOffAnswer notes that a switch said Off to whom asks: all questions about its node that are stored and open by then.
+func (w *world) judgeOffAnswer(_ *process, b *bmc) {
+	for _, q := range w.asked {
+		if q.node == b.address {
+			q.off = true
+		}
+	}
+}
+
+// judgeOffSent: a command is sent only to a node that was silent when it was read a moment before.
+func (w *world) judgeOffSent(p *process, b *bmc, label string) {
+	f := w.fence(b.address)
+	if f == nil || finished(f) {
+		w.breaks("off", "%s (%s) commands the switch of %s, which has no fence", p.name, label, b.address)
+		return
+	}
+	m := w.byUUID(f.Spec.MachineID)
+	l := w.leases[b.address]
+	if l != nil && !m.gone && m.on && !m.frozen && !m.cut && m.bootID() == f.Spec.BootID && time.Since(m.heardFirst) > 2*time.Second {
+		w.breaks("off", "%s (%s) commands the switch of %s, which has renewed its lease for %v", p.name, label, b.address, time.Since(m.heardFirst))
+	}
+}
+
+// judgeOff: what is switched off is the machine that is being fenced.
+func (w *world) judgeOff(b *bmc) {
+	w.count["offs"]++
+	f, node := w.fence(b.address), w.node(b.address)
+	switch {
+	case time.Since(b.swapped) < 10*time.Second || w.restores > 0:
+	case f == nil || finished(f):
+		w.breaks("late off", "%s is switched off, and no fence of it is open", b.wired)
+	case f.Spec.MachineID != b.wired.uuid:
+		w.breaks("wrong machine", "%s is switched off for the fence of %s", b.wired, f.Spec.MachineID)
+	case node != nil && b.wired.on && b.wired.bootID() != f.Spec.BootID && !isolated(node):
+		w.breaks("late off", "boot %d of %s is switched off, and pods may come to it", b.wired.boot, b.wired)
+	}
+}
+
+func isolated(node *corev1.Node) bool {
+	return slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool { return t.Key == kube.IsolationTaint })
+}
+
+// judgeProofs: no Proof without fresh evidence of this boot.
+func (w *world) judgeProofs() {
+	for _, p := range w.processes {
+		for _, name := range simNodes {
+			proof := p.proofs.Of(name)
+			boot := proof.Boot()
+			if proof.Class() == "" {
+				delete(p.proven, name)
+				continue
+			}
+			if !w.ended(target{name, boot.ID, boot.Machine}) {
+				w.breaks("proof", "%s has a proof (%s) that boot %s has ended, which runs", p.name, proof.Class(), boot.ID)
+			}
+			key := name + boot.ID
+			if proof.Class() == fencing.PoweredOff && !p.everProven[key] && !p.knowsOff(name, boot.ID, fencing.FreshFor+time.Second) {
+				w.breaks("proof", "%s proves that boot %s is off without an answer of its own", p.name, boot.ID)
+			}
+			p.everProven[key] = true
+			w.count["proofs"]++
+		}
+	}
+}
+
+// transitions are those that the CRD allows.
+var transitions = map[fencing.Phase][]fencing.Phase{
+	"": {fencing.Isolating, fencing.Cancelled}, fencing.Suspected: {fencing.Isolating, fencing.Cancelled}, fencing.Isolating: {fencing.Fencing, fencing.Cancelled},
+	fencing.Fencing: {fencing.Tainting, fencing.Releasing, fencing.Cancelled}, fencing.Tainting: {fencing.Evicting, fencing.Fencing, fencing.Releasing},
+	fencing.Evicting: {fencing.Detaching, fencing.Releasing}, fencing.Detaching: {fencing.Moved, fencing.Releasing},
+	fencing.Moved: {fencing.Releasing}, fencing.Releasing: {fencing.Released},
+}
+
+// judgePatch: phases come in order; a foreign taint stays.
+func (w *world) judgePatch(by *process, before, after client.Object) {
+	switch x := after.(type) {
+	case *fencingv1.NodeFence:
+		from, to := fencing.Phase(before.(*fencingv1.NodeFence).Status.Phase), fencing.Phase(x.Status.Phase)
+		if from == to {
+			return
+		}
+		w.say("%s: %s is %s", by.name, x.Name, to)
+		w.count[string(to)]++
+		if !slices.Contains(transitions[from], to) {
+			w.breaks("phases", "%s: %s after %s", x.Name, to, from)
+		}
+	case *corev1.Node:
+		old := before.(*corev1.Node)
+		w.say("%s: taints of %s: %v", by.name, x.Name, x.Spec.Taints)
+		if f := w.fence(x.Name); f != nil && isolated(x) { // an epoch counts once a taint has it
+			w.epochs[x.Name] = max(w.epochs[x.Name], f.Spec.Epoch)
+		}
+		for _, t := range old.Spec.Taints {
+			foreign := !strings.HasPrefix(t.Value, kube.FenceTaintPrefix)
+			if foreign && !slices.Contains(x.Spec.Taints, t) {
+				w.breaks("foreign taint", "%s removes %v of %s", by.name, t, x.Name)
+			}
+		}
+	}
+}
+
+// settled returns what is missing from the state that must be reached once all trouble has ended.
+func (w *world) settled() string {
+	for _, volume := range w.plane.volumes {
+		writers := 0
+		for _, m := range w.machines {
+			if m.on && !m.frozen && m.uses(volume) {
+				writers++
+			}
+		}
+		if writers != 1 {
+			return fmt.Sprintf("%s has %d writers", volume, writers)
+		}
+	}
+	for _, name := range simNodes {
+		f, node := w.fence(name), w.node(name)
+		switch {
+		case node == nil:
+			return name + " has no Node"
+		case f != nil && !finished(f) && (w.current(name).on || f.Status.Phase != fencingv1.Phase(fencing.Moved)):
+			return fmt.Sprintf("the fence of %s is %s, missing %v", name, f.Status.Phase, f.Status.Missing)
+		case (f == nil || finished(f)) && slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool { return strings.HasPrefix(t.Value, kube.FenceTaintPrefix) }):
+			return fmt.Sprintf("%s has taints and no fence: %v", name, node.Spec.Taints)
+		}
+	}
+	return ""
+}
