@@ -4,17 +4,14 @@ import (
 	"context"
 	"encoding/hex"
 	"fmt"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/google/uuid"
-	"k8s.io/apimachinery/pkg/util/wait"
 
 	"belay.dev/belay/internal/usage"
 	"belay.dev/belay/lab/nodes"
@@ -255,40 +252,4 @@ func ParseBMCFault(name string) (BMCFault, error) {
 		}
 	}
 	return "", usage.Errorf("unknown fault %q: use one of %v", name, BMCFaults())
-}
-
-// portWithin is how long the sockets of killed processes may take to be closed.
-const portWithin = 10 * time.Second
-
-// darken takes the port of a node's kubelet and never answers on it: a machine without power does not refuse connections. All nodes of the
-// lab share the machine's address, which would.
-func (c *Cluster) darken(node string) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.dark[node] != nil {
-		return nil // it was off already
-	}
-	var listener net.Listener
-	err := wait.PollUntilContextTimeout(context.Background(), lookAgain, portWithin, true, func(context.Context) (free bool, err error) {
-		listener, err = net.Listen("tcp", address(c.ports.Kubelets[node]))
-		return err == nil, nil // the kernel closes the sockets of a killed process a moment later
-	})
-	if err != nil {
-		return fmt.Errorf("taking the port of %s, which is still in use: %w", node, err)
-	}
-	if c.dark == nil {
-		c.dark = map[string]net.Listener{}
-	}
-	c.dark[node] = listener
-	return nil
-}
-
-// lighten gives the port back.
-func (c *Cluster) lighten(node string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.dark[node] != nil {
-		_ = c.dark[node].Close()
-		delete(c.dark, node)
-	}
 }
