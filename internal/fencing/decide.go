@@ -117,7 +117,7 @@ func (d *decider) fencing() {
 		d.survived()
 	case source.off(d.now, d.fence.Boot):
 		d.do(Enter{Phase: Tainting, Evidence: PoweredOff})
-	case d.fence.Statement.holds(d.now, d.fence.Boot) && !source.bound(d.fence.Boot):
+	case d.fence.Statement.holds(d.now, d.fence.Boot) && source.allows(d.fence.Boot, time.Time{}):
 		d.do(Enter{Phase: Tainting, Evidence: Stated})
 	case source.Locked:
 		d.wait(SourceLocked, 0)
@@ -210,10 +210,11 @@ func (d *decider) untaint() {
 // doubted reports whether the evidence of the fence no longer holds: the switch says On, or the statement has expired.
 func (d *decider) doubted() bool {
 	source := d.seen.Source
-	if source.Name != "" && source.Status.fresh(d.now) && source.Status.Power == PowerOn {
+	byPerson := d.fence.Evidence == Stated
+	if source.Name != "" && source.Status.Power == PowerOn && (byPerson || source.Status.fresh(d.now)) {
 		return true
 	}
-	return d.fence.Evidence == Stated && !d.fence.Statement.holds(d.now, d.fence.Boot)
+	return byPerson && !d.fence.Statement.holds(d.now, d.fence.Boot)
 }
 
 // bracketed reports whether the boot is proven to have ended, and otherwise says what is missing. Evidence that is stored counts for
@@ -239,6 +240,8 @@ func (d *decider) bracketed() bool {
 	case !byPerson && !source.Status.Asked.After(d.seen.TaintSeen):
 		d.do(Ask{})
 		d.wait(AwaitingSource, AskEvery)
+	case byPerson && !source.allows(d.fence.Boot, d.seen.TaintSeen):
+		d.askAgain(AwaitingSource)
 	default:
 		return true
 	}

@@ -236,11 +236,14 @@ func TestStatement(t *testing.T) {
 		change func(*stand)
 		want   Phase
 	}{
-		"as it is":       {func(s *stand) { s.seen.Source = Source{} }, Moved},
-		"other machine":  {func(s *stand) { s.seen.Source = Source{}; s.fence.Statement.Machine = other.Machine }, Fencing},
-		"expired":        {func(s *stand) { s.seen.Source = Source{}; s.fence.Statement.Expires = start }, Fencing},
-		"without a name": {func(s *stand) { s.seen.Source = Source{}; s.fence.Statement.By = "" }, Fencing},
-		"no reason":      {func(s *stand) { s.seen.Source = Source{}; s.fence.Statement.Reason = "" }, Fencing},
+		"as it is":                 {func(s *stand) { s.seen.Source = Source{} }, Moved},
+		"other machine":            {func(s *stand) { s.seen.Source = Source{}; s.fence.Statement.Machine = other.Machine }, Fencing},
+		"expired":                  {func(s *stand) { s.seen.Source = Source{}; s.fence.Statement.Expires = start }, Fencing},
+		"without a name":           {func(s *stand) { s.seen.Source = Source{}; s.fence.Statement.By = "" }, Fencing},
+		"no reason":                {func(s *stand) { s.seen.Source = Source{}; s.fence.Statement.Reason = "" }, Fencing},
+		"the switch says On":       {func(s *stand) { s.disobeys = true }, Fencing},
+		"the switch says nothing":  {func(s *stand) { s.disobeys, s.power = true, PowerUnknown }, Moved},
+		"the switch is locked out": {func(s *stand) { s.seen.Source.Locked = true }, Moved},
 	} {
 		s := newStand(t)
 		statement := said
@@ -250,6 +253,25 @@ func TestStatement(t *testing.T) {
 		if s.fence.Phase != test.want {
 			t.Errorf("%s: %s, want %s (%T)", name, s.fence.Phase, test.want, s.did)
 		}
+	}
+}
+
+// TestSwitchThatComesBack: a switch that did not answer, and says On after the taint was set on a person's word, is believed.
+func TestSwitchThatComesBack(t *testing.T) {
+	s := newStand(t)
+	s.disobeys, s.power = true, PowerUnknown
+	s.fence.Statement = &Statement{By: "jo", Reason: "pulled the plug", Machine: boot1.Machine, Expires: start.Add(time.Hour)}
+	s.until(Tainting)
+	for !s.seen.OutOfService {
+		s.turn()
+	}
+	s.power = PowerOn
+	s.until(Fencing)
+	if s.seen.OutOfService || len(s.seen.Pods) == 0 {
+		t.Errorf("tainted %t, pods %v", s.seen.OutOfService, s.seen.Pods)
+	}
+	if d := s.waits(); s.fence.Phase != Fencing || len(s.seen.Pods) == 0 {
+		t.Errorf("%s (%s) with a switch that says On", s.fence.Phase, d.Reason)
 	}
 }
 
