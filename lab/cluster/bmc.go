@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"k8s.io/apimachinery/pkg/util/wait"
 
 	"belay.dev/belay/internal/usage"
 	"belay.dev/belay/lab/nodes"
@@ -40,7 +41,7 @@ const (
 	BMCIgnores BMCFault = "ignore"
 	// BMCLies says that the machine is off, also when it is on.
 	BMCLies BMCFault = "lie"
-	// BMCHangs takes a minute for an answer.
+	// BMCHangs gives no answer for a minute, or until it is repaired.
 	BMCHangs BMCFault = "hang"
 	// BMCOffFails answers the command to switch off with an error. The power state is right.
 	BMCOffFails BMCFault = "off-fails"
@@ -59,6 +60,12 @@ func bmcName(node string) string { return "bmc-" + node }
 func (p paths) bmc(node string) string      { return filepath.Join(p.dir(), "bmc", node) }
 func (p paths) bmcFault(node string) string { return filepath.Join(p.bmc(node), "fault") }
 func (p paths) bmcLog(node string) string   { return filepath.Join(p.bmc(node), "log.jsonl") }
+
+// faultOf is what is wrong with the BMC of a node; empty if nothing ever was.
+func (p paths) faultOf(node string) BMCFault {
+	content, _ := os.ReadFile(p.bmcFault(node)) // none: it works
+	return BMCFault(content)
+}
 
 // bmcEmulator is the management controller that ipmi_sim emulates: one without sensors.
 const bmcEmulator = "mc_setbmc 0x20\nmc_add 0x20 0 no-device-sdrs 0x23 9 8 0x9f 0x1291 0xf02 persist_sdr\nsel_enable 0x20 1000 0x0a\nmc_enable 0x20\n"
@@ -234,11 +241,15 @@ func (r *Remote) Chassis(ctx context.Context, node string, args []string) (strin
 }
 
 func (r *Remote) chassis(ctx context.Context, node, request string) (string, error) {
-	content, _ := os.ReadFile(r.paths.bmcFault(node)) // none: it works
-	fault := BMCFault(content)
-	if fault == BMCHangs {
-		<-ctx.Done()
-		return "", fmt.Errorf("the BMC of %s hangs: %w", node, ctx.Err())
+	fault := r.paths.faultOf(node)
+	if fault == BMCHangs { // until it is repaired
+		err := wait.PollUntilContextCancel(ctx, lookAgain, true, func(context.Context) (bool, error) {
+			fault = r.paths.faultOf(node)
+			return fault != BMCHangs, nil
+		})
+		if err != nil {
+			return "", fmt.Errorf("the BMC of %s hangs: %w", node, err)
+		}
 	}
 	switch request {
 	case "get power":
