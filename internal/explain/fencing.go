@@ -90,10 +90,13 @@ var fenceWaits = map[decision.Reason]struct{ missing, advice string }{
 		"a login to the power switch: it refused the credentials as often as allowed",
 		"Correct the Secret of the FenceSource, or state that the machine is off with kubectl belay fence NODE --confirm-powered-off.",
 	},
-	fencing.AwaitingSource:     {"the answer of the power switch", ""},
+	fencing.AwaitingSource: {"the answer of the power switch", ""},
+	fencing.SourceSilent: {
+		"an answer of the power switch: it did not give the power state when it was last asked",
+		"Make the power switch reachable; it is asked again and again. Or check that the machine is off, and state it with kubectl belay fence NODE --confirm-powered-off.",
+	},
 	fencing.IntentOpen:         {"the end of the time in which a command to switch off may still be carried out", ""},
-	fencing.NotOff:             {"the power switch to say Off", "Switch the machine off yourself; belay asks the power switch again every second. " +
-		"If it does not answer any more, check that the machine is off, and state it with kubectl belay fence NODE --confirm-powered-off."},
+	fencing.NotOff:             {"the power switch to say Off", "Switch the machine off yourself; belay asks the power switch again every second. "},
 	fencing.Contradicted:       {"an explanation: the boot that was proven to have ended renews its lease", "Find out which machine runs under this name. The machine that the power switch controls may be another one. Nothing more is deleted."},
 	fencing.AwaitingPods:       {"the pods of the node to be gone", "A pod that stays has a finalizer: its owner must remove it."},
 	fencing.AwaitingDetach:     {"the volumes of the node to be detached", "kubectl belay explain node/NODE shows why a volume stays."},

@@ -124,7 +124,7 @@ func (d *decider) fencing() {
 	case !source.bound(d.fence.Boot):
 		d.wait(NoEvidence, 0)
 	case source.Running:
-		d.wait(AwaitingSource, AskEvery)
+		d.awaitAnswer()
 	case !d.seen.silent(d.fence):
 		d.wait(SilenceTooShort, AskEvery)
 	default:
@@ -165,13 +165,24 @@ func (d *decider) switchOff() {
 	}
 }
 
+// awaitAnswer waits for an agent. One that learned nothing is asked again at once, so that there is no other wait in which a person could read
+// that the switch does not answer.
+func (d *decider) awaitAnswer() {
+	status := d.seen.Source.Status
+	if !status.Asked.IsZero() && status.Power == PowerUnknown {
+		d.wait(SourceSilent, AskEvery)
+		return
+	}
+	d.wait(AwaitingSource, AskEvery)
+}
+
 // askAgain asks the switch again, if the latest answer is old enough.
 func (d *decider) askAgain(reason decision.Reason) {
 	source := d.seen.Source
 	since := d.now.Sub(source.Status.Asked)
 	switch {
 	case source.Running:
-		d.wait(AwaitingSource, AskEvery)
+		d.awaitAnswer()
 	case source.Status.Asked.IsZero() || since >= AskEvery:
 		d.do(Ask{})
 		d.wait(reason, AskEvery)
@@ -236,7 +247,7 @@ func (d *decider) bracketed() bool {
 	case !tainted:
 		d.do(Taint{NodeUID: d.seen.Now.NodeUID, Version: d.seen.Version})
 	case !byPerson && !source.Status.Asked.After(d.seen.TaintSeen) && source.Running:
-		d.wait(AwaitingSource, AskEvery)
+		d.awaitAnswer()
 	case !byPerson && !source.Status.Asked.After(d.seen.TaintSeen):
 		d.do(Ask{})
 		d.wait(AwaitingSource, AskEvery)

@@ -3,6 +3,8 @@ package fencing
 import (
 	"testing"
 	"time"
+
+	"belay.dev/belay/internal/decision"
 )
 
 // TestFence takes a node that has lost its power from Suspected to Released.
@@ -252,6 +254,22 @@ func TestStatement(t *testing.T) {
 		s.waits()
 		if s.fence.Phase != test.want {
 			t.Errorf("%s: %s, want %s (%T)", name, s.fence.Phase, test.want, s.did)
+		}
+	}
+}
+
+// TestSilentSwitch: while a switch that did not answer is asked again, the fence says so: it is asked all the time, and there is no other wait.
+func TestSilentSwitch(t *testing.T) {
+	s := newStand(t)
+	s.until(Fencing)
+	s.seen.Source.Running = true
+	if d := Decide(s.now, s.fence, s.seen); d.Reason != AwaitingSource {
+		t.Errorf("before the first answer: %s", d.Reason)
+	}
+	for power, want := range map[Power]decision.Reason{PowerUnknown: SourceSilent, PowerOn: AwaitingSource} {
+		s.seen.Source.Status = Answer{Power: power, Asked: s.now.Add(-time.Minute)}
+		if d := Decide(s.now, s.fence, s.seen); d.Reason != want || len(d.Steps) > 0 {
+			t.Errorf("%v: %s and %v, want %s", power, d.Reason, d.Steps, want)
 		}
 	}
 }
