@@ -117,14 +117,14 @@ func (d *decider) fencing() {
 		d.survived()
 	case source.off(d.now, d.fence.Boot):
 		d.do(Enter{Phase: Tainting, Evidence: PoweredOff})
-	case d.fence.Statement.holds(d.now, d.fence.Boot) && !source.bound(d.fence.Boot):
+	case d.fence.Statement.holds(d.now, d.fence.Boot) && source.allows(d.fence.Boot, time.Time{}):
 		d.do(Enter{Phase: Tainting, Evidence: Stated})
 	case source.Locked:
 		d.wait(SourceLocked, 0)
 	case !source.bound(d.fence.Boot):
 		d.wait(NoEvidence, 0)
 	case source.Running:
-		d.wait(AwaitingSource, AskEvery)
+		d.awaitAnswer()
 	case !d.seen.silent(d.fence):
 		d.wait(SilenceTooShort, AskEvery)
 	default:
@@ -165,13 +165,24 @@ func (d *decider) switchOff() {
 	}
 }
 
+// awaitAnswer waits for an agent. One that learned nothing is asked again at once, so that there is no other wait in which a person could read
+// that the switch does not answer.
+func (d *decider) awaitAnswer() {
+	status := d.seen.Source.Status
+	if !status.Asked.IsZero() && status.Power == PowerUnknown {
+		d.wait(SourceSilent, AskEvery)
+		return
+	}
+	d.wait(AwaitingSource, AskEvery)
+}
+
 // askAgain asks the switch again, if the latest answer is old enough.
 func (d *decider) askAgain(reason decision.Reason) {
 	source := d.seen.Source
 	since := d.now.Sub(source.Status.Asked)
 	switch {
 	case source.Running:
-		d.wait(AwaitingSource, AskEvery)
+		d.awaitAnswer()
 	case source.Status.Asked.IsZero() || since >= AskEvery:
 		d.do(Ask{})
 		d.wait(reason, AskEvery)
@@ -210,10 +221,11 @@ func (d *decider) untaint() {
 // doubted reports whether the evidence of the fence no longer holds: the switch says On, or the statement has expired.
 func (d *decider) doubted() bool {
 	source := d.seen.Source
-	if source.Name != "" && source.Status.fresh(d.now) && source.Status.Power == PowerOn {
+	byPerson := d.fence.Evidence == Stated
+	if source.Name != "" && source.Status.Power == PowerOn && (byPerson || source.Status.fresh(d.now)) {
 		return true
 	}
-	return d.fence.Evidence == Stated && !d.fence.Statement.holds(d.now, d.fence.Boot)
+	return byPerson && !d.fence.Statement.holds(d.now, d.fence.Boot)
 }
 
 // bracketed reports whether the boot is proven to have ended, and otherwise says what is missing. Evidence that is stored counts for
@@ -235,10 +247,12 @@ func (d *decider) bracketed() bool {
 	case !tainted:
 		d.do(Taint{NodeUID: d.seen.Now.NodeUID, Version: d.seen.Version})
 	case !byPerson && !source.Status.Asked.After(d.seen.TaintSeen) && source.Running:
-		d.wait(AwaitingSource, AskEvery)
+		d.awaitAnswer()
 	case !byPerson && !source.Status.Asked.After(d.seen.TaintSeen):
 		d.do(Ask{})
 		d.wait(AwaitingSource, AskEvery)
+	case byPerson && !source.allows(d.fence.Boot, d.seen.TaintSeen):
+		d.askAgain(AwaitingSource)
 	default:
 		return true
 	}

@@ -3,6 +3,8 @@ package fencing
 import (
 	"testing"
 	"time"
+
+	"belay.dev/belay/internal/decision"
 )
 
 // TestFence takes a node that has lost its power from Suspected to Released.
@@ -236,11 +238,14 @@ func TestStatement(t *testing.T) {
 		change func(*stand)
 		want   Phase
 	}{
-		"as it is":       {func(s *stand) { s.seen.Source = Source{} }, Moved},
-		"other machine":  {func(s *stand) { s.seen.Source = Source{}; s.fence.Statement.Machine = other.Machine }, Fencing},
-		"expired":        {func(s *stand) { s.seen.Source = Source{}; s.fence.Statement.Expires = start }, Fencing},
-		"without a name": {func(s *stand) { s.seen.Source = Source{}; s.fence.Statement.By = "" }, Fencing},
-		"no reason":      {func(s *stand) { s.seen.Source = Source{}; s.fence.Statement.Reason = "" }, Fencing},
+		"as it is":                 {func(s *stand) { s.seen.Source = Source{} }, Moved},
+		"other machine":            {func(s *stand) { s.seen.Source = Source{}; s.fence.Statement.Machine = other.Machine }, Fencing},
+		"expired":                  {func(s *stand) { s.seen.Source = Source{}; s.fence.Statement.Expires = start }, Fencing},
+		"without a name":           {func(s *stand) { s.seen.Source = Source{}; s.fence.Statement.By = "" }, Fencing},
+		"no reason":                {func(s *stand) { s.seen.Source = Source{}; s.fence.Statement.Reason = "" }, Fencing},
+		"the switch says On":       {func(s *stand) { s.disobeys = true }, Fencing},
+		"the switch says nothing":  {func(s *stand) { s.disobeys, s.power = true, PowerUnknown }, Moved},
+		"the switch is locked out": {func(s *stand) { s.seen.Source.Locked = true }, Moved},
 	} {
 		s := newStand(t)
 		statement := said
@@ -250,6 +255,41 @@ func TestStatement(t *testing.T) {
 		if s.fence.Phase != test.want {
 			t.Errorf("%s: %s, want %s (%T)", name, s.fence.Phase, test.want, s.did)
 		}
+	}
+}
+
+// TestSilentSwitch: while a switch that did not answer is asked again, the fence says so: it is asked all the time, and there is no other wait.
+func TestSilentSwitch(t *testing.T) {
+	s := newStand(t)
+	s.until(Fencing)
+	s.seen.Source.Running = true
+	if d := Decide(s.now, s.fence, s.seen); d.Reason != AwaitingSource {
+		t.Errorf("before the first answer: %s", d.Reason)
+	}
+	for power, want := range map[Power]decision.Reason{PowerUnknown: SourceSilent, PowerOn: AwaitingSource} {
+		s.seen.Source.Status = Answer{Power: power, Asked: s.now.Add(-time.Minute)}
+		if d := Decide(s.now, s.fence, s.seen); d.Reason != want || len(d.Steps) > 0 {
+			t.Errorf("%v: %s and %v, want %s", power, d.Reason, d.Steps, want)
+		}
+	}
+}
+
+// TestSwitchThatComesBack: a switch that did not answer, and says On after the taint was set on a person's word, is believed.
+func TestSwitchThatComesBack(t *testing.T) {
+	s := newStand(t)
+	s.disobeys, s.power = true, PowerUnknown
+	s.fence.Statement = &Statement{By: "jo", Reason: "pulled the plug", Machine: boot1.Machine, Expires: start.Add(time.Hour)}
+	s.until(Tainting)
+	for !s.seen.OutOfService {
+		s.turn()
+	}
+	s.power = PowerOn
+	s.until(Fencing)
+	if s.seen.OutOfService || len(s.seen.Pods) == 0 {
+		t.Errorf("tainted %t, pods %v", s.seen.OutOfService, s.seen.Pods)
+	}
+	if d := s.waits(); s.fence.Phase != Fencing || len(s.seen.Pods) == 0 {
+		t.Errorf("%s (%s) with a switch that says On", s.fence.Phase, d.Reason)
 	}
 }
 

@@ -92,6 +92,12 @@ func (s Source) saysOn(after time.Time) bool {
 	return s.Status.Power == PowerOn && s.Status.Asked.After(after)
 }
 
+// allows reports whether the source leaves the word to a person about this boot: it is not known to switch its machine, must not be asked,
+// or did not say On when it was asked after a time. A switch without power, as after a loss of AC, must not keep a person from being heard.
+func (s Source) allows(b Boot, after time.Time) bool {
+	return !s.bound(b) || s.Locked || s.Status.Asked.After(after) && s.Status.Power != PowerOn
+}
+
 // Statement is what a person says about a machine: that it is off, or destroyed.
 type Statement struct {
 	By      string

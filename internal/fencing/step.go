@@ -14,6 +14,8 @@ const (
 	SourceLocked decision.Reason = "SourceLocked"
 	// AwaitingSource: an agent runs.
 	AwaitingSource decision.Reason = "AwaitingSource"
+	// SourceSilent: an agent runs, and the one before did not learn the power state.
+	SourceSilent decision.Reason = "SourceSilent"
 	// IntentOpen: a command that an earlier process may have sent may still be carried out.
 	IntentOpen decision.Reason = "IntentOpen"
 	// NotOff: the command was sent, and the machine is not off.
@@ -39,6 +41,7 @@ var Exits = decision.Exits{
 	NoEvidence:         {By: "a power switch is configured or reachable, or a person makes a statement"},
 	SourceLocked:       {By: "the Secret changes"},
 	AwaitingSource:     {By: "the agent ends", Timed: true},
+	SourceSilent:       {By: "the power switch answers, or a person makes a statement", Timed: true},
 	IntentOpen:         {By: "the time of the intent", Timed: true},
 	NotOff:             {By: "the switch is asked again", Timed: true},
 	Contradicted:       {By: "the node shows another boot, or a person decides"},

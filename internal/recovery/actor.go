@@ -166,5 +166,9 @@ func (t *turn) waiting(ctx context.Context, r decision.Reason, seen fencing.Obse
 	if r != fencing.Settled {
 		log.FromContext(ctx).Info("Fence waits", "phase", t.fence.Status.Phase, "reason", r)
 	}
-	return t.patchStatus(ctx, func(s *fencingv1.NodeFenceStatus) { describeWait(s, r, seen, t.fence.Name) })
+	err := t.patchStatus(ctx, func(s *fencingv1.NodeFenceStatus) { describeWait(s, r, seen, t.fence.Name) })
+	if err != nil {
+		t.mem.waits = "" // another writer was first: it is stored with the next decision
+	}
+	return err
 }

@@ -15,11 +15,12 @@ func bmcCommand() *cobra.Command {
 	command := &cobra.Command{
 		Use: "bmc NODE FAULT", Short: "Break the BMC of a node, or repair it",
 		Long: "Break the BMC of a node, or repair it. FAULT is\n\n" +
-			"  ok      no fault\n" +
-			"  ignore  it accepts commands and does not carry them out\n" +
-			"  lie     it says that the machine is off, also when it is on\n" +
-			"  hang    it takes a minute for an answer\n" +
-			"  dead    it does not answer\n\n" +
+			"  ok         no fault\n" +
+			"  ignore     it accepts commands and does not carry them out\n" +
+			"  lie        it says that the machine is off, also when it is on\n" +
+			"  off-fails  it answers the command to switch off with an error; it says rightly whether the machine is on\n" +
+			"  hang       it takes a minute for an answer\n" +
+			"  dead       it does not answer\n\n" +
 			"The lab has BMCs if it was started with --bmc or --recovery; belay-lab status shows their addresses.",
 		Example: "  belay-lab bmc node-1 ignore\n  echo \"action=status\nip=127.0.0.1\nipport=PORT\nlanplus=1\ncipher=3\nusername=" + cluster.BMCUser + "\npassword=" +
 			cluster.BMCPassword + "\" | fence_ipmilan",

@@ -44,6 +44,7 @@ func TestUsageErrors(t *testing.T) {
 		"unknown flag":                 {[]string{"up", "--no-such-flag"}, ExitUsage, "belay-lab up --help"},
 		"argument too many":            {[]string{"down", "now"}, ExitUsage, `belay-lab down accepts no arguments, received "now"`},
 		"no node named":                {[]string{"node", "poweroff"}, ExitUsage, "poweroff wants one name"},
+		"partition of no direction":    {[]string{"node", "partition", "n", "--direction", "up"}, ExitUsage, "--direction must be one of [both to-api from-api]"},
 		"unknown command":              {[]string{"frob"}, ExitUsage, `unknown command "frob"`},
 		"unknown command, with a flag": {[]string{"frob", "--name", "x"}, ExitUsage, `unknown command "frob"`},
 		"unknown command of a group":   {[]string{"node", "frob"}, ExitUsage, `unknown command "frob" for "belay-lab node"`},
@@ -151,8 +152,9 @@ func TestStatusTable(t *testing.T) {
 		},
 		Children: map[string][]cluster.Child{"node-1": {{Name: "node-1/agent", State: cluster.ChildStopped, Restarts: 1}}},
 		Off:      []string{"node-2"},
-		Logs:     map[string]string{"lab": "/l/lab.log", "etcd": "/l/etcd.log", "node-1/agent": "/n/log/agent.log"},
-		Metrics:  map[string]string{"etcd": "https://127.0.0.1:2/metrics"},
+		BMCs:     map[string]string{"node-2": "127.0.0.1:6", "node-1": "127.0.0.1:5"}, Partitioned: map[string]cluster.Direction{"node-1": cluster.ToAPI},
+		Logs:    map[string]string{"lab": "/l/lab.log", "etcd": "/l/etcd.log", "node-1/agent": "/n/log/agent.log"},
+		Metrics: map[string]string{"etcd": "https://127.0.0.1:2/metrics"},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -160,6 +162,8 @@ func TestStatusTable(t *testing.T) {
 	want := `Lab lab: belay plane, belay nodes, strict storage (labdisk.belay.dev)
 Server https://127.0.0.1:1, kubeconfig /k
 Supervisor 7, log /l/lab.log
+BMCs (IPMI, user admin, password belay-lab): node-1 127.0.0.1:5, node-2 127.0.0.1:6
+Partitioned: node-1 to-api
 
 COMPONENT       STATE    PID  RESTARTS  LAST EXIT       METRICS                      LOG
 etcd            stopped  11   0         -               https://127.0.0.1:2/metrics  /l/etcd.log

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -93,7 +94,14 @@ func printStatus(out io.Writer, s cluster.Status) error {
 		storage = "permissive"
 	}
 	say(out, "Lab %s: %s plane, %s nodes, %s storage (%s)\n", style(out, bold, s.Name), s.Plane, s.NodeKind, storage, strings.Join(s.Drivers, ", "))
-	say(out, "Server %s, kubeconfig %s\nSupervisor %d, log %s\n\n", s.Server, s.Kubeconfig, s.HolderPID, s.Logs["lab"])
+	say(out, "Server %s, kubeconfig %s\nSupervisor %d, log %s\n", s.Server, s.Kubeconfig, s.HolderPID, s.Logs["lab"])
+	if len(s.BMCs) > 0 {
+		say(out, "BMCs (IPMI, user %s, password %s): %s\n", cluster.BMCUser, cluster.BMCPassword, pairs(s.BMCs))
+	}
+	if len(s.Partitioned) > 0 {
+		say(out, "Partitioned: %s\n", pairs(s.Partitioned))
+	}
+	say(out, "\n")
 	table := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
 	say(table, "COMPONENT\tSTATE\tPID\tRESTARTS\tLAST EXIT\tMETRICS\tLOG\n")
 	for _, component := range s.Components {
@@ -111,6 +119,15 @@ func printStatus(out io.Writer, s cluster.Status) error {
 		return fmt.Errorf("printing the status: %w", err)
 	}
 	return nil
+}
+
+// pairs lists the values of nodes.
+func pairs[V ~string](of map[string]V) string {
+	var all []string
+	for _, node := range slices.Sorted(maps.Keys(of)) {
+		all = append(all, node+" "+string(of[node]))
+	}
+	return strings.Join(all, ", ")
 }
 
 func cleanCommand() *cobra.Command {
@@ -189,7 +206,7 @@ func clean(command *cobra.Command, names []string) error {
 func nodeCommand() *cobra.Command {
 	var name string
 	command := &cobra.Command{
-		Use: "node", Short: "Switch the nodes of a lab off and on, freeze and thaw them",
+		Use: "node", Short: "Switch the nodes of a lab off and on, freeze them, cut them off",
 		Example: "  belay-lab node list\n\n  # A power cut, the taint with which an operator confirms it, and the next boot.\n" +
 			"  belay-lab node poweroff node-2\n  kubectl taint node node-2 node.kubernetes.io/out-of-service=nodeshutdown:NoExecute\n" +
 			"  belay-lab node poweron node-2\n  kubectl taint node node-2 node.kubernetes.io/out-of-service-",
@@ -197,13 +214,15 @@ func nodeCommand() *cobra.Command {
 	command.PersistentFlags().StringVar(&name, "name", "lab", "name of the lab")
 	command.AddCommand(
 		&cobra.Command{
-			Use: "list", Short: "List the nodes and whether they have power", Args: usage.NoArgs,
+			Use: "list", Short: "List the nodes: whether they have power, are frozen or partitioned", Args: usage.NoArgs,
 			RunE: func(command *cobra.Command, _ []string) error { return listNodes(command, name) },
 		},
 		steer("poweroff NODE", "Cut the power of a node: its processes die, its mounts vanish, its I/O fails", &name, (*cluster.Remote).PowerOff),
 		steer("poweron NODE", "Boot a node that was powered off", &name, (*cluster.Remote).PowerOn),
 		steer("freeze NODE", "Stop all processes of a node where they stand, as a machine that hangs", &name, (*cluster.Remote).Freeze),
 		steer("thaw NODE", "Let a frozen node continue as if nothing had happened", &name, (*cluster.Remote).Thaw),
+		partitionCommand(&name),
+		steer("heal NODE", "End the partition of a node", &name, (*cluster.Remote).Heal),
 	)
 	return command
 }
@@ -217,13 +236,49 @@ func listNodes(command *cobra.Command, name string) error {
 		if !strings.HasPrefix(component.Name, "node-") {
 			continue
 		}
-		power := "on"
-		if slices.Contains(status.Off, component.Name) {
-			power = "off"
-		}
-		say(command.OutOrStdout(), "%s\t%s\n", component.Name, power)
+		say(command.OutOrStdout(), "%s\t%s\n", component.Name, stateOfNode(status, component.Name))
 	}
 	return nil
+}
+
+// stateOfNode says what is the matter with a node, beginning with its power.
+func stateOfNode(s cluster.Status, node string) string {
+	state := "on"
+	if slices.Contains(s.Off, node) {
+		state = "off"
+	}
+	if slices.Contains(s.Frozen, node) {
+		state += ", frozen"
+	}
+	if direction := s.Partitioned[node]; direction != "" {
+		state += ", partitioned (" + string(direction) + ")"
+	}
+	return state
+}
+
+// partitionCommand cuts a node off.
+func partitionCommand(name *string) *cobra.Command {
+	var flag string
+	var direction cluster.Direction
+	command := steer("partition NODE", "Cut a node off from the API server while its pods keep running", name,
+		func(lab *cluster.Remote, ctx context.Context, node string) error {
+			return lab.Partition(ctx, node, direction)
+		})
+	command.Long = "Cut a node off from the API server while its pods keep running and writing to their volumes: the storage is another network,\n" +
+		"and so is that of the BMC. Requests hang, as when packets are lost; none is refused. It lasts until belay-lab node heal.\n\n" +
+		"  both      requests of both sides are lost\n" +
+		"  to-api    what the node asks the API server: it renews no lease and learns of no new pod. The kubelet's port still answers, which\n" +
+		"            is a sign of life: recovery does not fence the node\n" +
+		"  from-api  what the API server and recovery ask the kubelet: kubectl logs hangs, and the node stays Ready\n\n" +
+		"Without evidence recovery waits for as long as a partition lasts. With a BMC that answers, it switches the node off before it\n" +
+		"moves the volumes. To see the first in a lab with BMCs: belay-lab bmc NODE dead"
+	command.Example = "  belay-lab node partition node-2\n  kubectl get nodes,nodefences -w\n  belay-lab node heal node-2"
+	command.Flags().StringVar(&flag, "direction", string(cluster.Both), "which requests are lost: both, to-api or from-api")
+	command.PreRunE = func(*cobra.Command, []string) (err error) {
+		direction, err = cluster.ParseDirection(flag)
+		return err
+	}
+	return command
 }
 
 func killCommand() *cobra.Command {

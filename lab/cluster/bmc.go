@@ -1,10 +1,13 @@
 package cluster
 
 import (
+	"bytes"
 	"context"
 	"encoding/hex"
+	"encoding/json"
+	"errors"
 	"fmt"
-	"net"
+	"io/fs"
 	"net/http"
 	"os"
 	"os/exec"
@@ -38,20 +41,31 @@ const (
 	BMCIgnores BMCFault = "ignore"
 	// BMCLies says that the machine is off, also when it is on.
 	BMCLies BMCFault = "lie"
-	// BMCHangs takes a minute for an answer.
+	// BMCHangs gives no answer for a minute, or until it is repaired.
 	BMCHangs BMCFault = "hang"
+	// BMCOffFails answers the command to switch off with an error. The power state is right.
+	BMCOffFails BMCFault = "off-fails"
 	// BMCDead does not answer at all.
 	BMCDead BMCFault = "dead"
 )
 
 // BMCFaults are all values of BMCFault.
-func BMCFaults() []BMCFault { return []BMCFault{BMCWorks, BMCIgnores, BMCLies, BMCHangs, BMCDead} }
+func BMCFaults() []BMCFault {
+	return []BMCFault{BMCWorks, BMCIgnores, BMCLies, BMCOffFails, BMCHangs, BMCDead}
+}
 
 // bmcName is the component that is the BMC of a node.
 func bmcName(node string) string { return "bmc-" + node }
 
 func (p paths) bmc(node string) string      { return filepath.Join(p.dir(), "bmc", node) }
 func (p paths) bmcFault(node string) string { return filepath.Join(p.bmc(node), "fault") }
+func (p paths) bmcLog(node string) string   { return filepath.Join(p.bmc(node), "log.jsonl") }
+
+// faultOf is what is wrong with the BMC of a node; empty if nothing ever was.
+func (p paths) faultOf(node string) BMCFault {
+	content, _ := os.ReadFile(p.bmcFault(node)) // none: it works
+	return BMCFault(content)
+}
 
 // bmcEmulator is the management controller that ipmi_sim emulates: one without sensors.
 const bmcEmulator = "mc_setbmc 0x20\nmc_add 0x20 0 no-device-sdrs 0x23 9 8 0x9f 0x1291 0xf02 persist_sdr\nsel_enable 0x20 1000 0x0a\nmc_enable 0x20\n"
@@ -166,16 +180,78 @@ func (c *Cluster) BMC(node string) string {
 // ChassisVerb is the command of belay-lab that a BMC runs, see Chassis.
 const ChassisVerb = "chassis-control"
 
+// BMCRequest is a question to a BMC or a command, as the BMC itself logged it.
+type BMCRequest struct {
+	Began time.Time `json:"began"`
+	Ended time.Time `json:"ended"`
+	// Request is what ipmi_sim asked of the chassis: "get power", or "set power 0", which has been carried out when it ended without an
+	// Error.
+	Request string `json:"request"`
+	Answer  string `json:"answer,omitempty"`
+	Error   string `json:"error,omitempty"`
+}
+
+// BMCOff is the Request that switches a machine off.
+const BMCOff = "set power 0"
+
+// BMCLog is the log of a node's BMC, in the order in which the requests ended.
+func (c *Cluster) BMCLog(node string) ([]BMCRequest, error) {
+	content, err := os.ReadFile(c.paths.bmcLog(node))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("reading the log of the BMC of %s: %w", node, err)
+	}
+	var all []BMCRequest
+	for line := range bytes.Lines(content) {
+		var request BMCRequest
+		if err := json.Unmarshal(line, &request); err != nil {
+			return nil, fmt.Errorf("reading the log of the BMC of %s: %w", node, err)
+		}
+		all = append(all, request)
+	}
+	return all, nil
+}
+
+// logBMC appends to the log of a node's BMC: one line in one write.
+func (r *Remote) logBMC(node string, request BMCRequest) error {
+	line, err := json.Marshal(request)
+	if err != nil {
+		return fmt.Errorf("encoding a request of the BMC of %s: %w", node, err)
+	}
+	file, err := os.OpenFile(r.paths.bmcLog(node), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return fmt.Errorf("opening the log of the BMC of %s: %w", node, err)
+	}
+	_, err = file.Write(append(line, '\n'))
+	if err := errors.Join(err, file.Close()); err != nil {
+		return fmt.Errorf("writing the log of the BMC of %s: %w", node, err)
+	}
+	return nil
+}
+
 // Chassis answers ipmi_sim's question for the power, or its command: the arguments are "get power" or "set power 0", and the answer to
 // the first is "power:0" or "power:1".
 func (r *Remote) Chassis(ctx context.Context, node string, args []string) (string, error) {
-	content, _ := os.ReadFile(r.paths.bmcFault(node)) // none: it works
-	fault := BMCFault(content)
-	if fault == BMCHangs {
-		<-ctx.Done()
-		return "", fmt.Errorf("the BMC of %s hangs: %w", node, ctx.Err())
+	request := BMCRequest{Began: time.Now(), Request: strings.Join(args, " ")}
+	answer, err := r.chassis(ctx, node, request.Request)
+	request.Answer, request.Ended = answer, time.Now()
+	if err != nil {
+		request.Error = err.Error()
 	}
-	switch strings.Join(args, " ") {
+	return answer, errors.Join(err, r.logBMC(node, request))
+}
+
+func (r *Remote) chassis(ctx context.Context, node, request string) (string, error) {
+	fault := r.paths.faultOf(node)
+	if fault == BMCHangs { // until it is repaired
+		err := wait.PollUntilContextCancel(ctx, lookAgain, true, func(context.Context) (bool, error) {
+			fault = r.paths.faultOf(node)
+			return fault != BMCHangs, nil
+		})
+		if err != nil {
+			return "", fmt.Errorf("the BMC of %s hangs: %w", node, err)
+		}
+	}
+	switch request {
 	case "get power":
 		status, err := r.Status(ctx)
 		if err != nil {
@@ -191,9 +267,12 @@ func (r *Remote) Chassis(ctx context.Context, node string, args []string) (strin
 			on = 0
 		}
 		return "power:" + strconv.Itoa(on), nil
-	case "set power 0":
-		if fault == BMCIgnores || fault == BMCLies {
+	case BMCOff:
+		switch fault {
+		case BMCIgnores, BMCLies:
 			return "", nil
+		case BMCOffFails:
+			return "", fmt.Errorf("the BMC of %s does not switch off, because of a fault of the lab", node)
 		}
 		return "", r.PowerOff(ctx, node)
 	case "set power 1":
@@ -255,40 +334,4 @@ func ParseBMCFault(name string) (BMCFault, error) {
 		}
 	}
 	return "", usage.Errorf("unknown fault %q: use one of %v", name, BMCFaults())
-}
-
-// portWithin is how long the sockets of killed processes may take to be closed.
-const portWithin = 10 * time.Second
-
-// darken takes the port of a node's kubelet and never answers on it: a machine without power does not refuse connections. All nodes of the
-// lab share the machine's address, which would.
-func (c *Cluster) darken(node string) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.dark[node] != nil {
-		return nil // it was off already
-	}
-	var listener net.Listener
-	err := wait.PollUntilContextTimeout(context.Background(), lookAgain, portWithin, true, func(context.Context) (free bool, err error) {
-		listener, err = net.Listen("tcp", address(c.ports.Kubelets[node]))
-		return err == nil, nil // the kernel closes the sockets of a killed process a moment later
-	})
-	if err != nil {
-		return fmt.Errorf("taking the port of %s, which is still in use: %w", node, err)
-	}
-	if c.dark == nil {
-		c.dark = map[string]net.Listener{}
-	}
-	c.dark[node] = listener
-	return nil
-}
-
-// lighten gives the port back.
-func (c *Cluster) lighten(node string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.dark[node] != nil {
-		_ = c.dark[node].Close()
-		delete(c.dark, node)
-	}
 }

@@ -231,7 +231,7 @@ func (s specs) node(name string) (proc.Spec, *nodes.Node, error) {
 		Dir: s.paths.node(name), LabDir: s.paths.dir(),
 		Kubeconfig: s.paths.kubeconfig(name), ClientCAFile: s.paths.cert("ca.crt"),
 		ServingCertFile: s.paths.cert(name + ".crt"), ServingKeyFile: s.paths.cert(name + ".key"),
-		KubeletPort:  s.ports.Kubelets[name],
+		KubeletPort: s.ports.Kubelets[name], KubeletAddress: kubeletAddress,
 		FabricSocket: s.paths.fabricSocket(), Drivers: s.options.Drivers,
 		Programs:                  nodes.Programs{BelayLab: s.own.path("belay-lab"), Ledger: s.own.path("ledger")},
 		NodeStatusUpdateFrequency: metav1.Duration{Duration: s.options.NodeStatusUpdateFrequency},

@@ -54,6 +54,10 @@ func serveControl(c *Cluster) (*controlServer, error) {
 	act("/poweron", c.PowerOn)
 	act("/freeze", c.Freeze)
 	act("/thaw", c.Thaw)
+	for _, direction := range Directions() {
+		act("/partition/"+string(direction), func(node string) error { return c.Partition(node, direction) })
+	}
+	act("/heal", c.Heal)
 	for _, fault := range BMCFaults() {
 		act("/bmc/"+string(fault), func(node string) error { return c.FaultBMC(node, fault) })
 	}

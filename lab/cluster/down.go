@@ -32,6 +32,7 @@ func (c *Cluster) Down(ctx context.Context) error {
 	if c.control != nil {
 		errs = append(errs, c.control.close())
 	}
+	errs = append(errs, c.disconnect())
 	_, err := cleanLab(ctx, c.paths)
 	errs = append(errs, err)
 	if c.lock != nil {

@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"k8s.io/client-go/tools/clientcmd"
@@ -106,7 +107,7 @@ const (
 
 // writePKI makes all keys, certificates and kubeconfigs of a lab. Names of files are those of users' habits: ca.crt, apiserver.crt,
 // apiserver.key, ...
-func writePKI(p paths, url string, nodeNames []string) error {
+func writePKI(p paths, at ports, nodeNames []string) error {
 	if err := os.MkdirAll(p.pki(), 0o700); err != nil {
 		return fmt.Errorf("making the folder of certificates: %w", err)
 	}
@@ -150,6 +151,10 @@ func writePKI(p paths, url string, nodeNames []string) error {
 		}
 	}
 	for name, user := range kubeconfigs {
+		url := at.server()
+		if slices.Contains(nodeNames, name) {
+			url = at.uplink(name)
+		}
 		if err := authorities["ca"].writeKubeconfig(p.kubeconfig(name), url, client(user[0], user[1:]...)); err != nil {
 			return err
 		}

@@ -16,7 +16,7 @@ import (
 func writtenPKI(t *testing.T) paths {
 	t.Helper()
 	p := paths{cache: t.TempDir(), name: "test"}
-	if err := writePKI(p, "https://127.0.0.1:6443", []string{"node-1"}); err != nil {
+	if err := writePKI(p, ports{APIServer: 6443, Uplinks: map[string]int{"node-1": 7443}}, []string{"node-1"}); err != nil {
 		t.Fatal(err)
 	}
 	return p
@@ -66,8 +66,8 @@ func TestEachComponentHasItsOwnIdentity(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if config.Host != "https://127.0.0.1:6443" {
-			t.Errorf("%s goes to %s", name, config.Host)
+		if want := map[bool]string{false: "https://127.0.0.1:6443", true: "https://127.0.0.1:7443"}[name == "node-1"]; config.Host != want {
+			t.Errorf("%s goes to %s, want %s", name, config.Host, want)
 		}
 		if _, err := tls.X509KeyPair(config.CertData, config.KeyData); err != nil {
 			t.Errorf("%s: key and certificate do not fit: %v", name, err)

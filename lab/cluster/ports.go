@@ -25,6 +25,7 @@ type ports struct {
 	ControllerMetrics int            `json:"controllerMetrics"`
 	Sidecars          map[string]int `json:"sidecars"`       // component -> metrics port
 	Kubelets          map[string]int `json:"kubelets"`       // node -> port
+	Uplinks           map[string]int `json:"uplinks"`        // node -> port of its way to the API server
 	BMCs              map[string]int `json:"bmcs,omitempty"` // node -> UDP port
 }
 
@@ -99,14 +100,14 @@ func choosePorts(cache string, o Options) (ports, error) {
 	p := ports{
 		Etcd: c.choose(), EtcdPeer: c.choose(), APIServer: c.choose(), ControllerManager: c.choose(), Scheduler: c.choose(),
 		ControllerHealth: c.choose(), ControllerMetrics: c.choose(),
-		Sidecars: map[string]int{}, Kubelets: map[string]int{}, BMCs: map[string]int{},
+		Sidecars: map[string]int{}, Kubelets: map[string]int{}, Uplinks: map[string]int{}, BMCs: map[string]int{},
 	}
 	for i := range o.Drivers {
 		p.Sidecars[sidecarName(componentProvisioner, o.Drivers, i)] = c.choose()
 		p.Sidecars[sidecarName(componentAttacher, o.Drivers, i)] = c.choose()
 	}
 	for _, node := range o.nodeNames() {
-		p.Kubelets[node] = c.choose()
+		p.Kubelets[node], p.Uplinks[node] = c.choose(), c.choose()
 		if o.BMC {
 			p.BMCs[node] = c.choose()
 		}
@@ -116,13 +117,16 @@ func choosePorts(cache string, o Options) (ports, error) {
 
 func (p ports) all() []int {
 	all := []int{p.Etcd, p.EtcdPeer, p.APIServer, p.ControllerManager, p.Scheduler, p.ControllerHealth, p.ControllerMetrics}
-	for _, more := range []map[string]int{p.Sidecars, p.Kubelets, p.BMCs} {
+	for _, more := range []map[string]int{p.Sidecars, p.Kubelets, p.Uplinks, p.BMCs} {
 		for _, port := range more {
 			all = append(all, port)
 		}
 	}
 	return all
 }
+
+// uplink is where a node finds the API server.
+func (p ports) uplink(node string) string { return "https://" + address(p.Uplinks[node]) }
 
 func (p ports) server() string { return "https://" + address(p.APIServer) }
 

@@ -119,7 +119,8 @@ func (c *Cluster) PowerOff(node string) error {
 	if err := c.takePower(node); err != nil {
 		return fmt.Errorf("powering off %s: %w", node, err)
 	}
-	return c.darken(node)
+	c.links[node].loseMachine()
+	return c.awaitPortFree(node)
 }
 
 // cutFrozen lets the processes of a frozen node be killed, which the kernel does not while they are frozen. Their I/O is cut before: what
@@ -154,7 +155,7 @@ func (c *Cluster) PowerOn(node string) error {
 	}
 	select {
 	case <-process.Done():
-		c.lighten(node)
+		c.links[node].boot()
 		return c.startNode(node)
 	default:
 		return nil

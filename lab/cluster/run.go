@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"slices"
 	"strings"
@@ -43,8 +42,8 @@ type Cluster struct {
 	started   []string // names in the order of their start
 	plane     string   // of whose controller it is now
 	down      bool
-	frozen    map[string]bool         // by Freeze
-	dark      map[string]net.Listener // the kubelets' ports of nodes without power
+	frozen    map[string]bool // by Freeze
+	links     map[string]*links
 }
 
 // Up starts a lab and returns when its nodes are Ready and their drivers are registered. If it
@@ -170,10 +169,13 @@ func (c *Cluster) prepare(programs upstream.Programs, own siblings) error {
 		return err
 	}
 	c.ports = s.Ports
-	if err := writePKI(c.paths, c.ports.server(), c.options.nodeNames()); err != nil {
+	if err := writePKI(c.paths, c.ports, c.options.nodeNames()); err != nil {
 		return err
 	}
 	if err := writeAuditPolicy(c.paths, c.options); err != nil {
+		return err
+	}
+	if err := c.connect(); err != nil {
 		return err
 	}
 	c.specs = specs{options: c.options, paths: c.paths, ports: c.ports, upstream: programs, own: own}

@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"context"
+	"maps"
 	"os"
 	"slices"
 	"sync"
@@ -29,6 +30,12 @@ type Status struct {
 	Children map[string][]Child `json:"children,omitempty"`
 	// Off are the nodes without power.
 	Off []string `json:"off,omitempty"`
+	// Frozen are the nodes that Freeze stopped.
+	Frozen []string `json:"frozen,omitempty"`
+	// Partitioned are the nodes that are cut off, and what is lost.
+	Partitioned map[string]Direction `json:"partitioned,omitempty"`
+	// BMCs are the addresses (UDP) of the nodes' BMCs, by the name of the node.
+	BMCs map[string]string `json:"bmcs,omitempty"`
 	// Logs are the files that the components and the children write to while the lab runs, by their names; that of the
 	// lab's supervisor is named "lab".
 	Logs map[string]string `json:"logs"`
@@ -70,6 +77,16 @@ func (c *Cluster) Status() Status {
 			s.Off = append(s.Off, node)
 		}
 	}
+	s.Frozen = c.frozenNodes()
+	s.Partitioned, s.BMCs = map[string]Direction{}, map[string]string{}
+	for _, node := range c.options.nodeNames() {
+		if l := c.links[node]; l != nil && l.direction() != "" {
+			s.Partitioned[node] = l.direction()
+		}
+		if bmc := c.BMC(node); bmc != "" {
+			s.BMCs[node] = bmc
+		}
+	}
 	s.Children = c.children(s.Off)
 	s.Logs = logsOf(c.paths, s)
 	s.Metrics = metricsOf(c.ports, s)
@@ -85,6 +102,12 @@ func (c *Cluster) states() []proc.State {
 		all = append(all, c.processes[name].State())
 	}
 	return all
+}
+
+func (c *Cluster) frozenNodes() []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Sorted(maps.Keys(c.frozen))
 }
 
 // childrenWithin bounds how long a node may take to report its children: one that is frozen never answers.

@@ -2,7 +2,10 @@ package cluster_test
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
+	"fmt"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -12,6 +15,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
 
 	"belay.dev/belay/lab/cluster"
 	"belay.dev/belay/lab/labdisk"
@@ -73,6 +77,7 @@ func TestUpDown(t *testing.T) {
 	}
 
 	t.Run("another process can steer it", func(t *testing.T) { steerFromOutside(t, lab) })
+	t.Run("a node is cut off", func(t *testing.T) { partition(t, lab, client) })
 	t.Run("a killed component comes back", func(t *testing.T) { killAndAwait(t, lab, client) })
 
 	if err := lab.Down(t.Context()); err != nil {
@@ -115,6 +120,76 @@ func steerFromOutside(t *testing.T, lab *cluster.Cluster) {
 		t.Errorf("killing what is not there gave %v", err)
 	}
 }
+
+// partition cuts a node off in each direction, and asks in both: the API server with the node's credential, and the kubelet's port.
+func partition(t *testing.T, lab *cluster.Cluster, client kubernetes.Interface) {
+	t.Helper()
+	remote, err := cluster.Find("updown")
+	if err != nil {
+		t.Fatal(err)
+	}
+	const name = "node-1"
+	config, err := clientcmd.BuildConfigFromFlags("", filepath.Join(lab.Dir(), "pki", name+".kubeconfig"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	asNode, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	node, err := client.CoreV1().Nodes().Get(t.Context(), name, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	kubelet := fmt.Sprintf("https://127.0.0.1:%d/healthz", node.Status.DaemonEndpoints.KubeletEndpoint.Port)
+	anybody := &http.Client{Transport: &http.Transport{
+		DisableKeepAlives: true, TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, //nolint:gosec // only whether it answers
+	}}
+	check := func(direction string, toAPI, fromAPI bool) {
+		t.Helper()
+		ctx, cancel := context.WithTimeout(t.Context(), answerWithin)
+		defer cancel()
+		if _, err := asNode.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{}); (err == nil) != toAPI {
+			t.Errorf("%s: the node asks the API server: %v", direction, err)
+		}
+		ctx, cancel = context.WithTimeout(t.Context(), answerWithin)
+		defer cancel()
+		request, err := http.NewRequestWithContext(ctx, http.MethodGet, kubelet, http.NoBody)
+		if err != nil {
+			t.Fatal(err)
+		}
+		answer, err := anybody.Do(request)
+		if (err == nil) != fromAPI || !fromAPI && !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("%s: the kubelet is asked: %v", direction, err)
+		}
+		if err == nil {
+			_ = answer.Body.Close()
+			if answer.StatusCode != http.StatusUnauthorized {
+				t.Errorf("%s: the kubelet answers %s without a certificate", direction, answer.Status)
+			}
+		}
+	}
+	check("before", true, true)
+	for direction, passes := range map[cluster.Direction][2]bool{
+		cluster.Both: {}, cluster.ToAPI: {false, true}, cluster.FromAPI: {true, false},
+	} {
+		if err := remote.Partition(t.Context(), name, direction); err != nil {
+			t.Fatal(err)
+		}
+		status, err := remote.Status(t.Context())
+		if err != nil || status.Partitioned[name] != direction || len(status.Partitioned) != 1 {
+			t.Errorf("partitioned are %v (%v), want %s %s", status.Partitioned, err, name, direction)
+		}
+		check(string(direction), passes[0], passes[1])
+	}
+	if err := remote.Heal(t.Context(), name); err != nil {
+		t.Fatal(err)
+	}
+	check("healed", true, true)
+}
+
+// answerWithin is short, because what is lost takes as long; a machine that is busy answers in it.
+const answerWithin = 3 * time.Second
 
 func killAndAwait(t *testing.T, lab *cluster.Cluster, client kubernetes.Interface) {
 	t.Helper()

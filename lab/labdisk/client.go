@@ -59,6 +59,13 @@ func (c *Client) Calls(ctx context.Context, since time.Time) ([]Call, error) {
 	return out, c.do(ctx, http.MethodGet, "/v1/calls?since="+sinceQuery(since), nil, &out)
 }
 
+// Writes lists who wrote to which volume, and when first and last, in the order of the first write: since the fabric was started, and
+// without volumes that were deleted.
+func (c *Client) Writes(ctx context.Context) ([]Writes, error) {
+	var out []Writes
+	return out, c.do(ctx, http.MethodGet, "/v1/writes", nil, &out)
+}
+
 // Violations lists the forbidden writes at or after since; the zero time means all. Only the first 10000 are held in
 // memory and listed; all are in violations.jsonl in the fabric's folder.
 func (c *Client) Violations(ctx context.Context, since time.Time) ([]Violation, error) {

@@ -49,6 +49,7 @@ type volume struct {
 	share   *os.Root              // of a shared directory
 	// appending lets one append to a file of a shared directory at a time.
 	appending sync.Mutex
+	landed    landed
 }
 
 // node is a node's access to the fabric. Cut and incarnation are read in I/O under the gate of a volume; who changes them

@@ -244,6 +244,39 @@ func TestPermissiveFabricRecordsForbiddenWrites(t *testing.T) {
 	}
 }
 
+// TestWritesAreCounted: by node and attachment, and only those that landed.
+func TestWritesAreCounted(t *testing.T) {
+	b := newBench(t, false)
+	v := b.newDisk(DriverDisk, "data")
+	first := b.mustAttach(wantedAttachment{Driver: DriverDisk, Volume: v, Node: "n1"})
+	for range 3 {
+		if errno := b.write("n1", v, first); errno != 0 {
+			t.Fatal(errno)
+		}
+	}
+	b.io("n1", "n1-first", ioRequest{Op: opRead, Volume: v, Epoch: first, Size: 8})
+	if err := b.detach(DriverDisk, v, "n1"); err != nil {
+		t.Fatal(err)
+	}
+	second := b.mustAttach(wantedAttachment{Driver: DriverDisk, Volume: v, Node: "n2"})
+	for node, want := range map[string]syscall.Errno{"n1": syscall.EIO, "n2": 0} {
+		if errno := b.write(node, v, map[string]uint64{"n1": first, "n2": second}[node]); errno != want {
+			t.Errorf("the write of %s: %v, want %v", node, errno, want)
+		}
+	}
+	got := b.writes()
+	if len(got) == 2 && (got[0].Last.After(got[1].First) || got[0].First.After(got[0].Last)) {
+		t.Errorf("in another order than they were written: %+v", got)
+	}
+	for i := range got {
+		got[i].First, got[i].Last = time.Time{}, time.Time{}
+	}
+	want := []Writes{{Volume: v, Node: "n1", Epoch: first, Count: 3}, {Volume: v, Node: "n2", Epoch: second, Count: 1}}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
 func TestAttachIsExclusive(t *testing.T) {
 	held := wantedAttachment{Driver: DriverDisk, Node: "n1"}
 	for name, test := range map[string]struct {

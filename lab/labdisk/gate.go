@@ -55,6 +55,16 @@ func (f *fabric) admit(v *volume, a admission, q *ioRequest, run func() *ioReply
 	if v.gone {
 		return &ioReply{Errno: syscall.EIO}
 	}
+	if a.write {
+		unrecorded, began := run, time.Now()
+		run = func() *ioReply {
+			reply := unrecorded()
+			if reply.Errno == 0 {
+				v.landed.add(a, began)
+			}
+			return reply
+		}
+	}
 	reason := v.judge(a)
 	if reason == "" {
 		return run()

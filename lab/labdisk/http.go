@@ -28,6 +28,7 @@ func (f *fabric) control() http.Handler {
 	mux.HandleFunc("GET /v1/attachments", func(w http.ResponseWriter, _ *http.Request) { answer(w, f.attachments(), nil) })
 	mux.HandleFunc("GET /v1/volumes", func(w http.ResponseWriter, _ *http.Request) { answer(w, list(f.snapshot().Volumes), nil) })
 	mux.HandleFunc("GET /v1/nodes", func(w http.ResponseWriter, _ *http.Request) { answer(w, list(f.snapshot().Nodes), nil) })
+	mux.HandleFunc("GET /v1/writes", func(w http.ResponseWriter, _ *http.Request) { answer(w, f.writes(), nil) })
 	mux.HandleFunc("GET /v1/calls", func(w http.ResponseWriter, r *http.Request) {
 		since, err := sinceOf(r)
 		answer(w, f.record.callsSince(since), err)

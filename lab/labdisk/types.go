@@ -89,6 +89,18 @@ type Call struct {
 	Fault      string    `json:"fault,omitempty"` // id of the fault that was injected
 }
 
+// Writes are the writes of one node to one volume in one attachment that landed. What the fabric refused is no write but a Violation.
+type Writes struct {
+	Volume string `json:"volume"` // volume handle
+	Node   string `json:"node"`
+	// Epoch is that of the attachment; 0 without one.
+	Epoch uint64 `json:"epoch"`
+	Count int64  `json:"count"`
+	// First is when the first one began, and Last when the last one so far had ended.
+	First time.Time `json:"first"`
+	Last  time.Time `json:"last"`
+}
+
 // Reasons why a write is a violation.
 const (
 	// NotHolder: the node does not hold the volume, or holds it in a newer epoch than the write names.

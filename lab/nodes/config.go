@@ -1,6 +1,7 @@
 package nodes
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -69,8 +70,10 @@ type Config struct {
 	// ServingCertFile and ServingKeyFile are for 127.0.0.1.
 	ServingCertFile string `json:"servingCertFile"`
 	ServingKeyFile  string `json:"servingKeyFile"`
-	// KubeletPort on 127.0.0.1 serves logs to the API server.
+	// KubeletPort serves logs to the API server, at KubeletAddress. The Node names this port at 127.0.0.1.
 	KubeletPort int `json:"kubeletPort"`
+	// KubeletAddress is a loopback address; default 127.0.0.1. With another one, who asks the node has to be led there from 127.0.0.1.
+	KubeletAddress string `json:"kubeletAddress,omitempty"`
 
 	// FabricSocket is where the storage fabric listens. Empty: no CSI driver runs.
 	FabricSocket string `json:"fabricSocket,omitempty"`
@@ -148,6 +151,7 @@ func (c Config) withDefaults() (Config, error) {
 	if c.Verbosity == 0 {
 		c.Verbosity = 2
 	}
+	c.KubeletAddress = cmp.Or(c.KubeletAddress, loopbackIP)
 	return c, c.validate()
 }
 

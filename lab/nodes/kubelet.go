@@ -20,7 +20,7 @@ func kubeletConfiguration(config Config) kubeletconfig.KubeletConfiguration {
 	none := map[string]string{"memory.available": "0%", "nodefs.available": "0%", "nodefs.inodesFree": "0%", "imagefs.available": "0%"}
 	return kubeletconfig.KubeletConfiguration{
 		TypeMeta:     metav1.TypeMeta{APIVersion: kubeletconfig.SchemeGroupVersion.String(), Kind: "KubeletConfiguration"},
-		Address:      "127.0.0.1",
+		Address:      config.KubeletAddress,
 		Port:         int32(config.KubeletPort),
 		ReadOnlyPort: 0,
 		HealthzPort:  new(int32), // 0: off; /healthz is served on Port too

@@ -32,7 +32,7 @@ type logServer struct {
 	listener net.Listener
 }
 
-// newLogServer listens on the kubelet port, on the loopback only. Who asks needs a
+// newLogServer listens on the kubelet port, at a loopback address only. Who asks needs a
 // certificate of the client CA and the right to read nodes/proxy.
 func newLogServer(config Config, client kubernetes.Interface, pods *pods) (*logServer, error) {
 	serving, err := tls.LoadX509KeyPair(config.ServingCertFile, config.ServingKeyFile)
@@ -47,13 +47,13 @@ func newLogServer(config Config, client kubernetes.Interface, pods *pods) (*logS
 	if !clients.AppendCertsFromPEM(pem) {
 		return nil, fmt.Errorf("read client CA of node %s: %s holds no certificate", config.Name, config.ClientCAFile)
 	}
-	listener, err := net.Listen("tcp", net.JoinHostPort(loopbackIP, strconv.Itoa(config.KubeletPort)))
+	listener, err := net.Listen("tcp", net.JoinHostPort(config.KubeletAddress, strconv.Itoa(config.KubeletPort)))
 	if err != nil {
 		return nil, fmt.Errorf("listen on kubelet port of node %s: %w", config.Name, err)
 	}
 	return &logServer{pods: pods, client: client, listener: tls.NewListener(listener, &tls.Config{
 		MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{serving}, NextProtos: []string{"h2", "http/1.1"},
-		ClientCAs: clients, ClientAuth: tls.RequireAndVerifyClientCert,
+		ClientCAs: clients, ClientAuth: tls.VerifyClientCertIfGiven, // as kubelet: without one the answer is 401
 	})}, nil
 }
 
@@ -85,6 +85,10 @@ func refuseStreaming(w http.ResponseWriter, _ *http.Request) {
 // authorized asks the API server whether the holder of the certificate may.
 func (s *logServer) authorized(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if len(r.TLS.PeerCertificates) == 0 {
+			http.Error(w, "Unauthorized", http.StatusUnauthorized)
+			return
+		}
 		who := r.TLS.PeerCertificates[0].Subject
 		review, err := s.client.AuthorizationV1().SubjectAccessReviews().Create(r.Context(), &authorizationv1.SubjectAccessReview{
 			Spec: authorizationv1.SubjectAccessReviewSpec{

@@ -1,0 +1,178 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"strconv"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/wait"
+
+	"belay.dev/belay/internal/usage"
+	"belay.dev/belay/lab/proxy"
+)
+
+// Direction is which requests a partition loses: by who sends the request, not by where single packets go, because a connection on which one
+// side is not heard is of no use to the other.
+type Direction string
+
+// The directions.
+const (
+	// Both loses the requests of both sides.
+	Both Direction = "both"
+	// ToAPI loses what the node asks the API server.
+	ToAPI Direction = "to-api"
+	// FromAPI loses what the API server, and recovery, ask the node's kubelet.
+	FromAPI Direction = "from-api"
+)
+
+// Directions are all values of Direction.
+func Directions() []Direction { return []Direction{Both, ToAPI, FromAPI} }
+
+// ParseDirection reads the name of a direction.
+func ParseDirection(name string) (Direction, error) {
+	for _, d := range Directions() {
+		if name == string(d) {
+			return d, nil
+		}
+	}
+	return "", usage.Errorf("--direction must be one of %v, not %q", Directions(), name)
+}
+
+// kubeletAddress is where the agents of the nodes listen. The Node objects name the loopback address proper, where the links are: all nodes
+// share the machine's network, and each of them can be cut off from it.
+const kubeletAddress = "127.0.0.2"
+
+// links are all connections of a node to the rest of the cluster. Storage is none of them: it is another network.
+type links struct {
+	up   *proxy.Link // to the API server
+	down *proxy.Link // to the port of the kubelet
+
+	mu          sync.Mutex
+	partitioned Direction // empty for none
+	off         bool      // the machine has no power
+}
+
+// connect lays the links of all nodes.
+func (c *Cluster) connect() error {
+	c.links = map[string]*links{}
+	for _, node := range c.options.nodeNames() {
+		up, err := proxy.NewLink(context.Background(), address(c.ports.Uplinks[node]), address(c.ports.APIServer))
+		if err != nil {
+			return fmt.Errorf("connecting %s: %w", node, err)
+		}
+		c.links[node] = &links{up: up}
+		down, err := proxy.NewLink(context.Background(), address(c.ports.Kubelets[node]), kubeletAt(c.ports.Kubelets[node]))
+		if err != nil {
+			return fmt.Errorf("connecting %s: %w", node, err)
+		}
+		c.links[node].down = down
+	}
+	return nil
+}
+
+func kubeletAt(port int) string { return net.JoinHostPort(kubeletAddress, strconv.Itoa(port)) }
+
+// disconnect takes up the links.
+func (c *Cluster) disconnect() error {
+	var errs []error
+	for _, l := range c.links {
+		errs = append(errs, l.up.Close())
+		if l.down != nil {
+			errs = append(errs, l.down.Close())
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// set cuts and heals the links as the state says. mu is held.
+func (l *links) set() {
+	for link, cut := range map[*proxy.Link]bool{
+		l.up:   l.off || l.partitioned == Both || l.partitioned == ToAPI,
+		l.down: l.off || l.partitioned == Both || l.partitioned == FromAPI,
+	} {
+		if cut {
+			link.Cut()
+		} else {
+			link.Heal()
+		}
+	}
+}
+
+func (l *links) partition(d Direction) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.partitioned = d
+	l.set()
+}
+
+func (l *links) direction() Direction {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.partitioned
+}
+
+// loseMachine is what the network sees of a power cut: a machine without power answers nothing, and does not refuse connections either.
+func (l *links) loseMachine() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.off = true
+	l.set()
+}
+
+// boot is what it sees when the machine starts again, which knows no connection of its last boot.
+func (l *links) boot() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.off = false
+	l.up.Reset()
+	l.down.Reset()
+	l.set()
+}
+
+// Partition cuts a node off from the API server, and the API server from the node's kubelet, or one of both. The node, its pods and its
+// storage go on. Connections hang, as when packets are lost; none is refused. It lasts until Heal, also through power cuts.
+func (c *Cluster) Partition(node string, d Direction) error {
+	l := c.links[node]
+	if l == nil {
+		return fmt.Errorf("the lab has no node %q", node)
+	}
+	l.partition(d)
+	return nil
+}
+
+// Heal ends a partition; nil if there is none.
+func (c *Cluster) Heal(node string) error { return c.Partition(node, "") }
+
+// Partition cuts a node off, see Cluster.Partition.
+func (r *Remote) Partition(ctx context.Context, node string, d Direction) error {
+	return r.ask(ctx, http.MethodPost, "/partition/"+string(d), node, nil)
+}
+
+// Heal ends a partition, see Cluster.Heal.
+func (r *Remote) Heal(ctx context.Context, node string) error {
+	return r.ask(ctx, http.MethodPost, "/heal", node, nil)
+}
+
+// portWithin is how long the sockets of killed processes may take to be closed.
+const portWithin = 10 * time.Second
+
+// awaitPortFree waits until the kernel has closed the sockets of a killed node, a moment after its end: its next boot needs the port.
+func (c *Cluster) awaitPortFree(node string) error {
+	var last error
+	err := wait.PollUntilContextTimeout(context.Background(), lookAgain, portWithin, true, func(context.Context) (bool, error) {
+		listener, err := net.Listen("tcp", kubeletAt(c.ports.Kubelets[node]))
+		if last = err; err != nil {
+			return false, nil
+		}
+		return true, listener.Close()
+	})
+	if err != nil {
+		return fmt.Errorf("waiting for the port of %s, which is still in use: %w", node, errors.Join(last, err))
+	}
+	return nil
+}
