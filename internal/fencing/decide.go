@@ -222,10 +222,10 @@ func (d *decider) untaint() {
 func (d *decider) doubted() bool {
 	source := d.seen.Source
 	byPerson := d.fence.Evidence == Stated
-	if source.Name != "" && source.Status.Power == PowerOn && (byPerson || source.Status.fresh(d.now)) {
-		return true
+	if byPerson {
+		return source.contradicts(d.fence.Boot) || !d.fence.Statement.holds(d.now, d.fence.Boot)
 	}
-	return byPerson && !d.fence.Statement.holds(d.now, d.fence.Boot)
+	return source.Status.fresh(d.now) && source.Status.Power == PowerOn
 }
 
 // bracketed reports whether the boot is proven to have ended, and otherwise says what is missing. Evidence that is stored counts for

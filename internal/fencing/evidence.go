@@ -95,8 +95,12 @@ func (s Source) saysOn(after time.Time) bool {
 // allows reports whether the source leaves the word to a person about this boot: it is not known to switch its machine, must not be asked,
 // or did not say On when it was asked after a time. A switch without power, as after a loss of AC, must not keep a person from being heard.
 func (s Source) allows(b Boot, after time.Time) bool {
-	return !s.bound(b) || s.Locked || s.Status.Asked.After(after) && s.Status.Power != PowerOn
+	return !s.bound(b) || s.Locked || s.Status.Asked.After(after) && !s.contradicts(b)
 }
+
+// contradicts reports whether the latest answer is that the machine of this boot is on. A switch that was wired to another machine says
+// nothing about this one.
+func (s Source) contradicts(b Boot) bool { return s.Status.Power == PowerOn && s.Status.Machine == b.Machine }
 
 // Statement is what a person says about a machine: that it is off, or destroyed.
 type Statement struct {
