@@ -75,6 +75,21 @@ func TestStoredEvidence(t *testing.T) {
 	}
 }
 
+// TestNewLeaderListens (hole 4): although the switch says Off, a leader that has not heard the node be silent itself takes nothing away.
+func TestNewLeaderListens(t *testing.T) {
+	for _, phase := range []Phase{Tainting, Evicting, Detaching} {
+		s := newStand(t)
+		s.seen.Silent, s.power = false, PowerOff
+		s.fence.Phase, s.fence.Evidence, s.fence.Intent.Nonce, s.seen.Isolated = phase, PoweredOff, "n", true
+		d := s.waits()
+		if count[Taint](s)+count[DeletePod](s)+count[DeleteAttachment](s) != 0 || d.Proof.Class() != "" || d.Reason != SilenceTooShort {
+			t.Errorf("%s: %s, steps %T", phase, d.Reason, s.did)
+		}
+		s.seen.Silent = true
+		s.until(Moved)
+	}
+}
+
 // TestOldAnswer (hole 4): an answer authorizes for five seconds after the question.
 func TestOldAnswer(t *testing.T) {
 	s := newStand(t)
@@ -381,5 +396,39 @@ func TestLastSignOfLife(t *testing.T) {
 	s.until(Cancelled)
 	if len(s.seen.Pods) == 0 || len(s.seen.Attachments) == 0 {
 		t.Error("something was taken from a node that gave a sign of life")
+	}
+}
+
+// TestRestartedKeepsItsVolumes (hole 15): a machine that was only restarted is released although its VolumeAttachments are still there:
+// its pods use them.
+func TestRestartedKeepsItsVolumes(t *testing.T) {
+	s := newStand(t)
+	s.until(Fencing)
+	for s.fence.Intent.Nonce == "" {
+		s.turn()
+	}
+	s.seen.Now, s.seen.Ready, s.seen.Renewed, s.power = boot2, Yes, true, PowerOn
+	s.until(Released)
+	if len(s.seen.Attachments) == 0 || s.seen.Isolated {
+		t.Errorf("%d VolumeAttachments are left, isolated: %t", len(s.seen.Attachments), s.seen.Isolated)
+	}
+}
+
+// TestNoWayBack (hole 18): once a pod was deleted, nothing cancels the fence: upstream's timer may run by now.
+func TestNoWayBack(t *testing.T) {
+	for name, change := range map[string]func(*stand){
+		"opted out":         func(s *stand) { s.seen.OptedOut = true },
+		"under maintenance": func(s *stand) { s.seen.Maintenance = true },
+		"fence deleted":     func(s *stand) { s.fence.Deleting = true },
+	} {
+		s := newStand(t)
+		s.fence.Statement = &Statement{By: "jo", Reason: "pulled the plug", Machine: boot1.Machine, Expires: start.Add(time.Hour)}
+		s.seen.Source = Source{}
+		s.until(Evicting)
+		change(s)
+		s.until(Moved)
+		if count[Untaint](s) != 0 {
+			t.Errorf("%s: %T", name, s.did)
+		}
 	}
 }

@@ -100,7 +100,9 @@ func (s Source) allows(b Boot, after time.Time) bool {
 
 // contradicts reports whether the latest answer is that the machine of this boot is on. A switch that was wired to another machine says
 // nothing about this one.
-func (s Source) contradicts(b Boot) bool { return s.Status.Power == PowerOn && s.Status.Machine == b.Machine }
+func (s Source) contradicts(b Boot) bool {
+	return s.Status.Power == PowerOn && s.Status.Machine == b.Machine
+}
 
 // Statement is what a person says about a machine: that it is off, or destroyed.
 type Statement struct {

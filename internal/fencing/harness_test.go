@@ -51,7 +51,10 @@ func (s *stand) do(step Step) {
 	f, seen := &s.fence, &s.seen
 	switch step := step.(type) {
 	case Enter:
-		f.Phase, f.Evidence, f.Untainted = step.Phase, step.Evidence, step.Untainted
+		f.Phase, f.Evidence = step.Phase, step.Evidence
+		if !step.Untainted.IsZero() {
+			f.Untainted = step.Untainted
+		}
 		seen.Listed = false
 	case Command:
 		f.Intent = Intent{Nonce: "n", NotAfter: step.NotAfter, Renewal: step.Renewal}

@@ -93,7 +93,7 @@ func (w *world) judgeWriter(m *hardware, volume string) {
 	}
 }
 
-// judgeCreate: no epoch of a taint is used again, unless etcd forgot it and the Node was deleted too.
+// judgeCreate: no epoch of a taint is used again. Only a backup can forget one.
 func (w *world) judgeCreate(object client.Object) {
 	f, ok := object.(*fencingv1.NodeFence)
 	if !ok {

@@ -1,0 +1,121 @@
+// Package holes takes the rules of recovery out, one by one, and expects a test to fail for each. The numbers are those of ADR 23.
+package holes
+
+import (
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+const root = "../../"
+
+// hole is a rule, and the test that fails without it.
+type hole struct {
+	number, what string
+	file         string
+	with         string // the rule, which occurs once in the file
+	without      string
+	pkg, test    string
+}
+
+const (
+	decide, evidence, boot, suspect = "internal/fencing/decide.go", "internal/fencing/evidence.go", "internal/fencing/boot.go", "internal/fencing/suspect.go"
+	pure                            = "internal/fencing"
+)
+
+var holes = []hole{
+	{
+		"1", "the second answer Off need not be to a question after the taint", decide,
+		"case !byPerson && !source.Status.Asked.After(d.seen.TaintSeen):", "case false:", pure, "TestBracket",
+	},
+	{"1", "On after the taint does not take it back", decide, "d.seen.alive(d.fence) || d.doubted()", "d.seen.alive(d.fence)", pure, "TestBracket"},
+	{
+		"2", "a taint of a fence counts for any boot", "internal/kube/facts.go",
+		`boot != "" && node.Annotations[FencedBootAnnotation] == boot`, "true || boot == \"\"", "internal/kube", "TestOutOfServiceOfAFence",
+	},
+	{"3", "another machine under the name counts as the same machine", boot, "return OtherMachine", "return Rebooted", pure, "TestReplacedNode"},
+	{"4", "an old answer authorizes", evidence, "now.Sub(a.Asked) <= FreshFor", "true", pure, "TestOldAnswer"},
+	{"4", "a new leader does not listen first", decide, "case !d.seen.silent(d.fence):\n\t\td.wait(SilenceTooShort, AskEvery)\n\tcase !byPerson", "case !byPerson", pure, "TestNewLeaderListens"},
+	{
+		"5", "a node is released while a command may still be carried out", decide,
+		"case intent.open(d.now):\n\t\td.wait(IntentOpen, intent.NotAfter.Sub(d.now))\n\tcase d.fence.offSent()", "case d.fence.offSent()", pure, "TestLateOff",
+	},
+	{"5", "a node is released before its switch says On", decide, "!source.saysOn(intent.NotAfter):", "source.Name == \"none\":", pure, "TestLateOff"},
+	{"6", "a switch counts whose hardware is another's", evidence, "s.SaidOn == b && s.Machine == b.Machine", "s.SaidOn == b", pure, "TestWrongMachine"},
+	{"6", "a switch counts that said On under another boot", evidence, "s.SaidOn == b &&", "s.SaidOn.Node != \"\" &&", pure, "TestWrongMachine"},
+	{"6", "a switch of two nodes counts", evidence, "s.Name != \"\" && !s.Shared", "s.Name != \"\"", pure, "TestWrongMachine"},
+	{"6", "a switch is commanded whose cable was swapped", "internal/recovery/levels.go", "case machineID(hardware) != machine:", "case false:", "internal/recovery", "TestSwappedSwitch"},
+	{"7", "a renewal after Off does not contradict it", "internal/fencing/record.go", "return o.Renewed && o.Exists == Yes", "return false && o.Exists == Yes", pure, "TestFalseOff"},
+	{"8", "exit status 2 alone is Off", "internal/fenceagent/agent.go", `exit == exitOff && says(text, "OFF")`, "exit == exitOff", "internal/fenceagent", "TestStatus"},
+	{"9", "the pods of a new boot are deleted for the old one", decide, "case d.seen.restarted(d.fence): // its kubelet does the rest", "case false:", pure, "TestRestartedNeverTaints"},
+	{"12", "the VolumeAttachments of a deleted Node stay", decide, "if !d.sameMachine() && !a.Deleting {", "if false {", pure, "TestDeletedNode"},
+	{"14", "a taint of another client does not count", decide, "tainted := d.seen.OutOfService || d.seen.ForeignTaint", "tainted := d.seen.OutOfService", pure, "TestForeignTaint"},
+	{"15", "pods come at once after the untaint", decide, "case d.now.Before(settled):", "case false:", pure, "TestFence"},
+	{
+		"15", "a node that restarted waits for the volumes that its pods use", decide,
+		"case d.seen.OutOfService:\n\t\td.untaint()\n\tcase d.fence.Untainted", "case len(d.seen.Attachments) > 0:\n\t\td.wait(AwaitingDetach, 0)\n\tcase d.seen.OutOfService:\n\t\td.untaint()\n\tcase d.fence.Untainted",
+		pure, "TestRestartedKeepsItsVolumes",
+	},
+	{"16", "the command is stored on an old reading of the node", decide, "case !d.seen.live(d.now):\n\t\td.do(ReadNode{})\n\t\td.wait(NotReadLive, 0)\n\tdefault:\n\t\td.do(Command", "default:\n\t\td.do(Command", pure, "TestLiveReadBeforeOff"},
+	{"16", "a detector that did not run counts what it did not hear", "internal/fencing/silence.go", "now.Sub(s.tick) > MaxTickGap", "false", pure, "TestSilences"},
+	{"16", "the command is sent although the lease was renewed", "internal/fencing/serve.go", "case commanded && r.overtaken():", "case false:", pure, "TestServe"},
+	{"17", "no limit on fences in a time", suspect, "case lately >= b.Fences:", "case false:", pure, "TestBrakes"},
+	{"17", "no limit on fences in flight", suspect, "case fleet.InFlight >= b.InFlight:", "case false:", pure, "TestBrakes"},
+	{"17", "no limit on silent nodes", suspect, "case silent > allowed(b.Share, all):", "case false:", pure, "TestBrakes"},
+	{"17", "no limit on silent nodes of a zone", suspect, "case zoneSilent > allowed(b.ZoneShare, zone):", "case false:", pure, "TestBrakes"},
+	{"17", "nodes of the control plane are fenced", suspect, "case n.ControlPlane:", "case false:", pure, "TestSuspicion"},
+	{"18", "a fence is cancelled after the first delete", decide, "case d.seen.restarted(d.fence): // its kubelet does the rest", "case d.cancels():\n\tcase d.seen.restarted(d.fence):", pure, "TestNoWayBack"},
+}
+
+// TestHoles: each rule is needed.
+func TestHoles(t *testing.T) {
+	if testing.Short() {
+		t.Skip("NOT RUN: builds the tests once for each rule")
+	}
+	for _, h := range holes {
+		t.Run(h.number+" "+h.what, func(t *testing.T) {
+			out, err := without(t, h)
+			switch {
+			case err == nil:
+				t.Errorf("%s of %s passes", h.test, h.pkg)
+			case !strings.Contains(out, "--- FAIL: Test"):
+				t.Errorf("%s of %s does not run: %v\n%s", h.test, h.pkg, err, out)
+			}
+		})
+	}
+}
+
+// without runs a test with the rule taken out, in an overlay: the source stays as it is.
+func without(t *testing.T, h hole) (string, error) {
+	t.Helper()
+	path, err := filepath.Abs(root + h.file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	source, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := strings.Count(string(source), h.with); n != 1 {
+		t.Fatalf("%s has the rule %d times, want once: %s", h.file, n, h.with)
+	}
+	changed := filepath.Join(t.TempDir(), "changed.go")
+	if err := os.WriteFile(changed, []byte(strings.Replace(string(source), h.with, h.without, 1)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	overlay, err := json.Marshal(map[string]map[string]string{"Replace": {path: changed}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), "overlay.json")
+	if err := os.WriteFile(file, overlay, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c := exec.CommandContext(t.Context(), "go", "test", "-overlay", file, "-vet=off", "-count=1", "-short", "-run", "^("+h.test+")$", "./"+h.pkg)
+	c.Dir = root
+	out, err := c.CombinedOutput()
+	return string(out), err
+}
