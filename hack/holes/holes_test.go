@@ -29,7 +29,7 @@ const (
 var holes = []hole{
 	{
 		"1", "the second answer Off need not be to a question after the taint", decide,
-		"case !byPerson && !source.Status.Asked.After(d.seen.TaintSeen):", "case false:", pure, "TestBracket",
+		"case source.Status.Asked.After(d.seen.TaintSeen):", "case true:", pure, "TestBracket",
 	},
 	{"1", "On after the taint does not take it back", decide, "d.seen.alive(d.fence) || d.doubted()", "d.seen.alive(d.fence)", pure, "TestBracket"},
 	{
@@ -67,7 +67,7 @@ var holes = []hole{
 	{"17", "no limit on silent nodes", suspect, "case silent > allowed(b.Share, all):", "case false:", pure, "TestBrakes"},
 	{"17", "no limit on silent nodes of a zone", suspect, "case zoneSilent > allowed(b.ZoneShare, zone):", "case false:", pure, "TestBrakes"},
 	{"17", "nodes of the control plane are fenced", suspect, "case n.ControlPlane:", "case false:", pure, "TestSuspicion"},
-	{"18", "a fence is cancelled after the first delete", decide, "case d.seen.restarted(d.fence): // its kubelet does the rest", "case d.cancels():\n\tcase d.seen.restarted(d.fence):", pure, "TestNoWayBack"},
+	{"18", "a fence is cancelled after the first delete", decide, "case d.seen.restarted(d.fence): // its kubelet does the rest", "case d.cancels():\n\tcase d.seen.restarted(d.fence):", pure, "TestNoCancelAfterDelete"},
 }
 
 // TestHoles: each rule is needed.

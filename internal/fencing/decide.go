@@ -246,15 +246,27 @@ func (d *decider) bracketed() bool {
 		d.wait(NotReadLive, 0)
 	case !tainted:
 		d.do(Taint{NodeUID: d.seen.Now.NodeUID, Version: d.seen.Version})
-	case !byPerson && !source.Status.Asked.After(d.seen.TaintSeen) && source.Running:
-		d.awaitAnswer()
-	case !byPerson && !source.Status.Asked.After(d.seen.TaintSeen):
-		d.do(Ask{})
-		d.wait(AwaitingSource, AskEvery)
 	case byPerson && !source.allows(d.fence.Boot, d.seen.TaintSeen):
 		d.askAgain(AwaitingSource)
-	default:
+	case byPerson:
 		return true
+	default:
+		return d.offAgain()
+	}
+	return false
+}
+
+// offAgain reports whether the machine was off when asked after the taint.
+func (d *decider) offAgain() bool {
+	source := d.seen.Source
+	switch {
+	case source.Status.Asked.After(d.seen.TaintSeen):
+		return true
+	case source.Running:
+		d.awaitAnswer()
+	default:
+		d.do(Ask{})
+		d.wait(AwaitingSource, AskEvery)
 	}
 	return false
 }

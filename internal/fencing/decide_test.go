@@ -414,8 +414,8 @@ func TestRestartedKeepsItsVolumes(t *testing.T) {
 	}
 }
 
-// TestNoWayBack (hole 18): once a pod was deleted, nothing cancels the fence: upstream's timer may run by now.
-func TestNoWayBack(t *testing.T) {
+// TestNoCancelAfterDelete (hole 18): once a pod was deleted, nothing cancels the fence: upstream's timer may run by now.
+func TestNoCancelAfterDelete(t *testing.T) {
 	for name, change := range map[string]func(*stand){
 		"opted out":         func(s *stand) { s.seen.OptedOut = true },
 		"under maintenance": func(s *stand) { s.seen.Maintenance = true },

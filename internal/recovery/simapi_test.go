@@ -50,8 +50,8 @@ type answered struct {
 type network struct {
 	mu       sync.Mutex
 	waiting  []*call
-	replies  []func() // of calls that were carried out, and whose answers are on their way
-	late     []*call  // their senders have given up
+	replies  []func() // of calls that were carried out, and whose answers are in flight
+	late     []*call  // their senders do not wait any more
 	abandons []*call
 }
 
@@ -128,7 +128,7 @@ func (w *world) serve(c *call) {
 		c.reply <- answered{err: errLost}
 	case fate%4 == 2:
 		v, err := c.do()
-		w.say("%s: %s: done, the answer is on its way", c.by.name, c.what)
+		w.say("%s: %s: done, the answer is in flight", c.by.name, c.what)
 		w.net.replies = append(w.net.replies, func() { c.reply <- answered{v, err} })
 	default:
 		w.say("%s: %s: done, answer lost", c.by.name, c.what)
@@ -137,7 +137,7 @@ func (w *world) serve(c *call) {
 	}
 }
 
-// deliver lets what is on its way arrive.
+// deliver lets what is in flight arrive.
 func (w *world) deliver() {
 	for len(w.net.replies) > 0 && (w.calm || w.chance(60)) {
 		i := w.rng.IntN(len(w.net.replies))

@@ -48,8 +48,8 @@ func (p *process) about(ctx context.Context) target {
 	return target{node: node}
 }
 
-// ended reports whether the boot of a target cannot write any more. A boot that its own switch called Off while it ran, and which was not
-// heard of either, is what docs/invariants.md lists as not guaranteed.
+// ended reports whether the boot of a target cannot write any more. A boot that its own switch called Off while it ran, and which did not
+// renew its lease either, is what docs/invariants.md lists as not guaranteed.
 func (w *world) ended(t target) bool {
 	m := w.byUUID(t.machine)
 	return !m.on || m.bootID() != t.boot || m.lied[m.boot] && (m.frozen || m.cut || m.gone)
@@ -57,7 +57,7 @@ func (w *world) ended(t target) bool {
 
 // judgeDelete: S8. Nothing is taken from a boot that may still write.
 func (w *world) judgeDelete(by *process, about target, object client.Object) {
-	node := ""
+	var node string
 	switch x := object.(type) {
 	case *corev1.Pod:
 		node = x.Spec.NodeName
@@ -79,7 +79,7 @@ func (w *world) judgeDelete(by *process, about target, object client.Object) {
 func (w *world) judgeForce(va *storagev1.VolumeAttachment) {
 	m, volume := w.byUUID(va.Labels["machine"]), *va.Spec.Source.PersistentVolumeName
 	w.count["forced"]++
-	if m.on && m.uses(volume) && !(m.lied[m.boot] && (m.frozen || m.cut || m.gone)) {
+	if m.uses(volume) && !w.ended(target{va.Spec.NodeName, m.bootID(), m.uuid}) {
 		w.breaks("S8", "%s is detached by force from %s, which uses it", volume, m)
 	}
 }

@@ -15,7 +15,7 @@ import (
 	"belay.dev/belay/internal/kube"
 )
 
-// plane is what goes on around recovery: StatefulSets with one pod and one volume each, their scheduler, an attach/detach controller, and
+// plane is what happens around recovery: StatefulSets with one pod and one volume each, their scheduler, an attach/detach controller, and
 // upstream's controllers that act on taints.
 type plane struct {
 	*world
@@ -130,7 +130,7 @@ func (p *plane) detach() {
 		if va == nil || slices.ContainsFunc(p.podsOf(volume), func(pod *corev1.Pod) bool { return pod.Spec.NodeName == va.Spec.NodeName }) {
 			continue
 		}
-		why := ""
+		var why string
 		switch {
 		case p.forces(va):
 			why = "by force"

@@ -257,7 +257,7 @@ func (w *world) step() {
 	w.settle()
 }
 
-// trouble is one thing that breaks, or is mended.
+// trouble is one thing that breaks, or is repaired.
 func (w *world) trouble() {
 	m := w.current(simNodes[w.rng.IntN(3)]) // two of the five stay well
 	switch w.rng.IntN(16) {

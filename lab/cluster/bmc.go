@@ -12,7 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
+	"slices"
 	"strings"
 	"time"
 
@@ -251,35 +251,28 @@ func (r *Remote) chassis(ctx context.Context, node, request string) (string, err
 			return "", fmt.Errorf("the BMC of %s hangs: %w", node, err)
 		}
 	}
+	obeys := fault != BMCIgnores && fault != BMCLies
 	switch request {
 	case "get power":
 		status, err := r.Status(ctx)
 		if err != nil {
 			return "", err
 		}
-		on := 1
-		for _, off := range status.Off {
-			if off == node || fault == BMCLies {
-				on = 0
-			}
+		if fault == BMCLies || slices.Contains(status.Off, node) {
+			return "power:0", nil
 		}
-		if fault == BMCLies {
-			on = 0
-		}
-		return "power:" + strconv.Itoa(on), nil
+		return "power:1", nil
 	case BMCOff:
-		switch fault {
-		case BMCIgnores, BMCLies:
-			return "", nil
-		case BMCOffFails:
+		if fault == BMCOffFails {
 			return "", fmt.Errorf("the BMC of %s does not switch off, because of a fault of the lab", node)
 		}
-		return "", r.PowerOff(ctx, node)
-	case "set power 1":
-		if fault == BMCIgnores || fault == BMCLies {
-			return "", nil
+		if obeys {
+			return "", r.PowerOff(ctx, node)
 		}
-		return "", r.PowerOn(ctx, node)
+	case "set power 1":
+		if obeys {
+			return "", r.PowerOn(ctx, node)
+		}
 	}
 	return "", nil // what a simulated chassis has not, such as a boot device
 }

@@ -47,7 +47,7 @@ func agent(t *testing.T, bmc, action string) (status int, output string) {
 	return command.ProcessState.ExitCode(), string(raw)
 }
 
-// TestBMC switches a node with fence_ipmilan, and looks at each fault through it: what the agent is told, and whether the node runs.
+// TestBMC switches a node with fence_ipmilan, and looks at each fault through it: what the agent reports, and whether the node runs.
 func TestBMC(t *testing.T) {
 	if !cluster.CanFence() {
 		t.Skip("NOT RUN: ipmi_sim, ipmitool or fence_ipmilan is missing: run hack/install-packages")

@@ -135,7 +135,7 @@ func (l *links) boot() {
 }
 
 // Partition cuts a node off from the API server, and the API server from the node's kubelet, or one of both. The node, its pods and its
-// storage go on. Connections hang, as when packets are lost; none is refused. It lasts until Heal, also through power cuts.
+// storage continue. Connections hang, as when packets are lost; none is refused. It lasts until Heal, also through power cuts.
 func (c *Cluster) Partition(node string, d Direction) error {
 	l := c.links[node]
 	if l == nil {
@@ -167,7 +167,7 @@ func (c *Cluster) awaitPortFree(node string) error {
 	err := wait.PollUntilContextTimeout(context.Background(), lookAgain, portWithin, true, func(context.Context) (bool, error) {
 		listener, err := net.Listen("tcp", kubeletAt(c.ports.Kubelets[node]))
 		if last = err; err != nil {
-			return false, nil
+			return false, nil //nolint:nilerr // it is tried again
 		}
 		return true, listener.Close()
 	})

@@ -74,7 +74,10 @@ func openSite(t *testing.T, o cluster.Options) *site {
 }
 
 // of is the same site for a subtest.
-func (s *site) of(t *testing.T) *site { return &site{T: t, scene: s.scene, api: s.api} }
+func (s *site) of(t *testing.T) *site {
+	t.Helper()
+	return &site{T: t, scene: s.scene, api: s.api}
+}
 
 // bound waits until the node's BMC has said On for the boot that the Node shows.
 func (s *site) bound(node string) {

@@ -190,7 +190,7 @@ func (s *site) returns(node string) {
 	s.forget()
 }
 
-// killedIn: the controller is killed when the phase is stored, and before it knows that. Its next run goes on from there.
+// killedIn: the controller is killed when the phase is stored, and before it knows that. Its next run continues from there.
 func (s *site) killedIn(phase fencing.Phase) {
 	lab := s.scene.Cluster
 	config, err := lab.ControllerConfig()

@@ -57,7 +57,7 @@ func (l *Link) Cut() {
 	}
 }
 
-// Heal lets the traffic continue: connections that neither end has given up carry on, as TCP does when packets arrive again.
+// Heal lets the traffic continue: connections that neither end has closed continue, as TCP does when packets arrive again.
 func (l *Link) Heal() {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -88,7 +88,7 @@ func (c *caller) hearsNothing() {
 }
 
 // TestCutLink: a link that is cut swallows what is sent, on old connections and on new ones, and ends none. Healed, all continue with what
-// was on the way.
+// was in flight.
 func TestCutLink(t *testing.T) {
 	l := newLink(t, echo(t))
 	before := call(t, l)
