@@ -6,10 +6,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
-	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
-	"belay.dev/belay/internal/kube"
+	"k8s.io/utils/ptr"
 )
 
 // The objects of a large cluster have to fit into the memory of a laptop, beside the page that is being read. Each is copied, because
@@ -24,15 +22,16 @@ func keepMeta(m metav1.ObjectMeta) metav1.ObjectMeta {
 	return m
 }
 
-// keepPod drops what a diagnosis does not need, which is most of a pod. With history it keeps all conditions and containers.
-func keepPod(pod *corev1.Pod, history bool) *corev1.Pod {
+// keepPod drops what a diagnosis does not need, which is most of a pod. The volumes are those of kube.StripPod. With history it keeps all
+// conditions and containers.
+func keepPod(pod *corev1.Pod, volumes []corev1.Volume, history bool) *corev1.Pod {
 	kept := &corev1.Pod{ObjectMeta: keepMeta(pod.ObjectMeta)}
 	if hash, ok := pod.Labels["pod-template-hash"]; ok {
 		kept.Labels = map[string]string{"pod-template-hash": hash}
 	}
 	kept.Spec.NodeName = one(pod.Spec.NodeName)
 	kept.Spec.Tolerations = keepTolerations(pod.Spec.Tolerations)
-	kept.Spec.Volumes = slices.Clip(kube.StripPod(pod).Spec.Volumes)
+	kept.Spec.Volumes = slices.Clip(volumes)
 	kept.Status.Phase, kept.Status.Reason = corev1.PodPhase(one(string(pod.Status.Phase))), pod.Status.Reason
 	if !history && pod.Status.Phase == corev1.PodRunning && pod.DeletionTimestamp == nil && slices.ContainsFunc(pod.Status.ContainerStatuses, runs) {
 		kept.Status.ContainerStatuses = running // as most are: what else it was and is does not matter
@@ -61,10 +60,14 @@ func keepTolerations(tolerations []corev1.Toleration) []corev1.Toleration {
 			kept = append(kept, t)
 		}
 	}
-	if equality.Semantic.DeepEqual(kept, usualTolerations) {
+	if slices.EqualFunc(kept, usualTolerations, sameToleration) {
 		return usualTolerations
 	}
 	return kept
+}
+
+func sameToleration(a, b corev1.Toleration) bool {
+	return a.MatchToleration(&b) && ptr.Equal(a.TolerationSeconds, b.TolerationSeconds)
 }
 
 // usualTolerations are those of the admission plugin DefaultTolerationSeconds with its defaults.

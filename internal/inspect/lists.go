@@ -143,8 +143,8 @@ func (r *run) podsOn(ctx context.Context, node, namespace string) {
 
 // keepPod stores a pod that uses a volume. Those that are in several lists are sorted out by merge.
 func (r *run) keepPod(s *diagnosis.Snapshot, pod *corev1.Pod) {
-	if kept := keepPod(pod, r.history); len(kept.Spec.Volumes) > 0 {
-		s.Pods = append(s.Pods, kept)
+	if volumes := kube.StripPod(pod).Spec.Volumes; len(volumes) > 0 {
+		s.Pods = append(s.Pods, keepPod(pod, volumes, r.history))
 	}
 }
 
