@@ -48,12 +48,22 @@ func (p *process) about(ctx context.Context) target {
 	return target{node: node}
 }
 
-// ended reports whether the boot of a target cannot write any more. A boot that its own switch called Off while it ran, and which did not
-// renew its lease either, is what docs/invariants.md lists as not guaranteed.
+// ended reports whether the boot of a target cannot write any more. docs/invariants.md lists what is not guaranteed: a boot that its own
+// switch called Off while it ran, and one that was resumed from a snapshot after it was off. Either counts only while the node does not renew
+// its lease, which recovery would hear, and a resumed one for as long as what was known before is used.
 func (w *world) ended(t target) bool {
 	m := w.byUUID(t.machine)
-	return !m.on || m.bootID() != t.boot || m.lied[m.boot] && (m.frozen || m.cut || m.gone)
+	switch {
+	case !m.on || m.bootID() != t.boot:
+		return true
+	case m.frozen || m.cut || m.gone:
+		return m.lied[m.boot] || !m.resumed.IsZero()
+	}
+	return m.cameBack(resumedUnheard)
 }
+
+// resumedUnheard is how long a decision lives that was taken before a machine was resumed: a proof counts for 30 s without a new one.
+const resumedUnheard = 30 * time.Second
 
 // judgeDelete: S8. Nothing is taken from a boot that may still write.
 func (w *world) judgeDelete(by *process, about target, object client.Object) {
@@ -79,7 +89,7 @@ func (w *world) judgeDelete(by *process, about target, object client.Object) {
 func (w *world) judgeForce(va *storagev1.VolumeAttachment) {
 	m, volume := w.byUUID(va.Labels["machine"]), *va.Spec.Source.PersistentVolumeName
 	w.count["forced"]++
-	if m.uses(volume) && !w.ended(target{va.Spec.NodeName, m.bootID(), m.uuid}) {
+	if m.uses(volume) && !w.ended(target{va.Spec.NodeName, m.bootID(), m.uuid}) && m.resumed.IsZero() { // the taint stays, and authorizes them
 		w.breaks("S8", "%s is detached by force from %s, which uses it", volume, m)
 	}
 }
@@ -87,7 +97,7 @@ func (w *world) judgeForce(va *storagev1.VolumeAttachment) {
 // judgeWriter: a fenced boot never writes after the first write elsewhere.
 func (w *world) judgeWriter(m *hardware, volume string) {
 	for _, other := range w.machines {
-		if other != m && other.on && other.uses(volume) && !other.lied[other.boot] {
+		if other != m && other.on && other.uses(volume) && !other.lied[other.boot] && other.resumed.IsZero() {
 			w.breaks("writers", "%s writes to %s while %s (frozen: %t, cut off: %t) uses it", m, volume, other, other.frozen, other.cut)
 		}
 	}

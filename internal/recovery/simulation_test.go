@@ -260,7 +260,13 @@ func (w *world) step() {
 // trouble is one thing that breaks, or is repaired.
 func (w *world) trouble() {
 	m := w.current(simNodes[w.rng.IntN(3)]) // two of the five stay well
-	switch w.rng.IntN(16) {
+	switch w.rng.IntN(17) {
+	case 16:
+		if !m.on && !m.gone {
+			m.resume()
+			w.count["resumed"]++
+			w.say("%s is resumed from a snapshot of boot %d, and writes to %v", m, m.boot, m.runs)
+		}
 	case 0, 1:
 		if m.on {
 			m.powerOff()
@@ -456,16 +462,21 @@ func (w *world) heal() {
 	}
 }
 
-// speak has people say what they know about machines that are gone, and that no switch speaks for.
+// speak has people say what they know about machines that are gone, and that no switch speaks for, and restart those that run a boot which
+// was proven to have ended: the fence waits for that (Contradicted).
 func (w *world) speak() {
 	for _, name := range simNodes {
 		f := w.fence(name)
 		if f == nil || finished(f) || f.Spec.Statement != nil {
 			continue
 		}
-		if m := w.byUUID(f.Spec.MachineID); m.gone {
+		switch m := w.byUUID(f.Spec.MachineID); {
+		case m.gone:
 			w.say("a person says that %s is off", m)
 			w.state(m, f)
+		case m.on && !m.resumed.IsZero() && m.bootID() == f.Spec.BootID:
+			w.say("a person restarts %s, whose boot had ended", m)
+			w.boot(m)
 		}
 	}
 }

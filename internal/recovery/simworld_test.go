@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"strconv"
@@ -80,16 +81,34 @@ type hardware struct {
 	returns time.Time
 	// lied has the boots that a switch called Off while they ran.
 	lied map[int]bool
+	// stopped has the volumes that the boot wrote to when it lost its power, and resumed when it runs again from a snapshot of its memory.
+	stopped map[string]string
+	resumed time.Time
 }
 
 func (m *hardware) bootID() string { return fmt.Sprintf("%s-boot-%d", m.uuid, m.boot) }
 
 func (m *hardware) String() string { return m.uuid }
 
-// cuts takes the machine's power.
+// powerOff takes the machine's power.
 func (m *hardware) powerOff() {
+	if m.on {
+		m.stopped = maps.Clone(m.runs)
+	}
 	m.on, m.frozen = false, false
 	clear(m.runs)
+}
+
+// resume continues the boot that has ended from a snapshot of its memory, as a hypervisor can. The switch told the truth when it said Off.
+func (m *hardware) resume() {
+	m.on, m.returns, m.resumed = true, time.Time{}, time.Now()
+	maps.Copy(m.runs, m.stopped)
+}
+
+// cameBack reports whether the boot was resumed, at most so long ago. What was proven before that is not true any more, and recovery cannot
+// know it before the kubelet renews its lease (docs/invariants.md).
+func (m *hardware) cameBack(within time.Duration) bool {
+	return !m.resumed.IsZero() && time.Since(m.resumed) <= within
 }
 
 // bmc is the power switch at an address.
@@ -274,7 +293,7 @@ func (w *world) kubelet(m *hardware) {
 
 func (w *world) boot(m *hardware) {
 	m.boot++
-	m.on, m.frozen, m.returns = true, false, time.Time{}
+	m.on, m.frozen, m.returns, m.resumed = true, false, time.Time{}, time.Time{}
 	clear(m.runs)
 	w.say("%s has power and boots: %d", m, m.boot)
 }
