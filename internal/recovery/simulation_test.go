@@ -467,11 +467,11 @@ func (w *world) heal() {
 func (w *world) speak() {
 	for _, name := range simNodes {
 		f := w.fence(name)
-		if f == nil || finished(f) || f.Spec.Statement != nil {
+		if f == nil || finished(f) {
 			continue
 		}
 		switch m := w.byUUID(f.Spec.MachineID); {
-		case m.gone:
+		case m.gone && f.Spec.Statement == nil:
 			w.say("a person says that %s is off", m)
 			w.state(m, f)
 		case m.on && !m.resumed.IsZero() && m.bootID() == f.Spec.BootID:
