@@ -66,6 +66,15 @@ func (x *state) hiddenNames() map[string]bool {
 			}
 		}
 	}
+	for _, source := range x.FenceSources {
+		for _, level := range source.Spec.Levels {
+			for _, feed := range level.Feeds {
+				if ref := feed.SecretRef; ref != nil {
+					hide(ref.Namespace, ref.Name)
+				}
+			}
+		}
+	}
 	for _, pod := range x.Pods {
 		hide(pod.Namespace, pod.Name)
 	}
