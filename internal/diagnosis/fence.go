@@ -128,7 +128,7 @@ func (x *state) ofFence(f *fence, w wait, s explain.Situation) Finding {
 		Next: g.Steps(s), Runbook: explain.Runbook(f.reason),
 	}
 	if at := x.unanswered(f); !at.IsZero() {
-		found.Facts = []Fact{{Component: "recovery", Message: "the fencer has not answered a question", At: &at}}
+		found.Facts, found.Next = []Fact{unansweredFact(at)}, explain.FenceNext(fencing.SourceSilent, explain.ShellWord(s.Node))
 	}
 	return found
 }
@@ -141,6 +141,9 @@ func (x *state) fenced(f *fence, n NodeState, attached int) Finding {
 	return found
 }
 
+func unansweredFact(at time.Time) Fact {
+	return Fact{Component: "recovery", Message: "the fencer has not answered a question", At: &at}
+}
 
 // answerLate is how long the answer to a question may take. An agent ends before that.
 const answerLate = 15 * time.Second
@@ -162,14 +165,10 @@ func (x *state) unanswered(f *fence) time.Time {
 // fenceClock is what recovery does by itself about a node, and when.
 func (x *state) fenceClock(node string) []string {
 	if f := x.fenceOf(node); f != nil {
-		line := "recovery continues by itself when this happens: " + fencing.Exits[f.reason].By
-		if !soon[f.reason] && !fencing.Exits[f.reason].Timed {
-			line += "; time alone changes nothing"
-		}
-		return []string{line}
+		return []string{explain.FenceClock(f.reason)}
 	}
 	if r, _ := x.heldBack(node); r != "" {
-		return []string{"recovery fences node " + node + " by itself as soon as this changes: " + explain.NotFencedBecause(r) + " (" + string(r) + ")"}
+		return []string{"recovery fences node " + node + " as soon as this is no longer so: " + explain.NotFencedBecause(r) + " (" + string(r) + ")"}
 	}
 	return nil
 }
@@ -224,23 +223,26 @@ const (
 // RecoveryRoles are the parts of recovery.
 func RecoveryRoles() []string { return []string{roleDetector, roleFencer, roleActor} }
 
-// RecoveryLeases are the names of the leases that a process holds which runs the part: alone, with the other parts, or in belay-controller.
-func RecoveryLeases(role string) []string {
-	names := []string{Recovery + "-" + role, Recovery}
-	if role == roleActor {
-		names = append(names, ownLease)
-	}
-	return names
+// RecoveryRuns is whether a process holds the lease of a part of recovery. Whether the actor runs in belay-controller, no lease shows.
+func (s *Snapshot) RecoveryRuns(role string) decision.Knowledge {
+	return (&state{Snapshot: s}).recoveryRuns(role)
 }
 
-// recoveryRuns is whether a process holds the lease of a part of recovery.
+// recoveryRuns is RecoveryRuns.
 func (x *state) recoveryRuns(role string) decision.Knowledge {
+	controller := false
 	for _, lease := range x.Leases {
-		if lease.Namespace == metav1.NamespaceSystem && slices.Contains(RecoveryLeases(role), lease.Name) && x.held(lease) {
+		if lease.Namespace != metav1.NamespaceSystem || !x.held(lease) {
+			continue
+		}
+		if lease.Name == Recovery || lease.Name == Recovery+"-"+role {
 			return decision.Yes
 		}
+		controller = controller || lease.Name == ownLease
 	}
-	if slices.ContainsFunc(x.Unread, func(u Unread) bool { return u.Resource == Leases && u.Name == "" && u.Namespace != corev1.NamespaceNodeLease }) {
+	if controller && role == roleActor || slices.ContainsFunc(x.Unread, func(u Unread) bool {
+		return u.Resource == Leases && u.Name == "" && u.Namespace != corev1.NamespaceNodeLease
+	}) {
 		return decision.Unknown
 	}
 	return decision.No

@@ -193,6 +193,9 @@ func (x *state) preconditions(f *fence) []Precondition {
 	}
 	ready := precondition("not Ready", n.State == NodeNotReady || n.State == NodeUnreachable || n.State == NodeDeleted, "the node is %s", n.State)
 	power := precondition("power switch", true, "no power switch has said On")
+	if source := x.sources[n.Name]; source != nil && source.Status.Bound != nil {
+		power.Message = "the power switch has not answered yet: a statement counts only after the fencer has asked it"
+	}
 	if a := x.lastAnswer(f.object); a != nil {
 		power.Met = a.Power != powerOn
 		power.Message = fmt.Sprintf("the power switch said %s at %s", a.Power, stamp(a.Time.Time))

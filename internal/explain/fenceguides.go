@@ -12,9 +12,11 @@ import (
 func init() {
 	for r, title := range notFencedTitles {
 		guides[r] = Guide{
-			Title:   title,
-			Summary: func(s Situation) string { return fmt.Sprintf("recovery does not fence node %s: %s", s.Node, notFenced[r]) },
-			Next:    func(s Situation) []Step { return append(notFencedNext(r, s.Node), evidenceOf(s.Node)) },
+			Title: title,
+			Summary: func(s Situation) string {
+				return fmt.Sprintf("recovery does not fence node %s: %s", s.Node, notFenced[r])
+			},
+			Next: func(s Situation) []Step { return append(notFencedNext(r, s.Node), evidenceOf(s.Node)) },
 		}
 	}
 	maps.Copy(guides, lookingGuides)
@@ -45,9 +47,11 @@ var notFencedTitles = map[decision.Reason]string{
 // lookingGuides are the reasons of a node that recovery still looks at.
 var lookingGuides = map[decision.Reason]Guide{
 	fencing.NodeAlive: {
-		Title:   "The node renews its lease",
-		Summary: func(s Situation) string { return fmt.Sprintf("node %s renews its lease, so recovery has no cause to fence it", s.Node) },
-		Next:    none,
+		Title: "The node renews its lease",
+		Summary: func(s Situation) string {
+			return fmt.Sprintf("node %s renews its lease, so recovery has no cause to fence it", s.Node)
+		},
+		Next: none,
 	},
 	fencing.SilenceTooShort: {
 		Title: "The node is not silent for long enough yet",
@@ -55,6 +59,13 @@ var lookingGuides = map[decision.Reason]Guide{
 			return fmt.Sprintf("node %s is silent, and not for as long yet as recovery waits before it acts", s.Node)
 		},
 		Next: func(s Situation) []Step { return []Step{evidenceOf(s.Node)} },
+	},
+	RecoveryNotRunning: {
+		Title:   "A part of recovery does not run",
+		Summary: func(s Situation) string { return "recovery does not act: " + s.Detail },
+		Next: func(Situation) []Step {
+			return []Step{{Text: "Find out why it does not run.", Command: "kubectl get pods -n belay-system"}}
+		},
 	},
 	fencing.NotReadLive: {
 		Title: "The API server has not confirmed the silence yet",
@@ -114,7 +125,7 @@ func FenceNext(r decision.Reason, node string) []Step {
 		steps = []Step{statePoweredOff(node), {Text: "To let recovery do this the next time, create a FenceSource for the node (docs/recovery.md)."}}
 	case fencing.SourceLocked:
 		steps = []Step{{Text: "Correct the Secret of the FenceSource: it is asked again after that.", Command: "kubectl get fencesource " + node}, statePoweredOff(node)}
-	case fencing.SourceSilent, fencing.AwaitingSource:
+	case fencing.SourceSilent:
 		steps = []Step{{Text: "Check that the fencer runs, and that it reaches the power switch: it is asked again and again.", Command: "kubectl belay check"}, statePoweredOff(node)}
 	case fencing.NotOff:
 		steps = []Step{{Text: "Switch the machine off yourself. Recovery asks the power switch again every second, and continues when it says Off."}}
@@ -127,6 +138,27 @@ func FenceNext(r decision.Reason, node string) []Step {
 		steps = []Step{{Text: "If the node is as it should be, release it.", Command: "kubectl belay unfence " + node}}
 	}
 	return append(steps, evidenceOf(node))
+}
+
+// FenceClock is what happens to a fence that waits without anyone's help.
+func FenceClock(r decision.Reason) string { return fenceClocks[r] }
+
+var fenceClocks = map[decision.Reason]string{
+	fencing.NoEvidence:         "recovery does nothing more until a power switch is configured or reachable, or a person makes a statement: time alone changes nothing",
+	fencing.SourceLocked:       "recovery does nothing more until the Secret or the FenceSource changes, or a person makes a statement: time alone changes nothing",
+	fencing.AwaitingSource:     "recovery asks the power switch, and continues with its answer",
+	fencing.SourceSilent:       "recovery asks the power switch again and again, and continues when it answers",
+	fencing.IntentOpen:         "recovery continues when the command can no longer be carried out, at most 30 s after it was stored",
+	fencing.NotOff:             "recovery asks the power switch again every second, and continues when it says Off",
+	fencing.Contradicted:       "recovery deletes nothing more until the node shows another boot, or a person decides",
+	fencing.AwaitingPods:       "the volumes are detached when the pods of the node are gone",
+	fencing.AwaitingDetach:     "the volumes are detached because of the fence, without an unmount",
+	fencing.AwaitingBoot:       "recovery releases the node when its machine has started again and the node is Ready",
+	fencing.AwaitingRelease:    "recovery does nothing more until the NodeFence is deleted",
+	fencing.SettlingAfterTaint: "recovery lets pods be scheduled to the node a minute after the out-of-service taint was removed",
+	fencing.SilenceTooShort:    "recovery continues when the node was silent for its whole limit, and cancels the fence if it renews its lease",
+	fencing.NodeUnknown:        "recovery continues when the API server answers",
+	fencing.NotReadLive:        "recovery continues when the API server answers",
 }
 
 // statePoweredOff is the step for a person who takes the place of a power switch.
@@ -158,4 +190,32 @@ func notFencedNext(r decision.Reason, node string) []Step {
 		return []Step{{Text: "Look at the other fences: this one begins by itself when the brake allows it.", Command: "kubectl get nodefences"}}
 	}
 	return []Step{{Text: "Look for the common cause: the network, a zone, or the control plane.", Command: "kubectl get nodes"}}
+}
+
+// The reasons of the condition FenceReady of a FenceSource (internal/recovery) that have steps of their own.
+const (
+	SourceTooManyFailures  = "TooManyFailures"
+	sourceSecretUnreadable = "SecretUnreadable"
+	sourceNoIdentity       = "NoIdentity"
+	sourceOtherMachine     = "OtherMachine"
+	sourceNotOn            = "NotOn"
+	sourceShared           = "SharedSwitch"
+	sourceNoAnswer         = "NoAnswer"
+)
+
+// SourceNext is what a person can do about a power switch that cannot be used, by the reason of its condition FenceReady.
+func SourceNext(reason, node string) []Step {
+	text := map[string]string{
+		SourceTooManyFailures:  "Correct the Secret of the FenceSource, or the FenceSource: the power switch is asked again after that.",
+		sourceSecretUnreadable: "Create the Secret that the FenceSource names, or allow the fencer to read it.",
+		sourceNoIdentity:       "Find out by other means whose power switch it is, and state it with the annotation fencing.belay.dev/machine on the FenceSource.",
+		sourceOtherMachine:     "Correct the address or the plug: the power switch belongs to another machine.",
+		sourceNotOn:            "Correct the address or the plug: the power switch says Off while the node runs.",
+		sourceShared:           "Correct the FenceSources: two nodes have the same power switch, or two Nodes the same system UUID.",
+		sourceNoAnswer:         "Check the address, the network between the fencer and the power switch, and the options of the agent.",
+	}[reason]
+	if text == "" {
+		text = "Wait for a minute: the fencer asks the power switch about that often. Then check that it runs."
+	}
+	return []Step{{Text: text, Command: "kubectl describe fencesource " + ShellWord(node)}}
 }

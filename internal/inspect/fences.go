@@ -208,4 +208,3 @@ func (r *Reader) Fence(ctx context.Context, p diagnosis.FencePlan, dryRun bool) 
 	}
 	return nil
 }
-
