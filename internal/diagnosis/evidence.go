@@ -57,6 +57,8 @@ const (
 	Fenceable EvidenceState = "Fenceable"
 	// NotFenceable: it could not.
 	NotFenceable EvidenceState = "NotFenceable"
+	// EvidenceUnknown: too little could be read to tell.
+	EvidenceUnknown EvidenceState = "Unknown"
 	// Held: the node is silent, and a brake or a doubt keeps recovery from it.
 	Held EvidenceState = "Held"
 	// BeingFenced: recovery looks for evidence.
@@ -249,6 +251,10 @@ func (x *state) judge(e *NodeEvidence) {
 		x.judgeFence(e, f)
 		return
 	}
+	if x.nodes[e.Node] == nil && x.exists(Ref{Resource: Nodes, Name: e.Node}) != decision.No {
+		e.unknown("the Node could not be read")
+		return
+	}
 	if r, _ := x.heldBack(e.Node); r != "" {
 		e.say(Held, Blocked, r, explain.Situation{Node: e.Node})
 		return
@@ -322,8 +328,7 @@ func (x *state) judgeSource(e *NodeEvidence) {
 	}
 	switch s := e.Source; {
 	case s == nil && x.exists(Ref{Resource: FenceSources, Name: e.Node}) == decision.Unknown:
-		no(explain.Incomplete, "its FenceSource could not be read")
-		e.State, e.Verdict = NotFenceable, Unknown
+		e.unknown("the FenceSource could not be read")
 	case s == nil:
 		no(fencing.NoEvidence, "it has no FenceSource, so no power switch is known to be its own")
 		e.Next = []explain.Step{{Text: "Create a FenceSource of the node's name (docs/recovery.md)."}}
@@ -339,11 +344,18 @@ func (x *state) judgeSource(e *NodeEvidence) {
 	case len(stopped) > 0:
 		no(explain.RecoveryNotRunning, "these parts of recovery do not run: "+strings.Join(stopped, ", "))
 		e.Next = []explain.Step{{Text: "Find out why they do not run.", Command: "kubectl get pods -n belay-system"}}
+	case slices.ContainsFunc(x.Unread, func(u Unread) bool { return u.Resource == Leases }):
+		e.unknown("whether the node is silent and recovery runs could not be read")
 	default:
 		e.State, e.Verdict, e.Reason = Fenceable, Clear, fencing.Settled
 		e.Summary = "the power switch of node " + e.Node + " could prove that its machine is off, if the node were silent"
 		x.judgeLost(e)
 	}
+}
+
+// unknown says that something could not be read, without which there is no answer.
+func (e *NodeEvidence) unknown(what string) {
+	e.State, e.Verdict, e.Reason, e.Summary = EvidenceUnknown, Unknown, explain.Incomplete, "whether node "+e.Node+" could be fenced is unknown: "+what
 }
 
 // judgeLost decides for a node that is silent, has a power switch, and has no fence.

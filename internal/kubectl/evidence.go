@@ -109,7 +109,7 @@ func (p *plugin) evidence(ctx context.Context, node string, format evidenceOutpu
 
 // states are the first words of the output.
 var states = map[diagnosis.EvidenceState]string{
-	diagnosis.Fenceable: "COULD BE FENCED", diagnosis.NotFenceable: "COULD NOT BE FENCED", diagnosis.Held: "HELD", diagnosis.BeingFenced: "BEING FENCED",
+	diagnosis.Fenceable: "COULD BE FENCED", diagnosis.NotFenceable: "COULD NOT BE FENCED", diagnosis.EvidenceUnknown: "UNKNOWN", diagnosis.Held: "HELD", diagnosis.BeingFenced: "BEING FENCED",
 	diagnosis.ProvenOff: "PROVEN OFF", diagnosis.Contradicted: "CONTRADICTED",
 }
 

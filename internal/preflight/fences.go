@@ -236,4 +236,3 @@ func leftover(t corev1.Taint, value string) bool {
 	own := t.Key == kube.OutOfServiceTaint || t.Key == kube.IsolationTaint
 	return own && strings.HasPrefix(t.Value, kube.FenceTaintPrefix) && t.Value != value
 }
-

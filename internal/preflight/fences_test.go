@@ -42,8 +42,10 @@ func TestRecoveryHealth(t *testing.T) {
 		want   Result
 		says   string
 	}{
-		"served":  {nil, "API", OK, "are served"},
-		"no CRD":  {func(s *diagnosis.Snapshot, _ *[]runtime.Object) { s.Absent = []diagnosis.Ref{{Resource: diagnosis.FenceSources}} }, "API", Failed, "fencesources is missing"},
+		"served": {nil, "API", OK, "are served"},
+		"no CRD": {func(s *diagnosis.Snapshot, _ *[]runtime.Object) {
+			s.Absent = []diagnosis.Ref{{Resource: diagnosis.FenceSources}}
+		}, "API", Failed, "fencesources is missing"},
 		"unread":  {func(s *diagnosis.Snapshot, _ *[]runtime.Object) { forbid(s, diagnosis.Fences) }, "API", Unknown, "permission to list nodefences"},
 		"runs":    {nil, "fencer", OK, "holds its lease"},
 		"stopped": {func(s *diagnosis.Snapshot, _ *[]runtime.Object) { dropLease(s, "belay-recovery-fencer") }, "fencer", Failed, "no process"},
@@ -85,8 +87,10 @@ func TestRecoveryHealth(t *testing.T) {
 			taintNode(s)
 			s.Fences = []*fencingv1.NodeFence{{ObjectMeta: metav1.ObjectMeta{Name: "n"}, Spec: fencingv1.NodeFenceSpec{Epoch: 4}, Status: fencingv1.NodeFenceStatus{Phase: "Moved"}}}
 		}, "taints", OK, "belong to a NodeFence"},
-		"leftover":   {func(s *diagnosis.Snapshot, _ *[]runtime.Object) { taintNode(s) }, "taints", Failed, "any more"},
-		"of another": {func(s *diagnosis.Snapshot, _ *[]runtime.Object) { s.Nodes[0].Spec.Taints = []corev1.Taint{{Key: kube.OutOfServiceTaint, Value: "nodeshutdown"}} }, "taints", OK, ""},
+		"leftover": {func(s *diagnosis.Snapshot, _ *[]runtime.Object) { taintNode(s) }, "taints", Failed, "any more"},
+		"of another": {func(s *diagnosis.Snapshot, _ *[]runtime.Object) {
+			s.Nodes[0].Spec.Taints = []corev1.Taint{{Key: kube.OutOfServiceTaint, Value: "nodeshutdown"}}
+		}, "taints", OK, ""},
 		"over": {func(s *diagnosis.Snapshot, _ *[]runtime.Object) {
 			taintNode(s)
 			s.Fences = []*fencingv1.NodeFence{{ObjectMeta: metav1.ObjectMeta{Name: "n"}, Spec: fencingv1.NodeFenceSpec{Epoch: 4}, Status: fencingv1.NodeFenceStatus{Phase: "Released"}}}
