@@ -4,9 +4,11 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
@@ -18,6 +20,7 @@ import (
 	fencingv1 "belay.dev/belay/api/fencing/v1alpha1"
 	"belay.dev/belay/internal/decision"
 	"belay.dev/belay/internal/diagnosis"
+	"belay.dev/belay/internal/kube"
 )
 
 // fenceClient is a client for the API of recovery, which has no protobuf.
@@ -47,11 +50,18 @@ func fenceList[L any, P interface {
 }
 
 // recovery reads the NodeFences, and what recovery says about nodes that it does not fence. Without its API there is nothing to read, and
-// nothing is lacking: few clusters have it. That takes two requests at most.
+// nothing is lacking: few clusters have it. That takes two requests at most, whatever the API server answers.
 func (r *run) recovery(ctx context.Context, events bool) {
 	if r.listFences(ctx) && events {
 		r.recoveryEvents(ctx)
 	}
+}
+
+// anyLost reports whether one of the nodes that were read is not Ready, or silent: recovery may have reported something about it.
+func (r *run) anyLost() bool {
+	seen := r.into
+	seen.Now = r.clock.Now()
+	return slices.ContainsFunc(seen.Nodes, func(n *corev1.Node) bool { return !kube.Ready(n) || seen.Silent(n) })
 }
 
 // listFences reads all NodeFences, and reports whether it could.

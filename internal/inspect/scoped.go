@@ -33,10 +33,13 @@ func (r *run) about(ctx context.Context, subject diagnosis.Ref) {
 		func() { r.leases(ctx, false) },
 		func() { r.drivers(ctx) },
 		func() { r.subject(ctx, subject) },
-		func() { r.recovery(ctx, true) },
+		func() { r.listFences(ctx) },
 	)
 	r.sources(ctx, subject)
 	r.surroundings(ctx, subject)
+	if slices.Contains(r.into.Whole, diagnosis.Fences) && r.anyLost() {
+		r.recoveryEvents(ctx)
+	}
 }
 
 // subject reads the object itself, and the pods that a claim or a volume may be used by.

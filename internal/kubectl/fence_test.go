@@ -1,7 +1,9 @@
 package kubectl
 
 import (
+	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -14,6 +16,7 @@ import (
 	fencingv1 "belay.dev/belay/api/fencing/v1alpha1"
 	"belay.dev/belay/internal/decision"
 	"belay.dev/belay/internal/diagnosis"
+	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/fencing"
 	"belay.dev/belay/internal/inspect"
 	"belay.dev/belay/internal/kube"
@@ -256,6 +259,66 @@ func TestFailingReadsOfRecovery(t *testing.T) {
 					t.Errorf("says that NodeFences could not be read: %v\n%s%s", said, about.out, about.err)
 				}
 			})
+		}
+	}
+}
+
+// TestExplainAsksLittleMoreWithRecovery: a command asks the API server for NodeFences, and for what recovery reported only where a node is lost.
+func TestExplainAsksLittleMoreWithRecovery(t *testing.T) {
+	server.Start(t)
+	lost(t, "counted")
+	create(t, node("counted-well"))
+	for name, tc := range map[string]struct {
+		node   string
+		events int
+	}{"lost": {"counted", 1}, "well": {"counted-well", 0}} {
+		var fences, events, discovery atomic.Int64
+		config := server.Config()
+		config.Wrap(func(next http.RoundTripper) http.RoundTripper {
+			return roundTrip(func(r *http.Request) (*http.Response, error) {
+				switch {
+				case strings.HasSuffix(r.URL.Path, "/nodefences"):
+					fences.Add(1)
+				case strings.HasSuffix(r.URL.Path, "/fencing.belay.dev/v1alpha1"):
+					discovery.Add(1)
+				case strings.Contains(r.URL.RawQuery, "reportingComponent"):
+					events.Add(1)
+				}
+				return next.RoundTrip(r)
+			})
+		})
+		reader, err := inspect.New(config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		reader.About(t.Context(), diagnosis.Ref{Resource: diagnosis.Nodes, Name: tc.node})
+		if fences.Load() != 1 || events.Load() != int64(tc.events) || discovery.Load() != 0 {
+			t.Errorf("%s: %d requests for NodeFences, %d for events, %d for the API", name, fences.Load(), events.Load(), discovery.Load())
+		}
+	}
+}
+
+type roundTrip func(*http.Request) (*http.Response, error)
+
+func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+// TestHeldNodeIsExplained: what the detector reported about a node, which it does not fence, is in the answers.
+func TestHeldNodeIsExplained(t *testing.T) {
+	server.Start(t)
+	lost(t, "braked")
+	create(t, heldLease("kube-system", "belay-recovery-detector", "d"))
+	n := &corev1.Node{}
+	if err := server.Client.Get(t.Context(), client.ObjectKey{Name: "braked"}, n); err != nil {
+		t.Fatal(err)
+	}
+	create(t, &corev1.Event{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "braked.1"}, Type: corev1.EventTypeWarning, Reason: string(fencing.TooManySilent), Message: explain.NotFenced(fencing.TooManySilent),
+		InvolvedObject: corev1.ObjectReference{Kind: "Node", Name: "braked", UID: n.UID}, ReportingController: diagnosis.Recovery, ReportingInstance: "d", Action: "Fence", EventTime: metav1.NowMicro(),
+	})
+	kubeconfig := apiserver.Kubeconfig(t, server.Config())
+	for _, args := range [][]string{{"explain", "node/braked"}, {"evidence", "braked"}, {"fence", "braked"}} {
+		if got := run(t, kubeconfig, args...); !strings.Contains(got.out, "TooManySilent") || got.status != StatusBlocked {
+			t.Errorf("%v: exit status %d:\n%s%s", args, got.status, got.out, got.err)
 		}
 	}
 }
