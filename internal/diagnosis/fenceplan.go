@@ -221,11 +221,12 @@ func (x *state) lastAnswer(f *fencingv1.NodeFence) *fencingv1.Evidence {
 func (a Author) preconditions(to string) []Precondition {
 	user := precondition("user", a.Name != "", "the API server knows you as %s", cmp.Or(a.Name, "(unknown)"))
 	may := precondition("permission", a.May == decision.Yes, "you may %s", to)
-	switch {
-	case a.May == decision.No:
+	switch a.May {
+	case decision.No:
 		may.Message = "you may not " + to
-	case a.May == decision.Unknown:
+	case decision.Unknown:
 		may.Message = "whether you may " + to + " is unknown: " + a.Problem
+	case decision.Yes:
 	}
 	if a.Name == "" && a.Problem != "" {
 		user.Message += ": " + a.Problem

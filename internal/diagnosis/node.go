@@ -39,18 +39,11 @@ func (x *state) ofNode(name string) (found []Finding, clear string, err error) {
 	}
 	state := x.node(name)
 	fenced := x.fenceOf(name)
-	if reason := x.lostBecause(state, attached); reason != "" || fenced != nil {
-		var own Finding
-		if fenced != nil {
-			own = x.fenced(fenced, state, attached)
-		} else {
-			own = x.lost(state, reason, attached)
-		}
-		found = slices.DeleteFunc(found, func(f Finding) bool { // the one about the node is about its own pods too
-			pod := x.pods[join(f.Subject.Namespace, f.Subject.Name)]
-			return f.Reason == own.Reason && f.Subject.Resource == Pods && pod != nil && pod.Spec.NodeName == name
-		})
-		found = append(found, own)
+	switch reason := x.lostBecause(state, attached); {
+	case fenced != nil:
+		found = x.insteadOfPods(found, x.fenced(fenced, state, attached), name)
+	case reason != "":
+		found = x.insteadOfPods(found, x.lost(state, reason, attached), name)
 	}
 	found = slices.DeleteFunc(found, func(f Finding) bool { return f.Verdict == Clear })
 	if fenced != nil {
@@ -61,6 +54,15 @@ func (x *state) ofNode(name string) (found []Finding, clear string, err error) {
 			"remove the taint when the machine is back", name, state.State), nil
 	}
 	return found, fmt.Sprintf("node %s is %s, and nothing is wrong with the volumes that are attached to it (%d)", name, state.State, attached), nil
+}
+
+// insteadOfPods adds the finding about a node, which is about the node's own pods too.
+func (x *state) insteadOfPods(found []Finding, own Finding, node string) []Finding {
+	found = slices.DeleteFunc(found, func(f Finding) bool {
+		pod := x.pods[join(f.Subject.Namespace, f.Subject.Name)]
+		return f.Reason == own.Reason && f.Subject.Resource == Pods && pod != nil && pod.Spec.NodeName == node
+	})
+	return append(found, own)
 }
 
 // lostBecause returns why the node itself keeps its volumes from leaving; empty if it does not.

@@ -205,7 +205,7 @@ const (
 
 // SourceNext is what a person can do about a power switch that cannot be used, by the reason of its condition FenceReady.
 func SourceNext(reason, node string) []Step {
-	text := map[string]string{
+	text := map[string]string{ //nolint:gosec // texts about Secrets
 		SourceTooManyFailures:  "Correct the Secret of the FenceSource, or the FenceSource: the power switch is asked again after that.",
 		sourceSecretUnreadable: "Create the Secret that the FenceSource names, or allow the fencer to read it.",
 		sourceNoIdentity:       "Find out by other means whose power switch it is, and state it with the annotation fencing.belay.dev/machine on the FenceSource.",

@@ -16,13 +16,13 @@ import (
 	"testing"
 	"time"
 
-	fencingv1 "belay.dev/belay/api/fencing/v1alpha1"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 	"k8s.io/client-go/kubernetes/fake"
 
+	fencingv1 "belay.dev/belay/api/fencing/v1alpha1"
 	"belay.dev/belay/internal/bundle"
 	"belay.dev/belay/internal/diagnosis"
 	"belay.dev/belay/internal/kube"
