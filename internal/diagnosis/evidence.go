@@ -292,8 +292,8 @@ func (x *state) judgeFence(e *NodeEvidence, f *fence) {
 	e.Summary, e.Since = explain.FenceSummary(f.reason, explain.Situation{Node: e.Node, Detail: string(f.Phase)}), timePointer(f.since)
 	if at := x.unanswered(f); !at.IsZero() {
 		e.Facts = append(e.Facts, unansweredFact(at))
-		e.steps(explain.FenceNext(fencing.SourceSilent, explain.ShellWord(e.Node)))
 	}
+	e.steps(x.fenceSteps(f))
 }
 
 // excepted is why a node is never fenced; empty for one that may be.

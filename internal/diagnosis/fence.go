@@ -122,15 +122,27 @@ func fencedNode(w wait, s explain.Situation) string {
 // ofFence makes the finding about a wait that the fence of the node ends.
 func (x *state) ofFence(f *fence, w wait, s explain.Situation) Finding {
 	s.Node, s.Detail = f.object.Name, string(f.Phase)
-	g := explain.GuideTo(f.reason)
 	found := Finding{
 		Verdict: worse(x.fenceVerdict(f), InProgress), Reason: f.reason, Since: timePointer(w.since), Summary: explain.FenceSummary(f.reason, s),
-		Next: g.Steps(s), Runbook: explain.Runbook(f.reason),
+		Next: x.fenceSteps(f), Runbook: explain.Runbook(f.reason),
 	}
 	if at := x.unanswered(f); !at.IsZero() {
-		found.Facts, found.Next = []Fact{unansweredFact(at)}, explain.FenceNext(fencing.SourceSilent, explain.ShellWord(s.Node))
+		found.Facts = []Fact{unansweredFact(at)}
 	}
 	return found
+}
+
+// fenceSteps are what a person can do about a fence. A statement is no help while evidence is being confirmed: it is not looked at then.
+func (x *state) fenceSteps(f *fence) []explain.Step {
+	reason, node := f.reason, explain.ShellWord(f.object.Name)
+	if !x.unanswered(f).IsZero() {
+		reason = fencing.SourceSilent
+	}
+	steps := explain.FenceNext(reason, node)
+	if f.Phase == fencing.Tainting {
+		steps = slices.DeleteFunc(steps, func(s explain.Step) bool { return s.Command == "kubectl belay fence "+node })
+	}
+	return steps
 }
 
 // fenced describes a node that is being fenced.

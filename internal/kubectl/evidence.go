@@ -212,7 +212,7 @@ func (p *page) source(s *diagnosis.SourceRecord) {
 func (p *page) fence(f *diagnosis.FenceRecord) {
 	text := fmt.Sprintf("phase %s, epoch %d, created %s", f.Phase, f.Epoch, p.ago(f.Created))
 	if f.Evidence != "" {
-		text += ", proven by " + f.Evidence
+		text += ", evidence " + f.Evidence
 	}
 	if f.Over {
 		text += ", over"

@@ -211,6 +211,12 @@ var fencedScenes = map[string]struct {
 			Message: `read Secret belay-system/bmc-password: secrets "bmc-password" not found`,
 		}
 	}, diagnosis.NotFenceable, diagnosis.Blocked, diagnosis.Blocked, explain.HeldByRunningPod},
+	"confirming": {func(s fencedScene) {
+		s.answers("Off", 20*time.Second)
+		s.is(kube.ConditionProven, string(fencing.PoweredOff), 20*time.Second)
+		s.fence.Status.Phase = fencingv1.Phase(fencing.Tainting)
+		s.waits(fencing.SourceSilent)
+	}, diagnosis.BeingFenced, diagnosis.Blocked, diagnosis.Unsafe, fencing.SourceSilent},
 	"statement": {func(s fencedScene) {
 		s.FenceSources = nil
 		s.fence.Spec.Statement = &fencingv1.Statement{By: "alice", Reason: "pulled both plugs", MachineID: uuidOfA, Expires: metav1.NewTime(fencedNow.Add(time.Hour))}
