@@ -10,6 +10,7 @@ import (
 	"belay.dev/belay/internal/attachment"
 	"belay.dev/belay/internal/decision"
 	"belay.dev/belay/internal/explain"
+	"belay.dev/belay/internal/fencing"
 	"belay.dev/belay/internal/nodeagent"
 	"belay.dev/belay/internal/nodevolume"
 	"belay.dev/belay/internal/publication"
@@ -20,7 +21,7 @@ var runbookSections = []string{"Cause", "How to verify", "What is safe", "What i
 
 // documentedReasons are all reasons that a command, an event, a metric or a log line can show.
 func documentedReasons() []decision.Reason {
-	all := slices.Concat(explain.Guides(), attachment.Reasons(), publication.Reasons(), nodevolume.Reasons(),
+	all := slices.Concat(explain.Guides(), attachment.Reasons(), publication.Reasons(), nodevolume.Reasons(), fencing.Reasons(),
 		[]decision.Reason{nodeagent.ClaimNotReady})
 	slices.Sort(all)
 	return slices.Compact(all)
@@ -132,5 +133,25 @@ func TestRunbookProblemsAreFound(t *testing.T) {
 	}
 	if got := runbookProblems(good, attachment.Settled, ""); len(got) != 0 {
 		t.Errorf("a page without a guide: %q", got)
+	}
+}
+
+// TestReasonsOfFenceReadyAreDocumented: `kubectl belay evidence` shows the reason of the condition of a FenceSource, and docs/recovery.md
+// what it means. Where a person can do something about it, the command says what.
+func TestReasonsOfFenceReadyAreDocumented(t *testing.T) {
+	const file = "internal/recovery/fencer.go"
+	page, found := read(t, filepath.Join(root, "docs", "recovery.md")), 0
+	constant := regexp.MustCompile(`(?m)^\treason\w+\s+= "(\w+)"$`)
+	for _, match := range constant.FindAllStringSubmatch(read(t, filepath.Join(root, file)), -1) {
+		found++
+		if !strings.Contains(page, "\n| `"+match[1]+"` |") {
+			t.Errorf("docs/recovery.md has no row for %s", match[1])
+		}
+		if other := explain.SourceNext("another reason", "n"); match[1] != "SaidOn" && slices.Equal(explain.SourceNext(match[1], "n"), other) {
+			t.Errorf("%s has no step of its own", match[1])
+		}
+	}
+	if found < 8 {
+		t.Errorf("%s has only %d reasons: the test looks at too little", file, found)
 	}
 }

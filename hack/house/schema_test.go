@@ -60,6 +60,26 @@ func TestOutputOfTimelineIsDocumented(t *testing.T) {
 	}
 }
 
+// TestOutputOfEvidenceIsDocumented checks docs/evidence.md in the same way; what explain prints too is in the other page.
+func TestOutputOfEvidenceIsDocumented(t *testing.T) {
+	page := read(t, filepath.Join(root, "docs", "evidence.md"))
+	for _, root := range []reflect.Type{reflect.TypeFor[diagnosis.NodeEvidence](), reflect.TypeFor[diagnosis.FencePlan]()} {
+		types := typesOf(root)
+		for kind := range typesOf(reflect.TypeFor[diagnosis.Explanation]()) {
+			delete(types, kind)
+		}
+		checkTables(t, page, types)
+	}
+	for _, value := range []any{
+		diagnosis.Fenceable, diagnosis.NotFenceable, diagnosis.EvidenceUnknown, diagnosis.Held, diagnosis.BeingFenced, diagnosis.ProvenOff, diagnosis.Contradicted,
+		diagnosis.StatePoweredOff, diagnosis.DeleteFence,
+	} {
+		if !strings.Contains(page, fmt.Sprintf("`%s`", value)) {
+			t.Errorf("%s is not documented", value)
+		}
+	}
+}
+
 func without(fields, others []string) []string {
 	return slices.DeleteFunc(fields, func(name string) bool { return slices.Contains(others, name) })
 }

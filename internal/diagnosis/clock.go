@@ -47,12 +47,18 @@ const upstreamForce = 6 * time.Minute
 
 // clock says what happens without anyone's help to a volume that another node has.
 func (x *state) clock(key attachment.VolumeKey, h *Holder, w wait) []string {
+	var lines []string
+	if lostReasons[w.reason] {
+		lines = x.fenceClock(h.Node.Name)
+	}
+	if f := x.fenceOf(h.Node.Name); f != nil && f.proven() {
+		return lines // the attach/detach controller detaches because of the fence
+	}
 	switch w.reason {
 	case explain.NodeNotReady, attachment.NodeGone, attachment.NodeReturned, attachment.NodeReplaced:
 	default:
-		return nil
+		return lines
 	}
-	var lines []string
 	for _, pod := range x.usersOn(key, h.Node.Name) {
 		lines = append(lines, x.clockOfNode(h.Node, pod)...)
 		break // those of the others are alike

@@ -92,7 +92,7 @@ func (x *state) about(r Ref) (found []Finding, clear string, err error) {
 		}
 	case Nodes:
 		return x.ofNode(r.Name)
-	case Leases, CSINodes, Drivers, Events, Namespaces:
+	case Leases, CSINodes, Drivers, Events, Namespaces, Fences, FenceSources:
 	}
 	return nil, "", x.missing(r)
 }
@@ -369,7 +369,8 @@ func (x *state) attachmentFinding(key attachment.VolumeKey, va *storagev1.Volume
 	}
 	f := x.finding(nil, w, v, &h)
 	f.Subject = Ref{Resource: Attachments, Name: va.Name}
-	f.Holders, f.Facts, f.Clock = []Holder{h}, append(x.attacherFacts(va), x.unmountFacts(key, &h)...), x.clock(key, &h, w)
+	f.Holders, f.Clock = []Holder{h}, x.clock(key, &h, w)
+	f.Facts = slices.Concat(x.attacherFacts(va), x.unmountFacts(key, &h), f.Facts)
 	return f
 }
 

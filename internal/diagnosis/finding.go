@@ -158,7 +158,7 @@ type PodState struct {
 
 // Fact is what one component did or said last.
 type Fact struct {
-	// Component is "scheduler", "attach/detach controller", "attacher", "driver" or "kubelet".
+	// Component is "scheduler", "attach/detach controller", "attacher", "driver", "kubelet" or "recovery".
 	Component string     `json:"component"`
 	Message   string     `json:"message"`
 	At        *time.Time `json:"at,omitempty"`

@@ -6,6 +6,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	fencingv1 "belay.dev/belay/api/fencing/v1alpha1"
 	"belay.dev/belay/internal/redact"
 )
 
@@ -66,6 +67,9 @@ func (x *state) hiddenNames() map[string]bool {
 			}
 		}
 	}
+	for _, ref := range x.switchSecrets() {
+		hide(ref.Namespace, ref.Name)
+	}
 	for _, pod := range x.Pods {
 		hide(pod.Namespace, pod.Name)
 	}
@@ -79,4 +83,18 @@ func (x *state) hiddenNames() map[string]bool {
 	}
 	delete(names, "")
 	return names
+}
+
+// switchSecrets are the Secrets of power switches.
+func (x *state) switchSecrets() (refs []*fencingv1.SecretReference) {
+	for _, source := range x.FenceSources {
+		for _, level := range source.Spec.Levels {
+			for _, feed := range level.Feeds {
+				if feed.SecretRef != nil {
+					refs = append(refs, feed.SecretRef)
+				}
+			}
+		}
+	}
+	return refs
 }

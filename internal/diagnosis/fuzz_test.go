@@ -1,6 +1,7 @@
 package diagnosis
 
 import (
+	"encoding/json"
 	"fmt"
 	"math/rand/v2"
 	"strings"
@@ -13,6 +14,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	fencingv1 "belay.dev/belay/api/fencing/v1alpha1"
+	"belay.dev/belay/internal/decision"
+	"belay.dev/belay/internal/explain"
+	"belay.dev/belay/internal/fencing"
 	"belay.dev/belay/internal/kube"
 )
 
@@ -72,6 +77,88 @@ func (c chance) snapshot() *Snapshot {
 			lease.Spec.HolderIdentity, lease.Spec.RenewTime = new("secretns-attacher-pod"), &metav1.MicroTime{Time: c.time().Time}
 		}
 		s.Leases = append(s.Leases, lease)
+	}
+	c.addRecovery(s)
+	return s
+}
+
+// addRecovery adds what recovery may have stored, in any state.
+func (c chance) addRecovery(s *Snapshot) {
+	switch c.IntN(4) {
+	case 0: // it is not installed
+		s.Absent = append(s.Absent, Ref{Resource: Fences}, Ref{Resource: FenceSources})
+		return
+	case 1: // it may not be read
+		s.Unread = append(s.Unread, Unread{Ref: Ref{Resource: Fences}, Verb: "list", Forbidden: true, Message: "forbidden"})
+		return
+	}
+	s.Whole = append(s.Whole, Fences)
+	for _, node := range append([]string{"n-gone"}, fuzzNodes...) {
+		if c.maybe() {
+			s.Fences = append(s.Fences, c.fence(node))
+		}
+		if c.maybe() {
+			s.FenceSources = append(s.FenceSources, c.source(node))
+		}
+		if c.maybe() {
+			s.Leases = append(s.Leases, &coordinationv1.Lease{ObjectMeta: c.meta(c.pick("kube-node-lease", "kube-system"), c.pick(node, "belay-recovery-detector"))})
+		}
+		s.Events = append(s.Events, &corev1.Event{
+			ObjectMeta: c.meta("default", node), InvolvedObject: corev1.ObjectReference{Kind: "Node", Name: node}, ReportingController: c.pick(Recovery, "x"),
+			Reason: c.pick("TooManySilent", "Suspected", ""), Message: "secretns/secretns-password", LastTimestamp: c.time(),
+		})
+	}
+	for _, lease := range s.Leases {
+		if lease.Namespace != "secretns" && c.maybe() {
+			lease.Spec.HolderIdentity, lease.Spec.RenewTime = new("x"), &metav1.MicroTime{Time: c.time().Time}
+		}
+	}
+}
+
+func (c chance) fence(node string) *fencingv1.NodeFence {
+	f := &fencingv1.NodeFence{ObjectMeta: c.meta("", node)}
+	f.Spec.NodeName, f.Spec.MachineID, f.Spec.BootID = c.pick(node, ""), c.pick("m", "M", ""), c.pick("b", "")
+	f.Spec.Release = fencingv1.ReleasePolicy(c.pick("Auto", "Manual", "", "x"))
+	f.Status.Phase = fencingv1.Phase(c.pick("Suspected", "Isolating", "Fencing", "Tainting", "Evicting", "Detaching", "Moved", "Releasing", "Released", "Cancelled", "", "Unheard"))
+	if c.maybe() {
+		f.Finalizers = []string{kube.FenceFinalizer}
+	}
+	if c.maybe() {
+		missing, _ := explain.FenceWait(fencing.Exits.Reasons()[c.IntN(len(fencing.Exits))])
+		f.Status.Missing, f.Status.Advice = []string{c.pick(missing, missing, "another version", "")}, c.pick("", "read Secret secretns/secretns-password")
+	}
+	if c.maybe() {
+		f.Status.Conditions = []metav1.Condition{{
+			Type: c.pick("Proven", "Contradicted", "VolumesReleased"), Status: metav1.ConditionStatus(c.pick("True", "False", "")), Reason: c.pick("PoweredOff", "Stated", ""), LastTransitionTime: c.time(),
+		}}
+	}
+	if c.maybe() {
+		f.Spec.Statement = &fencingv1.Statement{By: c.pick("alice", ""), Reason: "secretns/secretns-password", MachineID: c.pick("m", ""), Expires: c.time()}
+	}
+	if c.maybe() {
+		f.Status.Evidence = []fencingv1.Evidence{{Power: c.pick("On", "Off", "Unknown", ""), Raw: "password=x of secretns/secretns-password", Time: metav1.MicroTime(c.time())}, {}}
+	}
+	if c.maybe() {
+		f.Status.Question = &fencingv1.Question{Nonce: c.pick("q", ""), Time: metav1.MicroTime(c.time())}
+	}
+	if c.maybe() {
+		f.Status.Intents = []fencingv1.Intent{{Nonce: c.pick("i", ""), NotAfter: metav1.MicroTime(c.time())}}
+	}
+	return f
+}
+
+func (c chance) source(node string) *fencingv1.FenceSource {
+	s := &fencingv1.FenceSource{ObjectMeta: c.meta("", node)}
+	if c.maybe() {
+		s.Spec.Levels = []fencingv1.FenceLevel{{}, {Feeds: []fencingv1.Feed{{Agent: "fence_a", SecretRef: &fencingv1.SecretReference{Namespace: "secretns", Name: "secretns-password"}}, {}}}}
+	}
+	if c.maybe() {
+		s.Status.Bound = &fencingv1.Bound{NodeUID: node, BootID: c.pick("b", ""), MachineID: c.pick("m", "")}
+	}
+	if c.maybe() {
+		s.Status.Conditions = []metav1.Condition{{
+			Type: kube.ConditionFenceReady, Status: metav1.ConditionStatus(c.pick("True", "False", "")), Reason: c.pick("SaidOn", "TooManyFailures", ""), Message: "read Secret secretns/secretns-password",
+		}}
 	}
 	return s
 }
@@ -180,6 +267,7 @@ func (c chance) addNode(s *Snapshot, name string) {
 	if c.IntN(4) == 0 {
 		node.Spec.Taints = []corev1.Taint{{Key: kube.OutOfServiceTaint}}
 	}
+	node.Status.NodeInfo.BootID, node.Status.NodeInfo.SystemUUID = c.pick("b", "b2", ""), c.pick("m", "M", "m2", "")
 	s.Nodes = append(s.Nodes, node)
 	if c.maybe() {
 		s.CSINodes = append(s.CSINodes, &storagev1.CSINode{ObjectMeta: c.meta("", name)})
@@ -210,6 +298,7 @@ func FuzzExplain(f *testing.F) {
 		if strings.Contains(lists, "secretns") {
 			t.Errorf("seed %d: a list has a hidden name: %s", seed, lists)
 		}
+		checkRecovery(t, seed, s)
 		for _, va := range s.Attachments {
 			if p, err := PlanForceDetach(s, va.Name); err == nil {
 				checkPlan(t, seed, s, p)
@@ -260,6 +349,35 @@ func checkAnswer(t *testing.T, seed uint64, e Explanation) {
 	}
 	if strings.Contains(text, "secretns") {
 		t.Errorf("seed %d, %s: the answer has a hidden name: %s", seed, e.Subject, text)
+	}
+}
+
+// checkRecovery: no answer about a fence panics, lacks a reason or has a hidden name, and a statement is planned only for a fence that awaits
+// evidence about a machine that is not known to run.
+func checkRecovery(t *testing.T, seed uint64, s *Snapshot) {
+	t.Helper()
+	x := newState(s)
+	author := Author{Name: "alice", May: decision.Yes}
+	for _, node := range append([]string{"n-gone", "none"}, fuzzNodes...) {
+		e, err := Evidence(s, node)
+		if err == nil && (e.Reason == "" || e.Summary == "" || e.State == "" || e.Verdict == "") {
+			t.Errorf("seed %d: the evidence of %s lacks something: %+v", seed, node, e)
+		}
+		if e.State == Fenceable && (e.Source == nil || e.Source.Ready != "True" || !e.Source.Current) {
+			t.Errorf("seed %d: %s could be fenced without a switch that is its own: %+v", seed, node, e)
+		}
+		state, _ := PlanStatement(s, node, StatementRequest{PoweredOff: true, Machine: "m", Reason: "r", Expires: time.Hour}, author)
+		release, _ := PlanUnfence(s, node, author)
+		text, err := json.Marshal([]any{e, state, release})
+		if err != nil || strings.Contains(string(text), "secretns") {
+			t.Errorf("seed %d: %v: an answer about the fence of %s has a hidden name: %s", seed, err, node, text)
+		}
+		if state.Action != "" && (x.node(node).State == NodeReady || x.fenceOf(node).proven() || x.fenceOf(node).Boot.Machine == "") {
+			t.Errorf("seed %d: a statement is planned about a node that may live, or was released: %+v", seed, state)
+		}
+		if f := x.fenceOf(node); release.Action != "" && (f.Intent.Nonce != "" || f.proven()) && (f.Phase != fencing.Moved || !f.ManualRelease) {
+			t.Errorf("seed %d: a release is planned that would change nothing: %+v", seed, release)
+		}
 	}
 }
 

@@ -38,19 +38,31 @@ func (x *state) ofNode(name string) (found []Finding, clear string, err error) {
 		}
 	}
 	state := x.node(name)
-	if reason := x.lostBecause(state, attached); reason != "" {
-		found = slices.DeleteFunc(found, func(f Finding) bool { // the one about the node is about its own pods too
-			pod := x.pods[join(f.Subject.Namespace, f.Subject.Name)]
-			return f.Reason == reason && f.Subject.Resource == Pods && pod != nil && pod.Spec.NodeName == name
-		})
-		found = append(found, x.lost(state, reason, attached))
+	fenced := x.fenceOf(name)
+	switch reason := x.lostBecause(state, attached); {
+	case fenced != nil:
+		found = x.insteadOfPods(found, x.fenced(fenced, state, attached), name)
+	case reason != "":
+		found = x.insteadOfPods(found, x.lost(state, reason, attached), name)
 	}
 	found = slices.DeleteFunc(found, func(f Finding) bool { return f.Verdict == Clear })
+	if fenced != nil {
+		return found, explain.FenceSummary(fenced.reason, explain.Situation{Node: name, Detail: string(fenced.Phase)}), nil
+	}
 	if state.OutOfService && state.State != NodeReady {
 		return found, fmt.Sprintf("node %s is out of service (%s, with the out-of-service taint), and no volume is attached to it: "+
 			"remove the taint when the machine is back", name, state.State), nil
 	}
 	return found, fmt.Sprintf("node %s is %s, and nothing is wrong with the volumes that are attached to it (%d)", name, state.State, attached), nil
+}
+
+// insteadOfPods adds the finding about a node, which is about the node's own pods too.
+func (x *state) insteadOfPods(found []Finding, own Finding, node string) []Finding {
+	found = slices.DeleteFunc(found, func(f Finding) bool {
+		pod := x.pods[join(f.Subject.Namespace, f.Subject.Name)]
+		return f.Reason == own.Reason && f.Subject.Resource == Pods && pod != nil && pod.Spec.NodeName == node
+	})
+	return append(found, own)
 }
 
 // lostBecause returns why the node itself keeps its volumes from leaving; empty if it does not.
@@ -91,6 +103,7 @@ func (x *state) lost(n NodeState, reason decision.Reason, attached int) Finding 
 		attachment.OutOfServiceNodeReady: "has the out-of-service taint and is Ready: it is not shut down",
 	}[reason]
 	f.Summary = fmt.Sprintf("node %s %s; volumes attached to it: %d%s", n.Name, state, attached, x.attachedTo(n.Name))
+	f.Clock = x.fenceClock(n.Name)
 	if attached == 0 && f.Verdict == Unsafe {
 		f.Verdict, f.Next = Blocked, nil
 	}

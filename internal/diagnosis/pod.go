@@ -68,10 +68,18 @@ func (x *state) finding(pod *corev1.Pod, w wait, v *Volume, h *Holder) Finding {
 }
 
 func (x *state) findingOf(w wait, s explain.Situation) Finding {
+	node := fencedNode(w, s)
+	if f := x.fenceOf(node); f != nil {
+		return x.ofFence(f, w, s)
+	}
 	g := explain.GuideTo(w.reason)
-	return Finding{
+	found := Finding{
 		Verdict: x.verdict(w), Reason: w.reason, Since: timePointer(w.since), Summary: g.Summary(s), Next: g.Steps(s), Runbook: explain.Runbook(w.reason),
 	}
+	if x.recoveryKnows(node) {
+		found.Facts, found.Next = x.recoveryFacts(node), append(found.Next, explain.EvidenceOf(node))
+	}
+	return found
 }
 
 // terminating explains why a pod that is being deleted still exists.
@@ -90,7 +98,10 @@ func (x *state) terminating(pod *corev1.Pod) Finding {
 	}
 	f := x.finding(pod, w, nil, &h)
 	f.Holders = x.holdersOfPod(pod)
-	f.Clock = x.clockOfNode(h.Node, pod)
+	if lostReasons[w.reason] {
+		f.Clock = x.fenceClock(h.Node.Name)
+	}
+	f.Clock = append(f.Clock, x.clockOfNode(h.Node, pod)...)
 	return f
 }
 
@@ -196,7 +207,7 @@ func (x *state) unscheduled(pod *corev1.Pod) Finding {
 		f.Holders = []Holder{*h}
 		f.Clock = x.clock(attachment.VolumeKey{Driver: v.Driver, Handle: v.Handle}, h, w)
 	}
-	f.Facts = x.eventFacts(pod)
+	f.Facts = append(x.eventFacts(pod), f.Facts...)
 	return f
 }
 
@@ -313,12 +324,14 @@ func (x *state) ofVolume(pod *corev1.Pod, key attachment.VolumeKey, pv *corev1.P
 	if h == nil && va != nil { // the operation is at the pod's own node
 		own := x.holder(key, pod.Spec.NodeName)
 		f := x.finding(pod, w, v, &own)
-		f.Facts = append(x.attacherFacts(va), x.eventFacts(pod)...)
+		f.Facts = slices.Concat(x.attacherFacts(va), x.eventFacts(pod), f.Facts)
 		f.Holders = []Holder{own}
 		return f
 	}
 	f := x.finding(pod, w, v, h)
 	f.Holders = x.holders(key, pod.Spec.NodeName)
+	said := f.Facts
+	f.Facts = nil
 	if h != nil {
 		if held, ok := x.attachmentOn(key, h.Node.Name); ok {
 			f.Facts = x.attacherFacts(held)
@@ -326,7 +339,7 @@ func (x *state) ofVolume(pod *corev1.Pod, key attachment.VolumeKey, pv *corev1.P
 		f.Facts = append(f.Facts, x.unmountFacts(key, h)...)
 		f.Clock = x.clock(key, h, w)
 	}
-	f.Facts = append(f.Facts, x.eventFacts(pod)...)
+	f.Facts = slices.Concat(f.Facts, x.eventFacts(pod), said)
 	return f
 }
 

@@ -8,6 +8,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 
+	fencingv1 "belay.dev/belay/api/fencing/v1alpha1"
 	"belay.dev/belay/internal/decision"
 )
 
@@ -25,6 +26,9 @@ const (
 	CSINodes    Resource = "csinodes"
 	Drivers     Resource = "csidrivers"
 	Events      Resource = "events"
+	// Fences and FenceSources are those of recovery, where it is installed.
+	Fences       Resource = "nodefences"
+	FenceSources Resource = "fencesources"
 	// Namespaces are only listed for completion.
 	Namespaces Resource = "namespaces"
 )
@@ -53,6 +57,9 @@ type Snapshot struct {
 	CSINodes    []*storagev1.CSINode            `json:"csiNodes,omitempty"`
 	Drivers     []*storagev1.CSIDriver          `json:"drivers,omitempty"`
 	Events      []*corev1.Event                 `json:"events,omitempty"`
+	// Fences are all NodeFences. Those and the FenceSources are absent as a whole where recovery is not installed.
+	Fences       []*fencingv1.NodeFence   `json:"nodeFences,omitempty"`
+	FenceSources []*fencingv1.FenceSource `json:"fenceSources,omitempty"`
 
 	// Whole lists the resources of which all objects were read: one that is not here does not exist.
 	Whole []Resource `json:"whole,omitempty"`

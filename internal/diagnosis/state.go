@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 
+	fencingv1 "belay.dev/belay/api/fencing/v1alpha1"
 	"belay.dev/belay/internal/attachment"
 	"belay.dev/belay/internal/decision"
 	"belay.dev/belay/internal/kube"
@@ -27,6 +28,8 @@ type state struct {
 	drivers     map[string]*storagev1.CSIDriver
 	attachments map[string]*storagev1.VolumeAttachment
 	heartbeats  map[string]*coordinationv1.Lease // by node
+	fences      map[string]*fencingv1.NodeFence  // by node
+	sources     map[string]*fencingv1.FenceSource
 
 	byKey    map[attachment.VolumeKey][]*corev1.PersistentVolume
 	attached map[attachment.VolumeKey][]*storagev1.VolumeAttachment
@@ -47,7 +50,7 @@ func newState(s *Snapshot) *state {
 	x := &state{
 		Snapshot: s,
 		pods:     index(s.Pods), claims: index(s.Claims), volumes: index(s.Volumes), nodes: index(s.Nodes), csiNodes: index(s.CSINodes),
-		drivers: index(s.Drivers), attachments: index(s.Attachments), heartbeats: map[string]*coordinationv1.Lease{},
+		drivers: index(s.Drivers), attachments: index(s.Attachments), fences: index(s.Fences), sources: index(s.FenceSources), heartbeats: map[string]*coordinationv1.Lease{},
 		byKey:    map[attachment.VolumeKey][]*corev1.PersistentVolume{},
 		attached: map[attachment.VolumeKey][]*storagev1.VolumeAttachment{},
 		uses:     map[attachment.VolumeKey][]use{}, byClaim: map[string][]*corev1.Pod{}, events: map[string][]*corev1.Event{},

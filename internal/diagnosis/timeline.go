@@ -155,7 +155,7 @@ func Timelines(s *Snapshot, subject Ref) (Timeline, error) {
 		if key, ok := kube.KeyOfVolume(pv); ok {
 			t.Moves = append(t.Moves, x.move(key, pv, x.arriving(key)))
 		}
-	case Attachments, Nodes, Leases, CSINodes, Drivers, Events, Namespaces:
+	case Attachments, Nodes, Leases, CSINodes, Drivers, Events, Namespaces, Fences, FenceSources:
 		return t, fmt.Errorf("%s has no timeline: name a pod, a claim or a PersistentVolume", subject)
 	}
 	return t, nil

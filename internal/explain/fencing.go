@@ -27,6 +27,15 @@ var notFenced = map[decision.Reason]string{
 	fencing.TooManyInFlight:      "as many nodes are being fenced as the brake allows",
 }
 
+// IsNotFenced reports whether a reason is why recovery does not fence a silent node.
+func IsNotFenced(r decision.Reason) bool {
+	_, ok := notFenced[r]
+	return ok
+}
+
+// NotFencedBecause is why recovery does not fence a node, as a part of a sentence.
+func NotFencedBecause(r decision.Reason) string { return notFenced[r] }
+
 // FenceSuspected is the event of a new NodeFence.
 func FenceSuspected(silent time.Duration) string {
 	return fmt.Sprintf("The node has not renewed its lease for %v: belay looks for proof that its machine is off", silent.Round(100*time.Millisecond))
@@ -78,6 +87,16 @@ func FenceEvidence(c fencing.Class) string {
 func FenceWait(r decision.Reason) (missing, advice string) {
 	w := fenceWaits[r]
 	return w.missing, w.advice
+}
+
+// FenceWaitReason is the reason that FenceWait described; empty for the text of another version.
+func FenceWaitReason(missing string) decision.Reason {
+	for _, r := range fencing.Exits.Reasons() {
+		if w := fenceWaits[r]; missing != "" && w.missing == missing {
+			return r
+		}
+	}
+	return ""
 }
 
 var fenceWaits = map[decision.Reason]struct{ missing, advice string }{

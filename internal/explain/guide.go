@@ -114,6 +114,8 @@ const (
 	TwoAttachments decision.Reason = "TwoAttachments"
 	// SharedAttachments: a volume that allows several nodes is attached to several: as it should be.
 	SharedAttachments decision.Reason = "SharedAttachments"
+	// RecoveryNotRunning: a part of recovery holds no lease.
+	RecoveryNotRunning decision.Reason = "RecoveryNotRunning"
 	// Incomplete: too little could be read for an answer.
 	Incomplete decision.Reason = "Incomplete"
 )

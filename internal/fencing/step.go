@@ -1,6 +1,7 @@
 package fencing
 
 import (
+	"slices"
 	"time"
 
 	"belay.dev/belay/internal/decision"
@@ -53,6 +54,19 @@ var Exits = decision.Exits{
 	SilenceTooShort:    {By: "the node renews its lease, or is silent for its limit", Timed: true},
 	NodeUnknown:        {By: "the Node is read"},
 	NotReadLive:        {By: "the Node is read"},
+}
+
+// notSuspected are the reasons for which a node is not suspected.
+var notSuspected = []decision.Reason{
+	NodeAlive, SilenceTooShort, NodeOptedOut, NodeUnderMaintenance, ControlPlaneNode, NodeIdentityUnknown, NoSecondSignal, SignOfLife, NotReadLive,
+	DetectorCutOff, TooManySilent, ZoneSilent, TooManyFenced, TooManyInFlight,
+}
+
+// Reasons lists all reasons: why a node is not suspected, and why a fence waits.
+func Reasons() []decision.Reason {
+	all := append(append([]decision.Reason{Settled}, notSuspected...), Exits.Reasons()...)
+	slices.Sort(all)
+	return slices.Compact(all)
 }
 
 // Decision is what to do next for one fence.

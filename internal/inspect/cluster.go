@@ -21,6 +21,12 @@ func (r *Reader) Cluster(ctx context.Context, namespace string) *diagnosis.Snaps
 		func() { x.claims(ctx, namespace) },
 		func() { x.pods(ctx, namespace) },
 		func() { x.warnings(ctx, namespace) },
+		func() { x.recovery(ctx, namespace != "") }, // the warnings of all namespaces have its events
+		func() {
+			if r.Sources {
+				x.listSources(ctx)
+			}
+		},
 	)
 	return x.finish()
 }

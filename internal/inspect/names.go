@@ -9,13 +9,14 @@ import (
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 
+	fencingv1 "belay.dev/belay/api/fencing/v1alpha1"
 	"belay.dev/belay/internal/diagnosis"
 )
 
 // groups are the API groups of the resources that have names to complete.
 var groups = map[diagnosis.Resource]schema.GroupVersion{
 	diagnosis.Pods: {Version: "v1"}, diagnosis.Claims: {Version: "v1"}, diagnosis.Volumes: {Version: "v1"}, diagnosis.Nodes: {Version: "v1"}, diagnosis.Namespaces: {Version: "v1"},
-	diagnosis.Attachments: {Group: "storage.k8s.io", Version: "v1"},
+	diagnosis.Attachments: {Group: "storage.k8s.io", Version: "v1"}, diagnosis.Fences: fencingv1.GroupVersion,
 }
 
 // maxNames limits the names that are read: a longer list is no help to a person.

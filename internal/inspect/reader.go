@@ -22,9 +22,14 @@ import (
 // Reader reads one cluster.
 type Reader struct {
 	clients kubernetes.Interface
-	clock   *kube.ServerClock
+	// fences serves NodeFences and FenceSources, where recovery is installed.
+	fences     rest.Interface
+	parameters runtime.ParameterCodec
+	clock      *kube.ServerClock
 	// Progress, if not nil, is called with what is being read; it must be safe for concurrent use.
 	Progress func(what string, objects int)
+	// Sources is set to read all FenceSources too, with all objects of a cluster.
+	Sources bool
 }
 
 // New returns a reader. It copies the configuration, asks for protobuf, and leaves it to the API server to limit requests.
@@ -34,11 +39,16 @@ func New(config *rest.Config) (*Reader, error) {
 	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
 	config.QPS = -1
 	clock := &kube.ServerClock{}
-	clients, err := kubernetes.NewForConfig(clock.Follow(config))
+	config = clock.Follow(config)
+	clients, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return nil, fmt.Errorf("make a client: %w", err)
 	}
-	return &Reader{clients: clients, clock: clock}, nil
+	fences, parameters, err := fenceClient(config)
+	if err != nil {
+		return nil, fmt.Errorf("make a client for NodeFences: %w", err)
+	}
+	return &Reader{clients: clients, fences: fences, parameters: parameters, clock: clock}, nil
 }
 
 // run is one reading. Its methods may be called in parallel.

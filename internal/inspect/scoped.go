@@ -33,9 +33,13 @@ func (r *run) about(ctx context.Context, subject diagnosis.Ref) {
 		func() { r.leases(ctx, false) },
 		func() { r.drivers(ctx) },
 		func() { r.subject(ctx, subject) },
+		func() { r.listFences(ctx) },
 	)
 	r.sources(ctx, subject)
 	r.surroundings(ctx, subject)
+	if slices.Contains(r.into.Whole, diagnosis.Fences) && r.anyLost() {
+		r.recoveryEvents(ctx)
+	}
 }
 
 // subject reads the object itself, and the pods that a claim or a volume may be used by.
@@ -51,7 +55,8 @@ func (r *run) subject(ctx context.Context, ref diagnosis.Ref) {
 		r.volume(ctx, ref.Name)
 	case diagnosis.Nodes:
 		parallel(func() { r.node(ctx, ref.Name) }, func() { r.csiNode(ctx, ref.Name) }, func() { r.podsOn(ctx, ref.Name, "") })
-	case diagnosis.Attachments, diagnosis.Leases, diagnosis.CSINodes, diagnosis.Drivers, diagnosis.Events, diagnosis.Namespaces: // all are listed
+	case diagnosis.Attachments, diagnosis.Leases, diagnosis.CSINodes, diagnosis.Drivers, diagnosis.Events, diagnosis.Namespaces,
+		diagnosis.Fences, diagnosis.FenceSources: // all are listed
 	}
 }
 

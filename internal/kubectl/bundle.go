@@ -190,7 +190,7 @@ func (p *plugin) bundleSnapshot(ctx context.Context) (*diagnosis.Snapshot, strin
 	if err := checkNamespace(namespace); err != nil {
 		return nil, "", err
 	}
-	s, err := p.cluster(ctx, namespace)
+	s, err := p.clusterWith(ctx, namespace, true)
 	if err != nil || namespace != "" || s.AllNamespaces {
 		return s, namespace, err
 	}
@@ -198,7 +198,7 @@ func (p *plugin) bundleSnapshot(ctx context.Context) (*diagnosis.Snapshot, strin
 		return nil, "", err
 	}
 	_, _ = fmt.Fprintf(p.ErrOut, "You may not read the pods of all namespaces: the archive has namespace %s.\n", namespace)
-	s, err = p.cluster(ctx, namespace)
+	s, err = p.clusterWith(ctx, namespace, true)
 	return s, namespace, err
 }
 

@@ -22,6 +22,7 @@ import (
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 	"k8s.io/client-go/kubernetes/fake"
 
+	fencingv1 "belay.dev/belay/api/fencing/v1alpha1"
 	"belay.dev/belay/internal/bundle"
 	"belay.dev/belay/internal/diagnosis"
 	"belay.dev/belay/internal/kube"
@@ -126,6 +127,11 @@ func TestBundle(t *testing.T) {
 	create(t, node("pack-node"))
 	create(t, node("pack-other"))
 	marked(t, "pack")
+	create(t, fenceOn("pack-node", 2))
+	source := sourceOf("pack-node", "belay-system", "named-secret")
+	source.Spec.Levels[0].Feeds[0].Options = map[string]fencingv1.FeedOption{"ip": marker}
+	source.Status.Conditions[0].Message = `read Secret belay-system/named-secret: password=` + marker
+	create(t, source)
 	kubeconfig := apiserver.Kubeconfig(t, server.Config())
 	for _, args := range [][]string{nil, {"-n", "pack"}, {"-A", "-l", "app=pack-db-0"}, {"--node", "pack-node", "--redact-names"}, {"--max-size", "64Ki", "--logs=false"}} {
 		files := bundled(t, kubeconfig, args...)
@@ -143,7 +149,7 @@ func TestBundle(t *testing.T) {
 				}
 			}
 		}
-		for _, name := range []string{"README.txt", "check.txt", "stuck.yaml", "map.yaml", "objects/pods.yaml", "objects/persistentvolumeclaims.yaml", "objects/persistentvolumes.yaml", "objects/volumeattachments.yaml", "objects/nodes.yaml", "objects/storageclasses.yaml", "objects/events.yaml"} {
+		for _, name := range []string{"README.txt", "check.txt", "stuck.yaml", "map.yaml", "objects/pods.yaml", "objects/persistentvolumeclaims.yaml", "objects/persistentvolumes.yaml", "objects/volumeattachments.yaml", "objects/nodes.yaml", "objects/storageclasses.yaml", "objects/events.yaml", "objects/nodefences.yaml", "objects/fencesources.yaml"} {
 			if files[name] == "" {
 				t.Errorf("%v: no %s among %q", args, name, slices.Sorted(maps.Keys(files)))
 			}

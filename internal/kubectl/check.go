@@ -15,7 +15,8 @@ import (
 )
 
 const checkLong = `Check whether the cluster is healthy for volumes and ready for belay: which controller attaches and detaches, versions,
-permissions, leases, API priority, the attachers of the drivers, nodes, and VolumeAttachments that are blocked.
+permissions, leases, API priority, the attachers of the drivers, nodes, VolumeAttachments that are blocked, and, where it is
+installed, recovery: whether it runs, and which nodes it could fence.
 
 Each line begins with √ (ok), ‼ (a warning, or something could not be determined) or × (broken), or with "ok", "!!" and "xx" where
 the terminal has no UTF-8. Whatever is not ok has a hint: a page of the documentation.
@@ -140,7 +141,7 @@ func (p *plugin) health(ctx context.Context, o *checkOptions) (preflight.Cluster
 	if o.config.Clients, err = kubernetes.NewForConfig(config); err != nil {
 		return preflight.ClusterHealth{}, fmt.Errorf("make a client: %w", err)
 	}
-	s, err := p.cluster(ctx, "")
+	s, err := p.clusterWith(ctx, "", true)
 	if err != nil {
 		return preflight.ClusterHealth{}, err
 	}

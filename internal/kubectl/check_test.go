@@ -17,6 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"belay.dev/belay/internal/diagnosis"
 	"belay.dev/belay/internal/preflight"
 	"belay.dev/belay/internal/testing/apiserver"
 )
@@ -55,6 +56,10 @@ func wellCluster(t *testing.T) {
 	create(t, heldLease("kube-system", "kube-controller-manager", "cp-1_u"))
 	create(t, component("drivers", "attacher-0", "example.com/csi-attacher:v4.8.0", "csi-attacher", "--leader-election", "--timeout=1m"))
 	create(t, heldLease("drivers", "external-attacher-leader-disk-example-com", "attacher-0"))
+	create(t, heldLease("kube-system", diagnosis.Recovery, "recovery-0"))
+	ready := sourceOf("well-a", "belay-system", "bmc")
+	ready.Status.Conditions[0].Status, ready.Status.Conditions[0].Reason = metav1.ConditionTrue, "SaidOn"
+	create(t, ready)
 }
 
 // changing is what differs between two runs.

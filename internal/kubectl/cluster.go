@@ -23,10 +23,16 @@ var garbage = heap.Growth{Room: 110 << 20, Least: 75}
 
 // cluster reads all objects that volumes depend on, those with namespaces from one or, for "", from all, and shows the progress.
 func (p *plugin) cluster(ctx context.Context, namespace string) (*diagnosis.Snapshot, error) {
+	return p.clusterWith(ctx, namespace, false)
+}
+
+// clusterWith is cluster, with the FenceSources too.
+func (p *plugin) clusterWith(ctx context.Context, namespace string, sources bool) (*diagnosis.Snapshot, error) {
 	reader, err := p.reader()
 	if err != nil {
 		return nil, err
 	}
+	reader.Sources = sources
 	heap.Tune(garbage, os.Getenv("GOGC"))
 	shown := newProgress(p.ErrOut)
 	reader.Progress = shown.report

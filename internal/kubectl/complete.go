@@ -40,6 +40,22 @@ func (p *plugin) completeObject(of ...string) cobra.CompletionFunc {
 	}
 }
 
+// completeNode completes a node, with or without its kind.
+func (p *plugin) completeNode(c *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
+	if len(args) == 0 && !strings.Contains(typed, "/") {
+		return p.offered(c.Context(), diagnosis.Nodes, "", "", typed), cobra.ShellCompDirectiveNoFileComp
+	}
+	return p.completeObject("node")(c, args, typed)
+}
+
+// completeFence completes a node that has a NodeFence.
+func (p *plugin) completeFence(c *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
+	if len(args) == 0 {
+		return p.offered(c.Context(), diagnosis.Fences, "", "", typed), cobra.ShellCompDirectiveNoFileComp
+	}
+	return nil, cobra.ShellCompDirectiveNoFileComp
+}
+
 // completeFlag completes a flag that takes the name of an object.
 func (p *plugin) completeFlag(resource diagnosis.Resource) cobra.CompletionFunc {
 	return func(c *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {

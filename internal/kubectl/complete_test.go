@@ -25,6 +25,7 @@ func TestCompletion(t *testing.T) {
 	create(t, node("alpha"))
 	create(t, node("beta"))
 	create(t, fixture.Pod("completed", "db-0", "alpha"))
+	create(t, fenceOn("alpha", 1))
 	create(t, fixture.Pod("other", "db-1", "alpha"))
 	admin := apiserver.Kubeconfig(t, server.Config())
 	for name, tc := range map[string]struct {
@@ -33,6 +34,11 @@ func TestCompletion(t *testing.T) {
 	}{
 		"commands":                         {args: []string{"timel"}, want: "timeline"},
 		"kinds":                            {args: []string{"explain", "p"}, want: "pod/ pvc/ pv/"},
+		"nodes of evidence":                {args: []string{"evidence", "alp"}, want: "alpha"},
+		"nodes of evidence with the kind":  {args: []string{"evidence", "node/b"}, want: "node/beta"},
+		"nodes of fence":                   {args: []string{"fence", "be"}, want: "beta"},
+		"fences of unfence":                {args: []string{"unfence", "al"}, want: "alpha"},
+		"formats of evidence":              {args: []string{"evidence", "-o", ""}, want: "json yaml wide"},
 		"kinds of timeline":                {args: []string{"timeline", ""}, want: "pod/ pvc/ pv/"},
 		"pods of the namespace":            {args: []string{"explain", "-n", "completed", "pod/"}, want: "pod/db-0"},
 		"kind and name":                    {args: []string{"explain", "-n", "other", "pods", "d"}, want: "db-1"},

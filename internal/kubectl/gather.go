@@ -20,6 +20,7 @@ import (
 	"k8s.io/client-go/tools/pager"
 	"sigs.k8s.io/yaml"
 
+	fencingv1 "belay.dev/belay/api/fencing/v1alpha1"
 	"belay.dev/belay/internal/bundle"
 	"belay.dev/belay/internal/diagnosis"
 	"belay.dev/belay/internal/preflight"
@@ -91,6 +92,12 @@ func (g *gathering) pseudonyms(ctx context.Context) *bundle.Pseudonyms {
 	for _, va := range g.snapshot.Attachments {
 		add("node", va.Spec.NodeName)
 	}
+	for _, fence := range g.snapshot.Fences {
+		add("node", fence.Name)
+	}
+	for _, source := range g.snapshot.FenceSources {
+		add("node", source.Name)
+	}
 	for _, event := range g.snapshot.Events {
 		if event.InvolvedObject.Kind == "Pod" {
 			add("pod", event.InvolvedObject.Name)
@@ -148,6 +155,7 @@ func (g *gathering) kinds() []kind {
 		return schema.GroupVersionResource{Group: "storage.k8s.io", Version: "v1", Resource: resource}
 	}
 	leases := schema.GroupVersionResource{Group: "coordination.k8s.io", Version: "v1", Resource: "leases"}
+	fences, sources := fencingv1.GroupVersion.WithResource(string(diagnosis.Fences)), fencingv1.GroupVersion.WithResource(string(diagnosis.FenceSources))
 	pods := metav1.ListOptions{LabelSelector: g.selector}
 	if g.node != "" {
 		pods.FieldSelector = fields.OneTermEqualSelector("spec.nodeName", g.node).String()
@@ -164,6 +172,8 @@ func (g *gathering) kinds() []kind {
 		{storage("csidrivers"), false, metav1.ListOptions{}, always},
 		{storage("storageclasses"), false, metav1.ListOptions{}, always},
 		{leases, false, metav1.ListOptions{}, g.keepLease},
+		{fences, false, metav1.ListOptions{}, g.keepNode},
+		{sources, false, metav1.ListOptions{}, g.keepNode},
 		{core(diagnosis.Events), true, metav1.ListOptions{}, g.keepEvent},
 	}
 }
@@ -214,6 +224,8 @@ func (g *gathering) list(ctx context.Context, k kind) error {
 	switch {
 	case failed != nil:
 		return failed
+	case apierrors.IsNotFound(err) && k.Group == fencingv1.GroupVersion.Group:
+		return nil // recovery is not installed
 	case apierrors.IsForbidden(err):
 		g.archive.Note(k.Resource + ": you lack the permission to list them")
 	case err != nil && ctx.Err() != nil:
@@ -326,7 +338,7 @@ func (g *gathering) keepLease(o *unstructured.Unstructured) bool {
 func (g *gathering) keepEvent(o *unstructured.Unstructured) bool {
 	resource, ok := map[string]diagnosis.Resource{
 		"Pod": diagnosis.Pods, "PersistentVolumeClaim": diagnosis.Claims, "PersistentVolume": diagnosis.Volumes,
-		"VolumeAttachment": diagnosis.Attachments, "Node": diagnosis.Nodes,
+		"VolumeAttachment": diagnosis.Attachments, "Node": diagnosis.Nodes, "NodeFence": diagnosis.Nodes,
 	}[text(o, "involvedObject", "kind")]
 	gone := g.whole() && !g.redact && strings.Contains(text(o, "reason")+text(o, "message"), "olume")
 	return ok && (gone || g.selected(resource, text(o, "involvedObject", "namespace"), text(o, "involvedObject", "name")))

@@ -9,17 +9,38 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
+	clientscheme "k8s.io/client-go/kubernetes/scheme"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	fencingv1 "belay.dev/belay/api/fencing/v1alpha1"
 	"belay.dev/belay/internal/kube"
 	"belay.dev/belay/internal/testing/apiserver"
 	"belay.dev/belay/internal/testing/fixture"
+	"belay.dev/belay/internal/testing/wait"
 )
 
 var server = apiserver.Server{}
 
-func TestMain(m *testing.M) { os.Exit(server.Main(m)) }
+// recoveryFiles are what a cluster with recovery has.
+var recoveryFiles = []string{
+	"../../deploy/belay-recovery/fencing.belay.dev_nodefences.yaml", "../../deploy/belay-recovery/fencing.belay.dev_fencesources.yaml", "../../deploy/belay-recovery/admission.yaml",
+}
+
+func TestMain(m *testing.M) {
+	if err := fencingv1.AddToScheme(clientscheme.Scheme); err != nil {
+		panic(err)
+	}
+	server.Prepare = func(tb testing.TB) {
+		tb.Helper()
+		server.Apply(tb, recoveryFiles...)
+		wait.Until(tb, "NodeFences and FenceSources are served", func() bool {
+			return server.Client.List(tb.Context(), &fencingv1.NodeFenceList{}) == nil && server.Client.List(tb.Context(), &fencingv1.FenceSourceList{}) == nil
+		})
+	}
+	os.Exit(server.Main(m))
+}
 
 const driver = "disk.example.com"
 
@@ -50,6 +71,9 @@ func create(t *testing.T, o client.Object) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
+		if len(o.GetFinalizers()) > 0 {
+			_ = server.Client.Patch(context.WithoutCancel(t.Context()), o, client.RawPatch(types.MergePatchType, []byte(`{"metadata": {"finalizers": null}}`)))
+		}
 		o.SetFinalizers(nil)
 		_ = server.Client.Delete(context.WithoutCancel(t.Context()), o, client.GracePeriodSeconds(0)) // it is canceled before this
 	})

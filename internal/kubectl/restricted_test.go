@@ -49,11 +49,19 @@ func TestRestrictedReader(t *testing.T) {
 	if !strings.Contains(waiting.out, "list leases: forbidden") {
 		t.Errorf("the missing permission is not named:\n%s", waiting.out)
 	}
+	fence := fenceOn("a", 1)
+	fence.Status.Advice = "read Secret hushed/hushed-password for claim hushed/hushed-claim"
+	create(t, fence)
+	create(t, sourceOf("a", "hushed", "hushed-password"))
+	server.Grant(t, &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "member-fences"}, Rules: []rbacv1.PolicyRule{
+		{APIGroups: []string{"fencing.belay.dev"}, Resources: []string{"nodefences", "fencesources"}, Verbs: []string{"get", "list"}},
+	}}, "member")
 	hushed := kube.AttachmentName("v-hushed", driver, "a")
 	for _, args := range [][]string{
 		{"explain", "pod/mine-waiter", "-n", "mine"}, {"explain", "pvc/mine-claim", "-n", "mine"}, {"explain", "pv/v-mine"}, {"explain", "pv/v-hushed"},
 		{"explain", "node/a"}, {"explain", "node/b"}, {"explain", "va/" + hushed}, {"force-detach", "va/" + hushed},
 		{"explain", "pod/hushed-waiter-that-is-guessed", "-n", "mine"},
+		{"evidence", "node/a"}, {"fence", "a"}, {"unfence", "a"},
 		{"timeline", "pod/mine-waiter", "-n", "mine"}, {"timeline", "pvc/mine-claim", "-n", "mine"}, {"timeline", "pv/v-mine"}, {"timeline", "pv/v-hushed"},
 	} {
 		for _, format := range []string{"", "json", "yaml"} {
@@ -93,7 +101,7 @@ func TestMissingObject(t *testing.T) {
 			t.Errorf("%s: exit status %d, want 1 and that it does not exist:\n%s%s", object, got.status, got.out, got.err)
 		}
 	}
-	for _, args := range [][]string{{"explain"}, {"explain", "x"}, {"explain", "secret/x"}, {"explain", "pod/"}, {"explain", "pod/x", "-o", "xml"}, {"frob"}, {"wait-detached", "pod/x"}, {"timeline", "node/x"}, {"timeline", "pod/x"}, {"force-detach", "pv/x"}} {
+	for _, args := range [][]string{{"explain"}, {"explain", "x"}, {"explain", "secret/x"}, {"explain", "pod/"}, {"explain", "pod/x", "-o", "xml"}, {"frob"}, {"evidence", "pod/x"}, {"evidence"}, {"evidence", "x", "-o", "name"}, {"fence"}, {"unfence", "pvc/x"}, {"wait-detached", "pod/x"}, {"timeline", "node/x"}, {"timeline", "pod/x"}, {"force-detach", "pv/x"}} {
 		if got := run(t, kubeconfig, args...); got.status != StatusError || got.err == "" {
 			t.Errorf("%v: exit status %d: %s", args, got.status, got.err)
 		}

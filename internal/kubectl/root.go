@@ -95,6 +95,7 @@ func NewCommand(streams genericiooptions.IOStreams, version string) *cobra.Comma
 	root.SetFlagErrorFunc(usage.FlagError)
 	p.flags.AddFlags(root.PersistentFlags())
 	root.AddCommand(p.explainCommand(), p.forceCommand(), p.waitCommand())
+	root.AddCommand(p.evidenceCommand(), p.fenceCommand(), p.unfenceCommand())
 	root.AddCommand(p.stuckCommand(), p.orphansCommand(), p.mapCommand(), p.timelineCommand())
 	root.AddCommand(p.checkCommand(), p.bundleCommand(version), p.versionCommand(version))
 	root.SetHelpCommand(helpCommand(root))

@@ -46,6 +46,7 @@ func TestScale(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			large := apiserver.Server{}
 			large.StartFor(t)
+			large.Apply(t, recoveryFiles...)
 			began := time.Now()
 			c := crowd{namespaces: namespaces}
 			large.Store(t, c.produce)

@@ -80,6 +80,7 @@ func Health(ctx context.Context, c Config, s *diagnosis.Snapshot, takeOver bool)
 	checks = append(checks, h.checkDrivers()...)
 	checks = append(checks, h.checkNodes()...)
 	checks = append(checks, h.checkVolumes())
+	checks = append(checks, h.checkRecovery(ctx, c)...)
 	if takeOver {
 		checks = append(checks, Run(ctx, c).Checks...)
 	}

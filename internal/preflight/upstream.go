@@ -51,7 +51,11 @@ func MayLead(ctx context.Context, clients kubernetes.Interface) (refusal, err er
 
 // upstreams are the kube-controller-manager pods by whether their attach/detach controller is enabled. A forgeable pod proves
 // nothing.
-type upstreams struct{ on, off, forgeable []string }
+type upstreams struct {
+	on, off, forgeable []string
+	// forcing are those that detach after a timeout, without a proof.
+	forcing []string
+}
 
 func findUpstreams(ctx context.Context, clients kubernetes.Interface) (found upstreams, err error) {
 	seen := map[types.UID]bool{}
@@ -90,6 +94,9 @@ func (u *upstreams) add(ctx context.Context, clients kubernetes.Interface, pod *
 			u.forgeable = append(u.forgeable, what)
 		case attachDetachEnabled(controllers):
 			u.on = append(u.on, what)
+			if !boolFlag(strings.Fields(strings.Join(slices.Concat(pod.Spec.Containers[i].Command, pod.Spec.Containers[i].Args), " ")), forceFlag) {
+				u.forcing = append(u.forcing, "pod "+pod.Namespace+"/"+pod.Name)
+			}
 		default:
 			u.off = append(u.off, what)
 		}

@@ -1,8 +1,6 @@
 package recovery
 
 import (
-	"strconv"
-	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -17,19 +15,14 @@ import (
 // Power states in evidence.
 const powerOn, powerOff, powerUnknown = "On", "Off", "Unknown"
 
-// bootOf returns the boot that a Node shows.
-func bootOf(node *corev1.Node) fencing.Boot {
-	return fencing.Boot{Node: node.Name, NodeUID: string(node.UID), ID: node.Status.NodeInfo.BootID, Machine: machineID(node.Status.NodeInfo.SystemUUID)}
-}
+// bootOf is kube.BootOf.
+func bootOf(node *corev1.Node) fencing.Boot { return kube.BootOf(node) }
 
-// machineID returns one form of a system UUID: the kubelet, BMCs and people write it in upper or lower case.
-func machineID(uuid string) string { return strings.ToLower(strings.TrimSpace(uuid)) }
+// machineID is kube.MachineID.
+func machineID(uuid string) string { return kube.MachineID(uuid) }
 
-// optedOut reports whether the owner of the node keeps it from being fenced.
-func optedOut(node *corev1.Node) bool {
-	value, ok := node.Annotations[kube.FenceOptOutAnnotation]
-	return ok && value != "false"
-}
+// optedOut is kube.FenceOptedOut.
+func optedOut(node *corev1.Node) bool { return kube.FenceOptedOut(node) }
 
 // ready is the condition Ready: Unknown without one.
 func ready(node *corev1.Node) fencing.Knowledge {
@@ -41,56 +34,25 @@ func ready(node *corev1.Node) fencing.Knowledge {
 	return fencing.Unknown
 }
 
-// fenceState returns the stored state of a NodeFence.
-func fenceState(f *fencingv1.NodeFence) fencing.Fence {
-	s := fencing.Fence{
-		UID: string(f.UID), ResourceVersion: f.ResourceVersion,
-		Boot:          fencing.Boot{Node: f.Spec.NodeName, NodeUID: f.Spec.NodeUID, ID: f.Spec.BootID, Machine: f.Spec.MachineID},
-		Epoch:         f.Spec.Epoch,
-		Phase:         fencing.Phase(f.Status.Phase),
-		ManualRelease: f.Spec.Release == fencingv1.ReleaseManual,
-		Evidence:      provenBy(f),
-		Deleting:      f.DeletionTimestamp != nil,
-	}
-	if s.Phase == "" {
-		s.Phase = fencing.Suspected
-	}
-	if n := len(f.Status.Intents); n > 0 {
-		i := f.Status.Intents[n-1]
-		s.Intent = fencing.Intent{Nonce: i.Nonce, NotAfter: i.NotAfter.Time, Renewal: i.Renewal}
-	}
-	if f.Status.Untainted != nil {
-		s.Untainted = f.Status.Untainted.Time
-	}
-	if x := f.Spec.Statement; x != nil {
-		s.Statement = &fencing.Statement{By: x.By, Reason: x.Reason, Machine: machineID(x.MachineID), Expires: x.Expires.Time}
-	}
-	return s
-}
+// fenceState is kube.FenceState.
+func fenceState(f *fencingv1.NodeFence) fencing.Fence { return kube.FenceState(f) }
 
 // provenBy is the class of evidence with which the fence left Fencing.
-func provenBy(f *fencingv1.NodeFence) fencing.Class {
-	for _, c := range f.Status.Conditions {
-		if c.Type == conditionProven && c.Status == metav1.ConditionTrue {
-			return fencing.Class(c.Reason)
-		}
-	}
-	return ""
-}
+func provenBy(f *fencingv1.NodeFence) fencing.Class { return kube.FenceState(f).Evidence }
 
 // Conditions of a NodeFence.
 const (
-	conditionProven          = "Proven"
-	conditionTainted         = "Tainted"
-	conditionVolumesReleased = "VolumesReleased"
-	conditionContradicted    = "Contradicted"
+	conditionProven          = kube.ConditionProven
+	conditionTainted         = kube.ConditionTainted
+	conditionVolumesReleased = kube.ConditionVolumesReleased
+	conditionContradicted    = kube.ConditionContradicted
 )
 
 // conditionFenceReady is the condition of a FenceSource.
-const conditionFenceReady = "FenceReady"
+const conditionFenceReady = kube.ConditionFenceReady
 
 // taintValue is the value of the taints of a fence.
-func taintValue(epoch int64) string { return kube.FenceTaintPrefix + strconv.FormatInt(epoch, 10) }
+func taintValue(epoch int64) string { return kube.FenceTaint(epoch) }
 
 // sourceState returns what a FenceSource says about a node's switch.
 func boundSource(s *fencingv1.FenceSource) fencing.Source {

@@ -3,7 +3,6 @@ package recovery
 import (
 	"context"
 	"fmt"
-	"slices"
 	"strconv"
 	"time"
 
@@ -277,9 +276,6 @@ func (d *detector) suspect(ctx context.Context, n fencing.Node) error {
 const dryRun decision.Reason = "DryRun"
 
 // finalizer keeps a NodeFence until its taints are gone.
-const finalizer = "fencing.belay.dev/release"
+const finalizer = kube.FenceFinalizer
 
-func finished(f *fencingv1.NodeFence) bool {
-	return slices.Contains([]fencingv1.Phase{fencingv1.Phase(fencing.Released), fencingv1.Phase(fencing.Cancelled)}, f.Status.Phase) &&
-		!slices.Contains(f.Finalizers, finalizer)
-}
+func finished(f *fencingv1.NodeFence) bool { return kube.FenceFinished(f) }

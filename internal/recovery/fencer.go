@@ -40,7 +40,6 @@ const (
 	reasonNoIdentity = "NoIdentity"
 	reasonSecret     = "SecretUnreadable"
 	reasonNotOn      = "NotOn"
-	reasonNodeSilent = "NodeSilent"
 )
 
 // fencer asks and commands the power switches.

@@ -12,6 +12,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"belay.dev/belay/internal/fencing"
+	"belay.dev/belay/internal/kube"
 )
 
 const (
@@ -75,14 +76,5 @@ func (l *listener) of(node string) (silent, limit time.Duration, known bool) {
 	return l.silences.Of(l.now(), l.Profile, node)
 }
 
-// renewal is a text that changes with each renewal of the lease, also by another kubelet.
-func renewal(lease *coordinationv1.Lease) string {
-	holder, at := "", ""
-	if lease.Spec.HolderIdentity != nil {
-		holder = *lease.Spec.HolderIdentity
-	}
-	if lease.Spec.RenewTime != nil {
-		at = lease.Spec.RenewTime.UTC().Format(time.RFC3339Nano)
-	}
-	return at + " " + holder + " " + string(lease.UID)
-}
+// renewal is kube.Renewal.
+func renewal(lease *coordinationv1.Lease) string { return kube.Renewal(lease) }

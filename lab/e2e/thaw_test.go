@@ -2,14 +2,13 @@ package e2e
 
 import (
 	"fmt"
+	"os/exec"
+	"strings"
 	"testing"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	fencingv1 "belay.dev/belay/api/fencing/v1alpha1"
 	"belay.dev/belay/internal/fencing"
 	"belay.dev/belay/lab/cluster"
 	"belay.dev/belay/lab/labtest"
@@ -77,15 +76,35 @@ func (s *site) thaws() {
 	s.released(from)
 }
 
-// state says for a person that the machine of a node is off.
+// state says for a person that the machine of a node is off, with the command that does that. It refuses as long as the node is Ready.
 func (s *site) state(node string) {
 	s.Helper()
-	labtest.Until(s.T, fenceLimit, "the statement to be stored", func() error {
-		f := s.fence(node)
-		before := client.MergeFrom(f.DeepCopy())
-		f.Spec.Statement = &fencingv1.Statement{
-			By: admin, Reason: "the test says so", MachineID: f.Spec.MachineID, Expires: metav1.NewTime(time.Now().Add(time.Hour)),
+	plugin, err := cluster.Program("kubectl-belay")
+	s.must(err)
+	belay := func(args ...string) (string, int) {
+		c := exec.CommandContext(s.Context(), plugin, append(args, "--kubeconfig", s.scene.Cluster.Kubeconfig())...)
+		out, _ := c.CombinedOutput()
+		return string(out), c.ProcessState.ExitCode()
+	}
+	labtest.Until(s.T, fenceLimit, "the evidence to say that the power switch does not answer", func() error {
+		if out, status := belay("evidence", "node/"+node); status != 2 || !strings.Contains(out, "SourceSilent") {
+			return fmt.Errorf("exit status %d: %s", status, out)
 		}
-		return s.api.Patch(s.Context(), f, before)
+		return nil
 	})
+	machine := s.fence(node).Spec.MachineID
+	if out, status := belay("fence", node, "--confirm-powered-off", "--machine", "another", "--reason", "the test says so", "--confirm"); status != 2 {
+		s.Errorf("a statement about another machine: exit status %d: %s", status, out)
+	}
+	labtest.Until(s.T, fenceLimit, "the statement to be stored", func() error {
+		out, status := belay("fence", node, "--confirm-powered-off", "--machine", machine, "--reason", "the test says so", "--confirm")
+		if status != 0 {
+			return fmt.Errorf("exit status %d: %s", status, out)
+		}
+		s.Logf("%s", out)
+		return nil
+	})
+	if f := s.fence(node); f.Spec.Statement == nil || f.Spec.Statement.By != admin {
+		s.Errorf("the statement is %+v", f.Spec.Statement)
+	}
 }

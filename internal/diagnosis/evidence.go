@@ -1,0 +1,371 @@
+package diagnosis
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	fencingv1 "belay.dev/belay/api/fencing/v1alpha1"
+	"belay.dev/belay/internal/decision"
+	"belay.dev/belay/internal/explain"
+	"belay.dev/belay/internal/fencing"
+	"belay.dev/belay/internal/kube"
+)
+
+// NodeEvidence is what is known about the machine of a node, and whether it could be fenced.
+type NodeEvidence struct {
+	metav1.TypeMeta `json:",inline"`
+
+	Node string `json:"node"`
+	// Time is when the objects were read, by the clock of the API server.
+	Time    time.Time       `json:"time"`
+	State   EvidenceState   `json:"state"`
+	Verdict Verdict         `json:"verdict"`
+	Reason  decision.Reason `json:"reason"`
+	Summary string          `json:"summary"`
+	// Since is when the wait of the fence began.
+	Since *time.Time `json:"since,omitempty"`
+	// Health is that of the node, with its last heartbeat.
+	Health NodeState `json:"health"`
+	// Boot is what the Node shows now.
+	Boot *BootIdentity `json:"boot,omitempty"`
+	// Fence is the NodeFence, also one that is over.
+	Fence *FenceRecord `json:"fence,omitempty"`
+	// Source is the FenceSource.
+	Source *SourceRecord `json:"source,omitempty"`
+	// Answers are those of power switches, the latest first.
+	Answers []PowerAnswer `json:"answers,omitempty"`
+	// Parts are the parts of recovery, and whether each runs.
+	Parts   []RecoveryPart `json:"parts"`
+	Facts   []Fact         `json:"facts,omitempty"`
+	Clock   []string       `json:"clock,omitempty"`
+	Next    []explain.Step `json:"next,omitempty"`
+	Runbook string         `json:"runbook,omitempty"`
+	Unread  []Unread       `json:"unread,omitempty"`
+}
+
+// EvidenceState is what recovery can do, or does.
+type EvidenceState string
+
+// The states.
+const (
+	// Fenceable: if the node were silent now, recovery could prove that its machine is off.
+	Fenceable EvidenceState = "Fenceable"
+	// NotFenceable: it could not.
+	NotFenceable EvidenceState = "NotFenceable"
+	// EvidenceUnknown: too little could be read to tell.
+	EvidenceUnknown EvidenceState = "Unknown"
+	// Held: the node is silent, and a brake or a doubt keeps recovery from it.
+	Held EvidenceState = "Held"
+	// BeingFenced: recovery looks for evidence.
+	BeingFenced EvidenceState = "BeingFenced"
+	// ProvenOff: the boot has ended.
+	ProvenOff EvidenceState = "ProvenOff"
+	// Contradicted: a boot that was proven to have ended shows a sign of life.
+	Contradicted EvidenceState = "Contradicted"
+)
+
+// BootIdentity is one run of one machine.
+type BootIdentity struct {
+	NodeUID   string `json:"nodeUID,omitempty"`
+	BootID    string `json:"bootID,omitempty"`
+	MachineID string `json:"machineID,omitempty"`
+}
+
+// FenceRecord is a NodeFence.
+type FenceRecord struct {
+	Phase   string       `json:"phase"`
+	Epoch   int64        `json:"epoch"`
+	Created *time.Time   `json:"created,omitempty"`
+	Boot    BootIdentity `json:"boot"`
+	// Relation is what the Node shows now: "SameBoot", "Rebooted", "OtherMachine" or "Unknown".
+	Relation string `json:"relation"`
+	// Evidence is the class of the proof, empty before one.
+	Evidence string   `json:"evidence,omitempty"`
+	Missing  []string `json:"missing,omitempty"`
+	Advice   string   `json:"advice,omitempty"`
+	// Statement is a person's word.
+	Statement *FenceStatement `json:"statement,omitempty"`
+	// StatementExpired is set when it counts no longer.
+	StatementExpired bool `json:"statementExpired,omitempty"`
+	// CommandUntil is until when a command to switch off may be carried out.
+	CommandUntil  *time.Time `json:"commandUntil,omitempty"`
+	ManualRelease bool       `json:"manualRelease,omitempty"`
+	Deleting      bool       `json:"deleting,omitempty"`
+	// Over is set when the fence is only a record.
+	Over bool `json:"over,omitempty"`
+}
+
+// SourceRecord is a FenceSource without what may be secret.
+type SourceRecord struct {
+	// Levels are tried in order. All feeds of one must be off.
+	Levels []SourceLevel `json:"levels"`
+	// Ready is the condition FenceReady: "True", "False" or "Unknown".
+	Ready   string     `json:"ready"`
+	Reason  string     `json:"reason,omitempty"`
+	Message string     `json:"message,omitempty"`
+	Since   *time.Time `json:"since,omitempty"`
+	// Bound is the boot during which the source last said On, and BoundAt when.
+	Bound   *BootIdentity `json:"bound,omitempty"`
+	BoundAt *time.Time    `json:"boundAt,omitempty"`
+	// Hardware is the identity that the hardware gave.
+	Hardware string `json:"hardware,omitempty"`
+	// Current is set when that is the boot that the Node shows, and a fence would be about.
+	Current      bool  `json:"current"`
+	FailedLogins int32 `json:"failedLogins,omitempty"`
+}
+
+// SourceLevel is one way to switch a machine off.
+type SourceLevel struct {
+	Feeds []SourceFeed `json:"feeds"`
+}
+
+// SourceFeed is one power switch.
+type SourceFeed struct {
+	Agent string `json:"agent"`
+	Plug  string `json:"plug,omitempty"`
+}
+
+// PowerAnswer is what a power switch, or a person, said.
+type PowerAnswer struct {
+	Power     string    `json:"power,omitempty"`
+	Class     string    `json:"class,omitempty"`
+	Source    string    `json:"source,omitempty"`
+	MachineID string    `json:"machineID,omitempty"`
+	At        time.Time `json:"at"`
+	Raw       string    `json:"raw,omitempty"`
+}
+
+// RecoveryPart is a part of recovery.
+type RecoveryPart struct {
+	Name string `json:"name"`
+	// Runs is "yes", "no" or "unknown": a process holds its lease.
+	Runs string `json:"runs"`
+}
+
+// Evidence returns what is known about the machine of a node. It is an error without recovery, and for a name that neither a Node nor a
+// NodeFence has.
+func Evidence(s *Snapshot, node string) (NodeEvidence, error) {
+	x := newState(s)
+	if err := x.knowsFences(node); err != nil {
+		return NodeEvidence{}, err
+	}
+	object := x.fences[node]
+	if x.nodes[node] == nil && object == nil {
+		return NodeEvidence{}, x.missing(Ref{Resource: Nodes, Name: node})
+	}
+	e := NodeEvidence{
+		TypeMeta: metav1.TypeMeta{APIVersion: APIVersion, Kind: "NodeEvidence"}, Node: node, Time: s.Now, Health: x.node(node), Unread: s.Unread,
+		Parts: []RecoveryPart{}, Facts: x.recoveryFacts(node), Clock: x.fenceClock(node),
+	}
+	for _, role := range RecoveryRoles() {
+		e.Parts = append(e.Parts, RecoveryPart{Name: role, Runs: x.recoveryRuns(role).String()})
+	}
+	if n := x.nodes[node]; n != nil {
+		e.Boot = identity(kube.BootOf(n))
+	}
+	if object != nil {
+		e.Fence, e.Answers = x.recordOf(object), x.answersOf(object)
+	}
+	e.Source = x.sourceOf(node)
+	x.judge(&e)
+	e.Runbook = explain.Runbook(e.Reason)
+	return e, nil
+}
+
+func identity(b fencing.Boot) *BootIdentity {
+	return &BootIdentity{NodeUID: b.NodeUID, BootID: b.ID, MachineID: b.Machine}
+}
+
+func (x *state) recordOf(object *fencingv1.NodeFence) *FenceRecord {
+	f := kube.FenceState(object)
+	r := &FenceRecord{
+		Phase: string(f.Phase), Epoch: f.Epoch, Created: timePointer(object.CreationTimestamp.Time), Boot: *identity(f.Boot), Relation: "Unknown",
+		Evidence: string(f.Evidence), Advice: x.foreign(object.Status.Advice), ManualRelease: f.ManualRelease, Deleting: f.Deleting, Over: kube.FenceFinished(object),
+	}
+	for _, m := range object.Status.Missing {
+		r.Missing = append(r.Missing, x.foreign(m))
+	}
+	if node := x.nodes[object.Name]; node != nil {
+		r.Relation = map[fencing.Relation]string{
+			fencing.RelationUnknown: "Unknown", fencing.SameBoot: "SameBoot", fencing.Rebooted: "Rebooted", fencing.OtherMachine: "OtherMachine",
+		}[kube.BootOf(node).Since(f.Boot)]
+	}
+	if w := f.Statement; w != nil {
+		r.Statement = &FenceStatement{By: x.foreign(w.By), Reason: x.foreign(w.Reason), MachineID: w.Machine, Expires: w.Expires}
+		r.StatementExpired = !x.Now.Before(w.Expires)
+	}
+	if f.Intent.Nonce != "" {
+		r.CommandUntil = timePointer(f.Intent.NotAfter)
+	}
+	return r
+}
+
+// answersOf are the answers in the record, the latest first.
+func (x *state) answersOf(object *fencingv1.NodeFence) []PowerAnswer {
+	var answers []PowerAnswer
+	for i := range object.Status.Evidence {
+		e := &object.Status.Evidence[i]
+		answers = append(answers, PowerAnswer{
+			Power: e.Power, Class: e.Class, Source: x.foreign(e.Source), MachineID: e.MachineID, At: e.Time.Time, Raw: x.foreign(e.Raw),
+		})
+	}
+	slices.SortStableFunc(answers, func(a, b PowerAnswer) int { return b.At.Compare(a.At) })
+	return answers
+}
+
+// sourceOf describes the FenceSource of a node; nil without one.
+func (x *state) sourceOf(node string) *SourceRecord {
+	object := x.sources[node]
+	if object == nil {
+		return nil
+	}
+	r := &SourceRecord{Levels: []SourceLevel{}, Ready: string(metav1.ConditionUnknown), FailedLogins: object.Status.FailedLogins}
+	for _, level := range object.Spec.Levels {
+		l := SourceLevel{Feeds: []SourceFeed{}}
+		for _, feed := range level.Feeds {
+			l.Feeds = append(l.Feeds, SourceFeed{Agent: feed.Agent, Plug: feed.Plug})
+		}
+		r.Levels = append(r.Levels, l)
+	}
+	if c := meta.FindStatusCondition(object.Status.Conditions, kube.ConditionFenceReady); c != nil {
+		r.Ready, r.Reason, r.Message, r.Since = string(c.Status), c.Reason, x.foreign(c.Message), timePointer(c.LastTransitionTime.Time)
+	}
+	if b := object.Status.Bound; b != nil {
+		r.Bound = &BootIdentity{NodeUID: b.NodeUID, BootID: b.BootID, MachineID: b.MachineID}
+		r.BoundAt, r.Hardware = timePointer(b.Time.Time), b.HardwareID
+		if n := x.nodes[node]; n != nil {
+			r.Current = *r.Bound == *identity(kube.BootOf(n)) && r.Hardware == r.Bound.MachineID
+		}
+	}
+	return r
+}
+
+// judge decides in which state the evidence is.
+func (x *state) judge(e *NodeEvidence) {
+	if f := x.fenceOf(e.Node); f != nil {
+		x.judgeFence(e, f)
+		return
+	}
+	if x.nodes[e.Node] == nil && x.exists(Ref{Resource: Nodes, Name: e.Node}) != decision.No {
+		e.unknown("the Node could not be read")
+		return
+	}
+	if r, _ := x.heldBack(e.Node); r != "" {
+		e.say(Held, Blocked, r, explain.Situation{Node: e.Node})
+		return
+	}
+	if r := x.excepted(e.Node); r != "" {
+		e.say(NotFenceable, Blocked, r, explain.Situation{Node: e.Node})
+		return
+	}
+	x.judgeSource(e)
+}
+
+func (e *NodeEvidence) say(state EvidenceState, v Verdict, r decision.Reason, s explain.Situation) {
+	g := explain.GuideTo(r)
+	e.State, e.Verdict, e.Reason, e.Summary = state, v, r, g.Summary(s)
+	e.steps(g.Steps(s))
+}
+
+// steps are the next ones, without the one that leads here.
+func (e *NodeEvidence) steps(steps []explain.Step) {
+	e.Next = slices.DeleteFunc(steps, func(step explain.Step) bool { return step == explain.EvidenceOf(e.Node) })
+}
+
+// judgeFence decides for a fence that is under way.
+func (x *state) judgeFence(e *NodeEvidence, f *fence) {
+	state, v := BeingFenced, x.fenceVerdict(f)
+	switch {
+	case f.reason == fencing.Contradicted:
+		state = Contradicted
+	case f.proven():
+		state = ProvenOff
+	case v == Unsafe: // nothing is taken from the node without evidence: the wait is safe
+		v = Blocked
+	}
+	e.say(state, v, f.reason, explain.Situation{Node: e.Node, Detail: string(f.Phase)})
+	e.Summary, e.Since = explain.FenceSummary(f.reason, explain.Situation{Node: e.Node, Detail: string(f.Phase)}), timePointer(f.since)
+	if at := x.unanswered(f); !at.IsZero() {
+		e.Facts = append(e.Facts, unansweredFact(at))
+	}
+	e.steps(x.fenceSteps(f))
+}
+
+// excepted is why a node is never fenced; empty for one that may be.
+func (x *state) excepted(name string) decision.Reason {
+	node := x.nodes[name]
+	switch {
+	case node == nil:
+		return ""
+	case kube.FenceOptedOut(node):
+		return fencing.NodeOptedOut
+	case kube.UnderMaintenance(node):
+		return fencing.NodeUnderMaintenance
+	case kube.ControlPlane(node):
+		return fencing.ControlPlaneNode
+	case !kube.BootOf(node).Complete():
+		return fencing.NodeIdentityUnknown
+	}
+	return ""
+}
+
+// judgeSource decides for a node that is not being fenced, by its power switch and the parts of recovery.
+func (x *state) judgeSource(e *NodeEvidence) {
+	var stopped []string
+	for _, p := range e.Parts {
+		if p.Runs == decision.No.String() {
+			stopped = append(stopped, p.Name)
+		}
+	}
+	no := func(reason decision.Reason, why string) {
+		e.State, e.Verdict, e.Reason = NotFenceable, Blocked, reason
+		e.Summary = "the machine of node " + e.Node + " could not be proven off: " + why
+	}
+	switch s := e.Source; {
+	case s == nil && x.exists(Ref{Resource: FenceSources, Name: e.Node}) == decision.Unknown:
+		e.unknown("the FenceSource could not be read")
+	case s == nil:
+		no(fencing.NoEvidence, "it has no FenceSource, so no power switch is known to be its own")
+		e.Next = []explain.Step{{Text: "Create a FenceSource of the node's name (docs/recovery.md)."}}
+	case s.Ready != string(metav1.ConditionTrue):
+		reason := fencing.NoEvidence
+		if s.Reason == explain.SourceTooManyFailures {
+			reason = fencing.SourceLocked
+		}
+		no(reason, strings.TrimSuffix(fmt.Sprintf("its power switch cannot be used (%s): %s", s.Reason, s.Message), " (): "))
+		e.Next = explain.SourceNext(s.Reason, e.Node)
+	case !s.Current:
+		no(fencing.NoEvidence, "its power switch said On during another boot, and has not been asked since; it is asked about once a minute while the node lives")
+	case len(stopped) > 0:
+		no(explain.RecoveryNotRunning, "these parts of recovery do not run: "+strings.Join(stopped, ", "))
+		e.Next = []explain.Step{{Text: "Find out why they do not run.", Command: "kubectl get pods -n belay-system"}}
+	case slices.ContainsFunc(x.Unread, func(u Unread) bool { return u.Resource == Leases }):
+		e.unknown("whether the node is silent and recovery runs could not be read")
+	default:
+		e.State, e.Verdict, e.Reason = Fenceable, Clear, fencing.Settled
+		e.Summary = "the power switch of node " + e.Node + " could prove that its machine is off, if the node were silent"
+		x.judgeLost(e)
+	}
+}
+
+// unknown says that something could not be read, without which there is no answer.
+func (e *NodeEvidence) unknown(what string) {
+	e.State, e.Verdict, e.Reason, e.Summary = EvidenceUnknown, Unknown, explain.Incomplete, "whether node "+e.Node+" could be fenced is unknown: "+what
+}
+
+// judgeLost decides for a node that is silent, has a power switch, and has no fence.
+func (x *state) judgeLost(e *NodeEvidence) {
+	if e.Health.State == NodeReady && !x.silentNode(e.Health) {
+		return
+	}
+	e.State, e.Verdict, e.Reason = Held, Blocked, fencing.SilenceTooShort
+	if at := e.Health.LastHeartbeat; at != nil && x.Now.Sub(*at) < unmountUsual {
+		e.Verdict = InProgress
+	}
+	e.Summary = "node " + e.Node + " is " + e.Health.State + ", and recovery does not fence it: " + x.whyNoFence(e.Node)
+}

@@ -1,0 +1,261 @@
+package diagnosis
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	fencingv1 "belay.dev/belay/api/fencing/v1alpha1"
+	"belay.dev/belay/internal/attachment"
+	"belay.dev/belay/internal/decision"
+	"belay.dev/belay/internal/explain"
+	"belay.dev/belay/internal/fencing"
+	"belay.dev/belay/internal/kube"
+)
+
+// Recovery is what recovery's events are reported by, and what its leases are named after.
+const Recovery = "belay-recovery"
+
+// fence is a NodeFence that is not over.
+type fence struct {
+	fencing.Fence
+
+	object *fencingv1.NodeFence
+	// reason is why it waits, and missing for what.
+	reason  decision.Reason
+	missing string
+	// since is when the wait began, as far as the record shows.
+	since time.Time
+}
+
+// lostReasons are the waits for a node that does not work, which recovery ends: what its fence waits for is then the answer.
+var lostReasons = map[decision.Reason]bool{
+	explain.NodeNotReady: true, explain.NodeSilent: true, explain.NodeOutOfService: true, explain.PodOnLostNode: true, explain.PodNodeNotReady: true,
+	attachment.NodeGone: true, attachment.NodeReplaced: true, attachment.OutOfServiceNodeReady: true,
+}
+
+// fenceOf returns the fence of a node, nil without one that is not over.
+func (x *state) fenceOf(node string) *fence {
+	object := x.fences[node]
+	if node == "" || object == nil || kube.FenceFinished(object) {
+		return nil
+	}
+	f := &fence{Fence: kube.FenceState(object), object: object, since: object.CreationTimestamp.Time}
+	if at := conditionSince(object, kube.ConditionProven); !at.IsZero() {
+		f.since = at
+	}
+	if len(object.Status.Missing) > 0 {
+		f.missing = x.foreign(strings.Join(object.Status.Missing, "; "))
+		f.reason = explain.FenceWaitReason(object.Status.Missing[0])
+	}
+	if f.reason == "" {
+		f.reason = map[fencing.Phase]decision.Reason{
+			fencing.Evicting: fencing.AwaitingPods, fencing.Detaching: fencing.AwaitingDetach, fencing.Moved: fencing.AwaitingBoot,
+			fencing.Releasing: fencing.SettlingAfterTaint, fencing.Released: fencing.SettlingAfterTaint, fencing.Cancelled: fencing.SettlingAfterTaint,
+		}[f.Phase]
+	}
+	switch {
+	case meta.IsStatusConditionTrue(object.Status.Conditions, kube.ConditionContradicted):
+		f.reason, f.since = fencing.Contradicted, conditionSince(object, kube.ConditionContradicted)
+	case f.reason == "":
+		f.reason = fencing.AwaitingSource
+	}
+	if f.missing == "" {
+		f.missing, _ = explain.FenceWait(f.reason)
+	}
+	if at, since := conditionSince(object, kube.ConditionVolumesReleased), f.reason == fencing.AwaitingBoot || f.reason == fencing.AwaitingRelease; since && !at.IsZero() {
+		f.since = at
+	}
+	return f
+}
+
+// conditionSince is since when a condition of a NodeFence has been True; zero if it is not.
+func conditionSince(f *fencingv1.NodeFence, name string) time.Time {
+	if c := meta.FindStatusCondition(f.Status.Conditions, name); c != nil && c.Status == metav1.ConditionTrue {
+		return c.LastTransitionTime.Time
+	}
+	return time.Time{}
+}
+
+// proven reports whether the fence has taken something from the node, which it does on a proof alone.
+func (f *fence) proven() bool {
+	return slices.Contains([]fencing.Phase{fencing.Evicting, fencing.Detaching, fencing.Moved, fencing.Releasing, fencing.Released}, f.Phase)
+}
+
+// soon are the waits that end by themselves within seconds, unless a part of recovery does not run.
+var soon = map[decision.Reason]bool{
+	fencing.AwaitingSource: true, fencing.IntentOpen: true, fencing.SilenceTooShort: true, fencing.NodeUnknown: true, fencing.NotReadLive: true,
+	fencing.AwaitingPods: true, fencing.AwaitingDetach: true, fencing.SettlingAfterTaint: true,
+}
+
+// verdict grades a fence by what the fence itself waits for: until something is proven, the machine may write.
+func (x *state) fenceVerdict(f *fence) Verdict {
+	switch {
+	case f.reason == fencing.Contradicted:
+		return Unsafe
+	case soon[f.reason] && (f.since.IsZero() || x.Now.Sub(f.since) < unmountUsual):
+		return InProgress
+	case f.proven() && f.reason == fencing.AwaitingBoot:
+		return Clear
+	case f.proven():
+		return Blocked
+	}
+	return Unsafe
+}
+
+// fencedNode is the node of a wait that a fence may end, empty for another wait.
+func fencedNode(w wait, s explain.Situation) string {
+	switch {
+	case !lostReasons[w.reason]:
+		return ""
+	case w.reason == explain.PodNodeNotReady && s.Node == "":
+		return s.Wanted
+	}
+	return s.Node
+}
+
+// ofFence makes the finding about a wait that the fence of the node ends.
+func (x *state) ofFence(f *fence, w wait, s explain.Situation) Finding {
+	s.Node, s.Detail = f.object.Name, string(f.Phase)
+	found := Finding{
+		Verdict: worse(x.fenceVerdict(f), InProgress), Reason: f.reason, Since: timePointer(w.since), Summary: explain.FenceSummary(f.reason, s),
+		Next: x.fenceSteps(f), Runbook: explain.Runbook(f.reason),
+	}
+	if at := x.unanswered(f); !at.IsZero() {
+		found.Facts = []Fact{unansweredFact(at)}
+	}
+	return found
+}
+
+// fenceSteps are what a person can do about a fence. A statement is no help while evidence is being confirmed: it is not looked at then.
+func (x *state) fenceSteps(f *fence) []explain.Step {
+	reason, node := f.reason, explain.ShellWord(f.object.Name)
+	if !x.unanswered(f).IsZero() {
+		reason = fencing.SourceSilent
+	}
+	steps := explain.FenceNext(reason, node)
+	if f.Phase == fencing.Tainting {
+		steps = slices.DeleteFunc(steps, func(s explain.Step) bool { return s.Command == "kubectl belay fence "+node })
+	}
+	return steps
+}
+
+// fenced describes a node that is being fenced.
+func (x *state) fenced(f *fence, n NodeState, attached int) Finding {
+	found := x.ofFence(f, wait{since: f.since}, explain.Situation{})
+	found.Subject, found.Verdict, found.Clock = Ref{Resource: Nodes, Name: n.Name}, x.fenceVerdict(f), x.fenceClock(n.Name)
+	found.Summary += fmt.Sprintf("; the node is %s; volumes attached to it: %d%s", n.State, attached, x.attachedTo(n.Name))
+	return found
+}
+
+func unansweredFact(at time.Time) Fact {
+	return Fact{Component: "recovery", Message: "the fencer has not answered a question", At: &at}
+}
+
+// answerLate is how long the answer to a question may take. An agent ends before that.
+const answerLate = 15 * time.Second
+
+// unanswered is when a question was asked that the fencer should have answered; zero if there is none.
+func (x *state) unanswered(f *fence) time.Time {
+	q := f.object.Status.Question
+	if q == nil || f.proven() || q.Time.IsZero() || x.Now.Sub(q.Time.Time) < answerLate {
+		return time.Time{}
+	}
+	for i := range f.object.Status.Evidence {
+		if f.object.Status.Evidence[i].Nonce == q.Nonce {
+			return time.Time{}
+		}
+	}
+	return q.Time.Time
+}
+
+// fenceClock is what recovery does by itself about a node, and when.
+func (x *state) fenceClock(node string) []string {
+	if f := x.fenceOf(node); f != nil {
+		return []string{explain.FenceClock(f.reason)}
+	}
+	if r, _ := x.heldBack(node); r != "" {
+		return []string{"recovery fences node " + node + " as soon as this is no longer so: " + explain.NotFencedBecause(r) + " (" + string(r) + ")"}
+	}
+	return nil
+}
+
+// heldBack is why recovery does not fence a node that is silent, as it reported since the node was heard last.
+func (x *state) heldBack(node string) (decision.Reason, *corev1.Event) {
+	if !slices.Contains(x.Whole, Fences) || x.fenceOf(node) != nil {
+		return "", nil
+	}
+	n := x.node(node)
+	if n.State == NodeReady && !x.silentNode(n) {
+		return "", nil
+	}
+	for _, e := range x.events[eventKey("Node", "", node)] {
+		at := eventTime(e)
+		if e.ReportingController != Recovery && e.Source.Component != Recovery {
+			continue
+		}
+		if r := decision.Reason(e.Reason); explain.IsNotFenced(r) && (n.LastHeartbeat == nil || !at.Before(*n.LastHeartbeat)) {
+			return r, e
+		}
+		return "", nil // what it said after that counts
+	}
+	return "", nil
+}
+
+// recoveryFacts is what recovery said last about a node that it does not fence, and what it did before.
+func (x *state) recoveryFacts(node string) []Fact {
+	if r, e := x.heldBack(node); r != "" {
+		return []Fact{{Component: "recovery", Message: string(r) + ": " + x.foreign(e.Message), At: timePointer(eventTime(e))}}
+	}
+	object := x.fences[node]
+	if object == nil || !kube.FenceFinished(object) {
+		return nil
+	}
+	phase := fencing.Phase(object.Status.Phase)
+	return []Fact{{Component: "recovery", Message: string(phase) + ": " + explain.FencePhase(phase, ""), At: timePointer(object.CreationTimestamp.Time)}}
+}
+
+// recoveryKnows reports whether recovery is installed and has something to say about a node that it does not fence.
+func (x *state) recoveryKnows(node string) bool {
+	return node != "" && slices.Contains(x.Whole, Fences) && (len(x.recoveryFacts(node)) > 0 || x.recoveryRuns(roleDetector) == decision.Yes)
+}
+
+// The parts of recovery.
+const (
+	roleDetector = "detector"
+	roleFencer   = "fencer"
+	roleActor    = "actor"
+)
+
+// RecoveryRoles are the parts of recovery.
+func RecoveryRoles() []string { return []string{roleDetector, roleFencer, roleActor} }
+
+// RecoveryRuns is whether a process holds the lease of a part of recovery. Whether the actor runs in belay-controller, no lease shows.
+func (s *Snapshot) RecoveryRuns(role string) decision.Knowledge {
+	return (&state{Snapshot: s}).recoveryRuns(role)
+}
+
+// recoveryRuns is RecoveryRuns.
+func (x *state) recoveryRuns(role string) decision.Knowledge {
+	controller := false
+	for _, lease := range x.Leases {
+		if lease.Namespace != metav1.NamespaceSystem || !x.held(lease) {
+			continue
+		}
+		if lease.Name == Recovery || lease.Name == Recovery+"-"+role {
+			return decision.Yes
+		}
+		controller = controller || lease.Name == ownLease
+	}
+	if controller && role == roleActor || slices.ContainsFunc(x.Unread, func(u Unread) bool {
+		return u.Resource == Leases && u.Name == "" && u.Namespace != corev1.NamespaceNodeLease
+	}) {
+		return decision.Unknown
+	}
+	return decision.No
+}

@@ -1,0 +1,260 @@
+package diagnosis
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	fencingv1 "belay.dev/belay/api/fencing/v1alpha1"
+	"belay.dev/belay/internal/decision"
+	"belay.dev/belay/internal/explain"
+	"belay.dev/belay/internal/fencing"
+	"belay.dev/belay/internal/kube"
+)
+
+// FencePlan is what a person's word about a fence would do, and what has to be true before that.
+type FencePlan struct {
+	metav1.TypeMeta `json:",inline"`
+
+	Node string `json:"node"`
+	// Phase is that of the NodeFence, empty without one.
+	Phase string `json:"phase,omitempty"`
+	// UID and ResourceVersion are those of the NodeFence that was looked at: the request fails for any other.
+	UID             string `json:"uid,omitempty"`
+	ResourceVersion string `json:"resourceVersion,omitempty"`
+	// Action is what would be done, empty with a refusal.
+	Action FenceAction `json:"action,omitempty"`
+	// Statement is what StatePoweredOff writes.
+	Statement *FenceStatement `json:"statement,omitempty"`
+	// Preconditions are what was checked.
+	Preconditions []Precondition `json:"preconditions,omitempty"`
+	// Does says in words what follows.
+	Does []string `json:"does,omitempty"`
+	// Risks are what may be lost, or why it may not last.
+	Risks []string `json:"risks,omitempty"`
+	// Refusal is why it is not done.
+	Refusal string         `json:"refusal,omitempty"`
+	Next    []explain.Step `json:"next,omitempty"`
+	Unread  []Unread       `json:"unread,omitempty"`
+}
+
+// FenceAction is a write to a NodeFence.
+type FenceAction string
+
+// The writes.
+const (
+	// StatePoweredOff writes a person's statement into the NodeFence.
+	StatePoweredOff FenceAction = "StatePoweredOff"
+	// DeleteFence asks recovery to release the node: its finalizer keeps the NodeFence until the taints are gone.
+	DeleteFence FenceAction = "DeleteNodeFence"
+)
+
+// FenceStatement is a person's word that a machine is off.
+type FenceStatement struct {
+	By        string    `json:"by"`
+	Reason    string    `json:"reason"`
+	MachineID string    `json:"machineID"`
+	Expires   time.Time `json:"expires"`
+}
+
+// Precondition is one thing that has to be true.
+type Precondition struct {
+	Name    string `json:"name"`
+	Met     bool   `json:"met"`
+	Message string `json:"message"`
+}
+
+// StatementRequest is what a person says.
+type StatementRequest struct {
+	// PoweredOff is set when the person confirms that the machine is off.
+	PoweredOff      bool
+	Machine, Reason string
+	// Expires is for how long the statement counts.
+	Expires time.Duration
+}
+
+// Author is the user, and whether it may do what it asks for. Problem is why that could not be found out.
+type Author struct {
+	Name    string
+	May     decision.Knowledge
+	Problem string
+}
+
+// StatementAtMost is for how long a statement may count.
+const StatementAtMost = 24 * time.Hour
+
+// errNotInstalled is the error where there are no NodeFences at all.
+var errNotInstalled = errors.New("recovery is not installed: the API server has no NodeFences (docs/recovery.md)")
+
+func newFencePlan(s *Snapshot, node string) FencePlan {
+	return FencePlan{TypeMeta: metav1.TypeMeta{APIVersion: APIVersion, Kind: "FencePlan"}, Node: node, Unread: s.Unread}
+}
+
+// knowsFences is an error if it is unknown whether the node has a NodeFence.
+func (x *state) knowsFences(node string) error {
+	switch {
+	case slices.Contains(x.Absent, Ref{Resource: Fences}):
+		return errNotInstalled
+	case !slices.Contains(x.Whole, Fences):
+		return x.missing(Ref{Resource: Fences, Name: node})
+	}
+	return nil
+}
+
+// PlanStatement returns what the statement that a machine is off would do. Only recovery creates NodeFences: without one there is nothing
+// that a statement could be about.
+func PlanStatement(s *Snapshot, node string, request StatementRequest, author Author) (FencePlan, error) {
+	x := newState(s)
+	if err := x.knowsFences(node); err != nil {
+		return FencePlan{}, err
+	}
+	p := newFencePlan(s, node)
+	f := x.fenceOf(node)
+	if f == nil {
+		p.Refusal = "node " + node + " has no NodeFence, so there is nothing to state: " + x.whyNoFence(node)
+		p.Next = []explain.Step{explain.EvidenceOf(node)}
+		return p, nil
+	}
+	p.about(f)
+	p.Preconditions = slices.Concat(request.preconditions(f), x.preconditions(f), author.preconditions("confirm that its machine is off (ClusterRole belay-fence-confirm)"))
+	var lacking []string
+	for _, c := range p.Preconditions {
+		if !c.Met {
+			lacking = append(lacking, c.Name)
+		}
+	}
+	p.Risks = []string{"if the machine still runs, it writes while another node mounts its volumes, and the file systems are corrupted"}
+	if len(lacking) > 0 {
+		p.Refusal = "not all that a statement needs is true: " + strings.Join(lacking, ", ")
+		p.Next = []explain.Step{explain.EvidenceOf(node)}
+		return p, nil
+	}
+	p.Action = StatePoweredOff
+	p.Statement = &FenceStatement{
+		By: author.Name, Reason: request.Reason, MachineID: f.Boot.Machine, Expires: s.Now.Add(request.Expires).UTC().Truncate(time.Second),
+	}
+	p.Does = []string{
+		"writes the statement into spec.statement of the NodeFence, which is the record of it",
+		"recovery then sets the out-of-service taint, deletes the pods of the node and detaches its volumes, unless the power switch says On or the node shows a sign of life before that",
+	}
+	if old := f.Statement; old != nil {
+		p.Does = append(p.Does, "replaces the statement by "+old.By+", which expires at "+stamp(old.Expires))
+	}
+	return p, nil
+}
+
+func (p *FencePlan) about(f *fence) {
+	p.Phase, p.UID, p.ResourceVersion = string(f.Phase), f.UID, f.ResourceVersion
+}
+
+func precondition(name string, met bool, message string, args ...any) Precondition {
+	return Precondition{Name: name, Met: met, Message: fmt.Sprintf(message, args...)}
+}
+
+// longestReason is what the API takes.
+const longestReason = 1024
+
+// preconditions are those of the words of the person.
+func (r StatementRequest) preconditions(f *fence) []Precondition {
+	all := []Precondition{
+		precondition("confirmation", r.PoweredOff, "--confirm-powered-off: you have looked at the machine, and it is off"),
+		precondition("machine", r.Machine != "" && kube.MachineID(r.Machine) == kube.MachineID(f.Boot.Machine),
+			"--machine is the system UUID that you read at the machine; the fence is about %s", cmp.Or(f.Boot.Machine, "an unknown machine")),
+		precondition("reason", strings.TrimSpace(r.Reason) != "" && len(r.Reason) <= longestReason, "--reason says how you know that, in at most %d bytes", longestReason),
+		precondition("expiry", r.Expires > 0 && r.Expires <= StatementAtMost, "--expires is %v, more than 0 and at most %v", r.Expires, StatementAtMost),
+	}
+	return all
+}
+
+// preconditions are those of the fence and its node.
+func (x *state) preconditions(f *fence) []Precondition {
+	n := x.node(f.object.Name)
+	awaits := slices.Contains([]fencing.Phase{fencing.Suspected, fencing.Isolating, fencing.Fencing}, f.Phase) && !f.Deleting
+	phase := precondition("phase", awaits, "the fence is in phase %s and awaits evidence", f.Phase)
+	if !awaits {
+		phase.Message = fmt.Sprintf("the fence is in phase %s, in which a statement is not looked at", f.Phase)
+	}
+	silent := precondition("silence", n.State == NodeDeleted, "the Node was deleted")
+	if lease := x.heartbeats[n.Name]; n.State != NodeDeleted {
+		switch {
+		case lease == nil || n.LastHeartbeat == nil:
+			silent.Message = "whether the node renews its lease is unknown"
+		case f.object.Spec.LastRenewal != "" && kube.Renewal(lease) != f.object.Spec.LastRenewal:
+			silent.Message = "the node has renewed its lease since it was suspected: a sign of life"
+		default:
+			silent.Met = x.Now.Sub(*n.LastHeartbeat) > silence
+			silent.Message = "the node last renewed its lease at " + stamp(*n.LastHeartbeat)
+		}
+	}
+	ready := precondition("not Ready", n.State == NodeNotReady || n.State == NodeUnreachable || n.State == NodeDeleted, "the node is %s", n.State)
+	power := precondition("power switch", true, "no power switch has said On")
+	if source := x.sources[n.Name]; source != nil && source.Status.Bound != nil {
+		power.Message = "the power switch has not answered yet: a statement counts only after the fencer has asked it"
+	}
+	if a := x.lastAnswer(f.object); a != nil {
+		power.Met = a.Power != powerOn
+		power.Message = fmt.Sprintf("the power switch said %s at %s", a.Power, stamp(a.Time.Time))
+	}
+	return []Precondition{phase, silent, ready, power}
+}
+
+// powerOn is the answer of a power switch that a person cannot overrule.
+const powerOn = "On"
+
+// lastAnswer is the latest answer of a power switch in the record of a fence; nil without one.
+func (x *state) lastAnswer(f *fencingv1.NodeFence) *fencingv1.Evidence {
+	var last *fencingv1.Evidence
+	for i := range f.Status.Evidence {
+		if e := &f.Status.Evidence[i]; e.Power != "" && (last == nil || !e.Time.Time.Before(last.Time.Time)) {
+			last = e
+		}
+	}
+	return last
+}
+
+// preconditions are those of the user.
+func (a Author) preconditions(to string) []Precondition {
+	user := precondition("user", a.Name != "", "the API server knows you as %s", cmp.Or(a.Name, "(unknown)"))
+	may := precondition("permission", a.May == decision.Yes, "you may %s", to)
+	switch a.May {
+	case decision.No:
+		may.Message = "you may not " + to
+	case decision.Unknown:
+		may.Message = "whether you may " + to + " is unknown: " + a.Problem
+	case decision.Yes:
+	}
+	if a.Name == "" && a.Problem != "" {
+		user.Message += ": " + a.Problem
+	}
+	return []Precondition{user, may}
+}
+
+// whyNoFence is why recovery has not suspected a node, as far as the snapshot shows.
+func (x *state) whyNoFence(name string) string {
+	n, node := x.node(name), x.nodes[name]
+	r, _ := x.heldBack(name)
+	switch {
+	case n.State == NodeDeleted:
+		return "the Node does not exist; recovery fences nodes that were silent while they existed"
+	case r != "":
+		return "recovery does not fence it, because " + explain.NotFencedBecause(r) + " (" + string(r) + ")"
+	case node == nil:
+		return "the Node could not be read"
+	case kube.FenceOptedOut(node):
+		return explain.NotFencedBecause(fencing.NodeOptedOut)
+	case kube.UnderMaintenance(node):
+		return explain.NotFencedBecause(fencing.NodeUnderMaintenance)
+	case kube.ControlPlane(node):
+		return explain.NotFencedBecause(fencing.ControlPlaneNode)
+	case n.State == NodeReady && !x.silentNode(n):
+		return "the node is Ready and renews its lease"
+	case x.recoveryRuns(roleDetector) == decision.No:
+		return "the detector of recovery does not run: no process holds its lease"
+	}
+	return "recovery has not suspected it yet, only reports (--recovery-dry-run), or is kept from it by something that it reports in its log"
+}

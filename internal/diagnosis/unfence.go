@@ -1,0 +1,106 @@
+package diagnosis
+
+import (
+	"fmt"
+	"slices"
+
+	"belay.dev/belay/internal/decision"
+	"belay.dev/belay/internal/explain"
+	"belay.dev/belay/internal/fencing"
+	"belay.dev/belay/internal/kube"
+)
+
+// PlanUnfence returns what the deletion of a node's NodeFence would do. Recovery removes the taints and the finalizer: nothing else does.
+func PlanUnfence(s *Snapshot, node string, author Author) (FencePlan, error) {
+	x := newState(s)
+	if err := x.knowsFences(node); err != nil {
+		return FencePlan{}, err
+	}
+	object := x.fences[node]
+	if object == nil {
+		return FencePlan{}, x.missing(Ref{Resource: Fences, Name: node})
+	}
+	p := newFencePlan(s, node)
+	f := x.fenceOf(node)
+	if f == nil {
+		p.Phase = string(object.Status.Phase)
+		p.Refusal = "the fence is over, and the NodeFence only a record of it: recovery replaces it with the next one"
+		return p, nil
+	}
+	p.about(f)
+	x.unfence(&p, f)
+	if may := author.preconditions("delete the NodeFence")[1]; p.Refusal == "" {
+		p.Preconditions = append(p.Preconditions, may)
+		if !may.Met {
+			p.Action, p.Refusal = "", may.Message
+		}
+	}
+	if runs := x.recoveryRuns(roleActor); runs != decision.Yes {
+		note := "no process holds the lease of recovery's actor: nothing happens until it runs"
+		if runs == decision.Unknown {
+			note = "whether recovery's actor runs could not be read: nothing happens until it does"
+		}
+		p.Risks = append(p.Risks, note)
+		p.Next = append(p.Next, explain.Step{Text: "See whether recovery runs.", Command: "kubectl belay check"})
+	}
+	p.Next = append(p.Next, explain.EvidenceOf(node))
+	return p, nil
+}
+
+// unfence decides as fencing.Decide does for a NodeFence that a client deletes.
+func (x *state) unfence(p *FencePlan, f *fence) {
+	early := slices.Contains([]fencing.Phase{fencing.Suspected, fencing.Isolating, fencing.Fencing}, f.Phase)
+	switch {
+	case f.Deleting:
+		p.Refusal = "the NodeFence is being deleted already; recovery waits for " + f.missing
+	case f.reason == fencing.Contradicted:
+		p.Refusal = "the boot that was proven to have ended shows a sign of life: find out which machine runs under this name before anything is released"
+	case early && f.Intent.Nonce == "":
+		x.cancel(p, f)
+	case early:
+		p.Refusal = "a command to switch the machine off may have been sent, so the fence cannot be cancelled: it ends by itself if the node shows a sign of life"
+	case f.Phase == fencing.Tainting:
+		p.Refusal = "the evidence is being confirmed: the deletion would change nothing. If the evidence does not hold, the fence is in phase Fencing again"
+	case f.Phase == fencing.Evicting || f.Phase == fencing.Detaching:
+		p.Refusal = "pods were deleted, so the fence cannot be cancelled: recovery releases the node by itself once its machine runs another boot"
+	case f.Phase == fencing.Moved:
+		x.release(p, f)
+	default:
+		p.Refusal = "recovery is releasing the node already; it waits for " + f.missing
+	}
+}
+
+// cancel plans the end of a fence that has taken nothing from the node.
+func (x *state) cancel(p *FencePlan, f *fence) {
+	p.Action = DeleteFence
+	p.Preconditions = []Precondition{precondition("phase", true, "the fence is in phase %s: no command was sent and no pod was deleted", f.Phase)}
+	p.Does = []string{"deletes the NodeFence; recovery cancels the fence, removes its own taints from the node, and then the finalizer"}
+	node := x.nodes[f.object.Name]
+	if n := x.node(f.object.Name); node != nil && !kube.FenceOptedOut(node) && (n.State != NodeReady || x.silentNode(n)) {
+		p.Risks = []string{fmt.Sprintf("node %s is still %s: recovery suspects it again as long as it is silent, and begins another fence", n.Name, n.State)}
+		p.Next = []explain.Step{{
+			Text:    "To keep recovery from the node, set this annotation. It also cancels the fence by itself.",
+			Command: "kubectl annotate node " + explain.ShellWord(n.Name) + " " + kube.FenceOptOutAnnotation + "=true",
+		}}
+	}
+}
+
+// release plans the release of a node whose volumes were moved: a person does that where the release is Manual.
+func (x *state) release(p *FencePlan, f *fence) {
+	node := x.nodes[f.object.Name]
+	since := fencing.RelationUnknown
+	if node != nil {
+		since = kube.BootOf(node).Since(f.Boot)
+	}
+	back := node != nil && kube.Ready(node) && (since == fencing.Rebooted || since == fencing.OtherMachine)
+	switch {
+	case !f.ManualRelease:
+		p.Refusal = "recovery releases the node by itself once its machine runs another boot and is Ready: its release policy is Auto"
+	case !back:
+		p.Refusal = "the machine does not run another boot yet, or is not Ready: the taints stay until then"
+	default:
+		p.Action = DeleteFence
+		p.Preconditions = []Precondition{precondition("boot", true, "the node is Ready and runs another boot than the one that was fenced")}
+		p.Does = []string{"deletes the NodeFence; recovery removes the out-of-service taint, a minute later the isolation, and then the finalizer"}
+	}
+}

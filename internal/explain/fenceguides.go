@@ -1,0 +1,221 @@
+package explain
+
+import (
+	"fmt"
+	"maps"
+	"strings"
+
+	"belay.dev/belay/internal/decision"
+	"belay.dev/belay/internal/fencing"
+)
+
+func init() {
+	for r, title := range notFencedTitles {
+		guides[r] = Guide{
+			Title: title,
+			Summary: func(s Situation) string {
+				return fmt.Sprintf("recovery does not fence node %s: %s", s.Node, notFenced[r])
+			},
+			Next: func(s Situation) []Step { return append(notFencedNext(r, s.Node), evidenceOf(s.Node)) },
+		}
+	}
+	maps.Copy(guides, lookingGuides)
+	for r, of := range fenceTitles {
+		guides[r] = Guide{
+			Title: of.title, Unsafe: of.unsafe,
+			Summary: func(s Situation) string { return FenceSummary(r, s) },
+			Next:    func(s Situation) []Step { return FenceNext(r, s.Node) },
+		}
+	}
+}
+
+// notFencedTitles are the reasons for which a silent node is not fenced.
+var notFencedTitles = map[decision.Reason]string{
+	fencing.NodeOptedOut:         "An annotation keeps the node from being fenced",
+	fencing.NodeUnderMaintenance: "The owner of the node has declared a maintenance",
+	fencing.ControlPlaneNode:     "Nodes of the control plane are never fenced",
+	fencing.NodeIdentityUnknown:  "The Node has no boot ID or no system UUID",
+	fencing.NoSecondSignal:       "Only the lease says that the node is lost",
+	fencing.SignOfLife:           "The machine of the silent node answers",
+	fencing.DetectorCutOff:       "Recovery hears no node at all",
+	fencing.TooManySilent:        "Too many nodes are silent at once",
+	fencing.ZoneSilent:           "Too many nodes of the zone are silent at once",
+	fencing.TooManyFenced:        "As many nodes were fenced lately as allowed",
+	fencing.TooManyInFlight:      "As many nodes are being fenced as allowed",
+}
+
+// lookingGuides are the reasons of a node that recovery still looks at.
+var lookingGuides = map[decision.Reason]Guide{
+	fencing.NodeAlive: {
+		Title: "The node renews its lease",
+		Summary: func(s Situation) string {
+			return fmt.Sprintf("node %s renews its lease, so recovery has no cause to fence it", s.Node)
+		},
+		Next: none,
+	},
+	fencing.SilenceTooShort: {
+		Title: "The node is not silent for long enough yet",
+		Summary: func(s Situation) string {
+			return fmt.Sprintf("node %s is silent, and not for as long yet as recovery waits before it acts", s.Node)
+		},
+		Next: func(s Situation) []Step { return []Step{evidenceOf(s.Node)} },
+	},
+	RecoveryNotRunning: {
+		Title:   "A part of recovery does not run",
+		Summary: func(s Situation) string { return "recovery does not act: " + s.Detail },
+		Next: func(Situation) []Step {
+			return []Step{{Text: "Find out why it does not run.", Command: "kubectl get pods -n belay-system"}}
+		},
+	},
+	fencing.NotReadLive: {
+		Title: "The API server has not confirmed the silence yet",
+		Summary: func(s Situation) string {
+			return fmt.Sprintf("recovery is about to read node %s and its lease from the API server itself", s.Node)
+		},
+		Next: func(s Situation) []Step { return []Step{evidenceOf(s.Node)} },
+	},
+}
+
+// fenceTitles are the reasons for which a fence waits. unsafe: nothing is proven, so the machine may still write.
+var fenceTitles = map[decision.Reason]struct {
+	title  string
+	unsafe bool
+}{
+	fencing.NoEvidence:         {"No power switch is known to be the node's own", true},
+	fencing.SourceLocked:       {"The power switch is not asked any more", true},
+	fencing.AwaitingSource:     {"Recovery waits for the answer of the power switch", true},
+	fencing.SourceSilent:       {"The power switch does not answer", true},
+	fencing.IntentOpen:         {"A command to switch off may still be carried out", true},
+	fencing.NotOff:             {"The machine is not off yet", true},
+	fencing.Contradicted:       {"A machine that was proven off shows a sign of life", true},
+	fencing.AwaitingPods:       {"Pods of the fenced node are being deleted", false},
+	fencing.AwaitingDetach:     {"Volumes of the fenced node are being detached", false},
+	fencing.AwaitingBoot:       {"The volumes have moved, and the machine has not started again", false},
+	fencing.AwaitingRelease:    {"The node is back and waits for a person to release it", false},
+	fencing.SettlingAfterTaint: {"The node is released and gets no pods for a minute", false},
+}
+
+// FenceSummary is one sentence about a fence that waits. The detail is its phase.
+func FenceSummary(r decision.Reason, s Situation) string {
+	missing, _ := FenceWait(r)
+	switch r {
+	case fencing.Contradicted:
+		return fmt.Sprintf("the boot of node %s that was proven to have ended renews its lease: recovery deletes nothing more, and its machine may still write", s.Node)
+	case fencing.AwaitingPods, fencing.AwaitingDetach:
+		return fmt.Sprintf("the machine of node %s is proven off, and recovery waits for %s", s.Node, missing)
+	case fencing.AwaitingBoot:
+		return fmt.Sprintf("the machine of node %s is proven off, and no volume is attached to it any more: recovery waits for %s", s.Node, missing)
+	case fencing.AwaitingRelease:
+		return fmt.Sprintf("node %s is back after it was fenced, and recovery waits for %s", s.Node, missing)
+	case fencing.SettlingAfterTaint:
+		return fmt.Sprintf("node %s is back after it was fenced, and recovery is releasing it", s.Node)
+	}
+	phase := ""
+	if s.Detail != "" {
+		phase = " (phase " + s.Detail + ")"
+	}
+	return fmt.Sprintf("node %s is being fenced%s, and recovery waits for %s; until then its machine may still write", s.Node, phase, missing)
+}
+
+// FenceNext is what a person can do about a fence that waits.
+func FenceNext(r decision.Reason, node string) []Step {
+	var steps []Step
+	switch r {
+	case fencing.NoEvidence:
+		steps = []Step{statePoweredOff(node), {Text: "To let recovery do this the next time, create a FenceSource for the node (docs/recovery.md)."}}
+	case fencing.SourceLocked:
+		steps = []Step{{Text: "Correct the Secret of the FenceSource: it is asked again after that.", Command: "kubectl get fencesource " + node}, statePoweredOff(node)}
+	case fencing.SourceSilent:
+		steps = []Step{{Text: "Check that the fencer runs, and that it reaches the power switch: it is asked again and again.", Command: "kubectl belay check"}, statePoweredOff(node)}
+	case fencing.NotOff:
+		steps = []Step{{Text: "Switch the machine off yourself. Recovery asks the power switch again every second, and continues when it says Off."}}
+	default:
+		if _, advice := FenceWait(r); advice != "" {
+			steps = []Step{{Text: strings.ReplaceAll(advice, "NODE", node)}}
+		}
+	}
+	if r == fencing.AwaitingRelease {
+		steps = []Step{{Text: "If the node is as it should be, release it.", Command: "kubectl belay unfence " + node}}
+	}
+	return append(steps, evidenceOf(node))
+}
+
+// FenceClock is what happens to a fence that waits without anyone's help.
+func FenceClock(r decision.Reason) string { return fenceClocks[r] }
+
+var fenceClocks = map[decision.Reason]string{
+	fencing.NoEvidence:         "recovery does nothing more until a power switch is configured or reachable, or a person makes a statement: time alone changes nothing",
+	fencing.SourceLocked:       "recovery does nothing more until the Secret or the FenceSource changes, or a person makes a statement: time alone changes nothing",
+	fencing.AwaitingSource:     "recovery asks the power switch, and continues with its answer",
+	fencing.SourceSilent:       "recovery asks the power switch again and again, and continues when it answers",
+	fencing.IntentOpen:         "recovery continues when the command can no longer be carried out, at most 30 s after it was stored",
+	fencing.NotOff:             "recovery asks the power switch again every second, and continues when it says Off",
+	fencing.Contradicted:       "recovery deletes nothing more until the node shows another boot, or a person decides",
+	fencing.AwaitingPods:       "the volumes are detached when the pods of the node are gone",
+	fencing.AwaitingDetach:     "the volumes are detached because of the fence, without an unmount",
+	fencing.AwaitingBoot:       "recovery releases the node when its machine has started again and the node is Ready",
+	fencing.AwaitingRelease:    "recovery does nothing more until the NodeFence is deleted",
+	fencing.SettlingAfterTaint: "recovery lets pods be scheduled to the node a minute after the out-of-service taint was removed",
+	fencing.SilenceTooShort:    "recovery continues when the node was silent for its whole limit, and cancels the fence if it renews its lease",
+	fencing.NodeUnknown:        "recovery continues when the API server answers",
+	fencing.NotReadLive:        "recovery continues when the API server answers",
+}
+
+// statePoweredOff is the step for a person who takes the place of a power switch.
+func statePoweredOff(node string) Step {
+	return Step{
+		Text:    "Take the place of the power switch: switch the machine off yourself, check that it is off, and state it. This shows what is needed for that, and writes nothing.",
+		Command: "kubectl belay fence " + node,
+	}
+}
+
+func evidenceOf(node string) Step {
+	return Step{Text: "See all that is known about the machine.", Command: "kubectl belay evidence node/" + node}
+}
+
+// EvidenceOf is the step that shows what recovery knows about a node.
+func EvidenceOf(node string) Step { return evidenceOf(ShellWord(node)) }
+
+func notFencedNext(r decision.Reason, node string) []Step {
+	switch r {
+	case fencing.NodeOptedOut:
+		return []Step{{Text: "If the node may be fenced, remove the annotation.", Command: "kubectl annotate node " + node + " fencing.belay.dev/opt-out-"}}
+	case fencing.NodeUnderMaintenance:
+		return []Step{{Text: "Wait for the end of the maintenance, or ask its owner.", Command: "kubectl describe node " + node}}
+	case fencing.NodeIdentityUnknown:
+		return []Step{{Text: "Find out why the kubelet reports no bootID or systemUUID: without them no evidence can be matched.", Command: "kubectl get node " + node + " -o jsonpath='{.status.nodeInfo}'"}}
+	case fencing.NoSecondSignal, fencing.SignOfLife:
+		return []Step{{Text: "Find out why the kubelet does not renew its lease although its machine seems to run.", Command: "kubectl describe node " + node}}
+	case fencing.TooManyFenced, fencing.TooManyInFlight:
+		return []Step{{Text: "Look at the other fences: this one begins by itself when the brake allows it.", Command: "kubectl get nodefences"}}
+	}
+	return []Step{{Text: "Look for the common cause: the network, a zone, or the control plane.", Command: "kubectl get nodes"}}
+}
+
+// The reasons of the condition FenceReady of a FenceSource (internal/recovery) that have steps of their own.
+const (
+	SourceTooManyFailures  = "TooManyFailures"
+	sourceSecretUnreadable = "SecretUnreadable"
+	sourceNoIdentity       = "NoIdentity"
+	sourceOtherMachine     = "OtherMachine"
+	sourceNotOn            = "NotOn"
+	sourceShared           = "SharedSwitch"
+	sourceNoAnswer         = "NoAnswer"
+)
+
+// SourceNext is what a person can do about a power switch that cannot be used, by the reason of its condition FenceReady.
+func SourceNext(reason, node string) []Step {
+	text := map[string]string{ //nolint:gosec // texts about Secrets
+		SourceTooManyFailures:  "Correct the Secret of the FenceSource, or the FenceSource: the power switch is asked again after that.",
+		sourceSecretUnreadable: "Create the Secret that the FenceSource names, or allow the fencer to read it.",
+		sourceNoIdentity:       "Find out by other means whose power switch it is, and state it with the annotation fencing.belay.dev/machine on the FenceSource.",
+		sourceOtherMachine:     "Correct the address or the plug: the power switch belongs to another machine.",
+		sourceNotOn:            "Correct the address or the plug: the power switch says Off while the node runs.",
+		sourceShared:           "Correct the FenceSources: two nodes have the same power switch, or two Nodes the same system UUID.",
+		sourceNoAnswer:         "Check the address, the network between the fencer and the power switch, and the options of the agent.",
+	}[reason]
+	if text == "" {
+		text = "Wait for a minute: the fencer asks the power switch about that often. Then check that it runs."
+	}
+	return []Step{{Text: text, Command: "kubectl describe fencesource " + ShellWord(node)}}
+}

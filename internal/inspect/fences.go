@@ -1,0 +1,220 @@
+package inspect
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+
+	fencingv1 "belay.dev/belay/api/fencing/v1alpha1"
+	"belay.dev/belay/internal/decision"
+	"belay.dev/belay/internal/diagnosis"
+	"belay.dev/belay/internal/kube"
+)
+
+// fenceClient is a client for the API of recovery, which has no protobuf.
+func fenceClient(config *rest.Config) (rest.Interface, runtime.ParameterCodec, error) {
+	scheme := runtime.NewScheme()
+	if err := fencingv1.AddToScheme(scheme); err != nil {
+		return nil, nil, fmt.Errorf("register the API of recovery: %w", err)
+	}
+	config = rest.CopyConfig(config)
+	config.ContentType, config.AcceptContentTypes = runtime.ContentTypeJSON, runtime.ContentTypeJSON
+	config.APIPath, config.GroupVersion = "/apis", &fencingv1.GroupVersion
+	config.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
+	client, err := rest.RESTClientFor(config)
+	return client, runtime.NewParameterCodec(scheme), err
+}
+
+// fenceList returns a function that reads a page of objects of recovery.
+func fenceList[L any, P interface {
+	*L
+	runtime.Object
+}](r *run, resource diagnosis.Resource) func(context.Context, metav1.ListOptions) (P, error) {
+	return func(ctx context.Context, options metav1.ListOptions) (P, error) {
+		page := P(new(L))
+		err := r.fences.Get().Resource(string(resource)).VersionedParams(&options, r.parameters).Do(ctx).Into(page)
+		return page, err
+	}
+}
+
+// recovery reads the NodeFences, and what recovery says about nodes that it does not fence. Without its API there is nothing to read, and
+// nothing is lacking: few clusters have it. That takes two requests at most, whatever the API server answers.
+func (r *run) recovery(ctx context.Context, events bool) {
+	if r.listFences(ctx) && events {
+		r.recoveryEvents(ctx)
+	}
+}
+
+// anyLost reports whether one of the nodes that were read is not Ready, or silent: recovery may have reported something about it.
+func (r *run) anyLost() bool {
+	seen := r.into
+	seen.Now = r.clock.Now()
+	return slices.ContainsFunc(seen.Nodes, func(n *corev1.Node) bool { return !kube.Ready(n) || seen.Silent(n) })
+}
+
+// listFences reads all NodeFences, and reports whether it could.
+func (r *run) listFences(ctx context.Context) bool {
+	read := fenceList[fencingv1.NodeFenceList](r, diagnosis.Fences)
+	return listInstalled(ctx, r, diagnosis.Fences, read, storeFence)
+}
+
+// listSources reads all FenceSources.
+func (r *run) listSources(ctx context.Context) {
+	read := fenceList[fencingv1.FenceSourceList](r, diagnosis.FenceSources)
+	listInstalled(ctx, r, diagnosis.FenceSources, read, storeSource)
+}
+
+func storeFence(s *diagnosis.Snapshot, f *fencingv1.NodeFence) {
+	f.ManagedFields = nil
+	s.Fences = append(s.Fences, f)
+}
+
+// storeSource keeps a FenceSource without what no output has: the names of Secrets stay, so that they can be taken out of messages.
+func storeSource(s *diagnosis.Snapshot, f *fencingv1.FenceSource) {
+	f.ManagedFields = nil
+	for i := range f.Spec.Levels {
+		for j := range f.Spec.Levels[i].Feeds {
+			f.Spec.Levels[i].Feeds[j].Options = nil
+		}
+	}
+	s.FenceSources = append(s.FenceSources, f)
+}
+
+// listInstalled is listAll for a resource that may not be installed: then it is recorded as absent.
+func listInstalled[L runtime.Object, T any](ctx context.Context, r *run, resource diagnosis.Resource,
+	read func(context.Context, metav1.ListOptions) (L, error), store func(*diagnosis.Snapshot, *T),
+) bool {
+	ref, absent := diagnosis.Ref{Resource: resource}, false
+	ok := list(ctx, r, ref, metav1.ListOptions{}, func(ctx context.Context, o metav1.ListOptions) (L, error) {
+		page, err := read(ctx, o)
+		absent = apierrors.IsNotFound(err) || apierrors.IsForbidden(err) && r.notInstalled(ctx)
+		return page, err
+	}, store)
+	switch {
+	case ok:
+		r.whole(resource)
+	case absent:
+		r.notThere(ref)
+	}
+	return ok
+}
+
+// notInstalled reports whether the API server does not serve recovery's API. Every user may ask that, and the permission to list its objects is
+// checked before their existence.
+func (r *run) notInstalled(ctx context.Context) bool {
+	return apierrors.IsNotFound(r.fences.Get().Do(ctx).Error())
+}
+
+// notThere records that a resource is not served, in place of that it could not be read.
+func (r *run) notThere(ref diagnosis.Ref) {
+	r.add(func(s *diagnosis.Snapshot) {
+		kept := s.Unread[:0]
+		for _, u := range s.Unread {
+			if u.Ref != ref {
+				kept = append(kept, u)
+			}
+		}
+		s.Unread, s.Absent = kept, append(s.Absent, ref)
+	})
+}
+
+// recoveryEvents reads what recovery said about nodes lately. Events about objects without a namespace are in "default".
+func (r *run) recoveryEvents(ctx context.Context) {
+	options := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("reportingComponent", diagnosis.Recovery).String()}
+	ref := diagnosis.Ref{Resource: diagnosis.Events, Namespace: metav1.NamespaceDefault}
+	list(ctx, r, ref, options, r.clients.CoreV1().Events(metav1.NamespaceDefault).List, keepEvent)
+}
+
+// Evidence reads what is known about the machine of a node.
+func (r *Reader) Evidence(ctx context.Context, node string) *diagnosis.Snapshot {
+	ctx, cancel := context.WithTimeout(ctx, Timeout)
+	defer cancel()
+	x := r.start()
+	parallel(
+		func() { x.node(ctx, node) },
+		func() { x.heartbeat(ctx, node) },
+		func() { x.leasesIn(ctx, metav1.NamespaceSystem) },
+		func() { x.recovery(ctx, true) },
+		func() { x.source(ctx, node) },
+	)
+	return x.finish()
+}
+
+// source reads the FenceSource of a node.
+func (r *run) source(ctx context.Context, node string) {
+	ref := diagnosis.Ref{Resource: diagnosis.FenceSources, Name: node}
+	get(ctx, r, ref, func(ctx context.Context, name string, _ metav1.GetOptions) (*fencingv1.FenceSource, error) {
+		source := &fencingv1.FenceSource{}
+		err := r.fences.Get().Resource(string(diagnosis.FenceSources)).Name(name).Do(ctx).Into(source)
+		return source, err
+	}, storeSource)
+}
+
+// Author asks the API server who the user is, and whether it may do this to the NodeFence of the node.
+func (r *Reader) Author(ctx context.Context, verb, node string) diagnosis.Author {
+	ctx, cancel := context.WithTimeout(ctx, Timeout)
+	defer cancel()
+	var a diagnosis.Author
+	review, err := r.clients.AuthenticationV1().SelfSubjectReviews().Create(ctx, &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
+	if err != nil {
+		a.Problem = message(err)
+		return a
+	}
+	a.Name = review.Status.UserInfo.Username
+	access, err := r.clients.AuthorizationV1().SelfSubjectAccessReviews().Create(ctx, &authorizationv1.SelfSubjectAccessReview{
+		Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: &authorizationv1.ResourceAttributes{
+			Group: fencingv1.GroupVersion.Group, Version: fencingv1.GroupVersion.Version, Resource: string(diagnosis.Fences), Verb: verb, Name: node,
+		}},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		a.Problem = message(err)
+		return a
+	}
+	a.May = decision.Known(access.Status.Allowed)
+	return a
+}
+
+// Fence carries out a plan, if the NodeFence is still the one that was looked at. dryRun asks the API server, and so the admission policy,
+// to check the request and store nothing.
+func (r *Reader) Fence(ctx context.Context, p diagnosis.FencePlan, dryRun bool) error {
+	var all []string
+	if dryRun {
+		all = []string{metav1.DryRunAll}
+	}
+	switch p.Action {
+	case diagnosis.StatePoweredOff:
+		patch, err := json.Marshal(map[string]any{
+			"metadata": map[string]any{"uid": p.UID, "resourceVersion": p.ResourceVersion},
+			"spec":     map[string]any{"statement": p.Statement},
+		})
+		if err != nil {
+			return fmt.Errorf("encode the statement about node %s: %w", p.Node, err)
+		}
+		err = r.fences.Patch(types.MergePatchType).Resource(string(diagnosis.Fences)).Name(p.Node).
+			VersionedParams(&metav1.PatchOptions{DryRun: all}, r.parameters).Body(patch).Do(ctx).Error()
+		if err != nil {
+			return fmt.Errorf("write the statement into NodeFence %s: %w", p.Node, err)
+		}
+	case diagnosis.DeleteFence:
+		uid := types.UID(p.UID)
+		options := &metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid, ResourceVersion: &p.ResourceVersion}, DryRun: all}
+		if err := r.fences.Delete().Resource(string(diagnosis.Fences)).Name(p.Node).Body(options).Do(ctx).Error(); err != nil {
+			return fmt.Errorf("delete NodeFence %s: %w", p.Node, err)
+		}
+	default:
+		return fmt.Errorf("nothing to do for NodeFence %s", p.Node)
+	}
+	return nil
+}

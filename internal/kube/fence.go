@@ -1,0 +1,101 @@
+package kube
+
+import (
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	fencingv1 "belay.dev/belay/api/fencing/v1alpha1"
+	"belay.dev/belay/internal/fencing"
+)
+
+// Conditions of a NodeFence.
+const (
+	ConditionProven          = "Proven"
+	ConditionTainted         = "Tainted"
+	ConditionVolumesReleased = "VolumesReleased"
+	ConditionContradicted    = "Contradicted"
+)
+
+// ConditionFenceReady is the condition of a FenceSource.
+const ConditionFenceReady = "FenceReady"
+
+// FenceFinalizer keeps a NodeFence until its taints are gone.
+const FenceFinalizer = "fencing.belay.dev/release"
+
+// BootOf returns the boot that a Node shows.
+func BootOf(node *corev1.Node) fencing.Boot {
+	return fencing.Boot{Node: node.Name, NodeUID: string(node.UID), ID: node.Status.NodeInfo.BootID, Machine: MachineID(node.Status.NodeInfo.SystemUUID)}
+}
+
+// MachineID returns one form of a system UUID: the kubelet, BMCs and people write it in upper or lower case.
+func MachineID(uuid string) string { return strings.ToLower(strings.TrimSpace(uuid)) }
+
+// FenceOptedOut reports whether the owner of the node keeps it from being fenced.
+func FenceOptedOut(node *corev1.Node) bool {
+	value, ok := node.Annotations[FenceOptOutAnnotation]
+	return ok && value != "false"
+}
+
+// FenceTaint is the value of the taints of a fence.
+func FenceTaint(epoch int64) string { return FenceTaintPrefix + strconv.FormatInt(epoch, 10) }
+
+// FenceFinished reports whether a fence is over, and only a record.
+func FenceFinished(f *fencingv1.NodeFence) bool {
+	return slices.Contains([]fencingv1.Phase{fencingv1.Phase(fencing.Released), fencingv1.Phase(fencing.Cancelled)}, f.Status.Phase) &&
+		!slices.Contains(f.Finalizers, FenceFinalizer)
+}
+
+// FenceState returns the stored state of a NodeFence.
+func FenceState(f *fencingv1.NodeFence) fencing.Fence {
+	s := fencing.Fence{
+		UID: string(f.UID), ResourceVersion: f.ResourceVersion,
+		Boot:          fencing.Boot{Node: f.Spec.NodeName, NodeUID: f.Spec.NodeUID, ID: f.Spec.BootID, Machine: f.Spec.MachineID},
+		Epoch:         f.Spec.Epoch,
+		Phase:         fencing.Phase(f.Status.Phase),
+		ManualRelease: f.Spec.Release == fencingv1.ReleaseManual,
+		Evidence:      provenBy(f),
+		Deleting:      f.DeletionTimestamp != nil,
+	}
+	if s.Phase == "" {
+		s.Phase = fencing.Suspected
+	}
+	if n := len(f.Status.Intents); n > 0 {
+		i := f.Status.Intents[n-1]
+		s.Intent = fencing.Intent{Nonce: i.Nonce, NotAfter: i.NotAfter.Time, Renewal: i.Renewal}
+	}
+	if f.Status.Untainted != nil {
+		s.Untainted = f.Status.Untainted.Time
+	}
+	if x := f.Spec.Statement; x != nil {
+		s.Statement = &fencing.Statement{By: x.By, Reason: x.Reason, Machine: MachineID(x.MachineID), Expires: x.Expires.Time}
+	}
+	return s
+}
+
+// provenBy is the class of evidence with which the fence left Fencing.
+func provenBy(f *fencingv1.NodeFence) fencing.Class {
+	for _, c := range f.Status.Conditions {
+		if c.Type == ConditionProven && c.Status == metav1.ConditionTrue {
+			return fencing.Class(c.Reason)
+		}
+	}
+	return ""
+}
+
+// Renewal is a text that changes with each renewal of a lease, also by another kubelet.
+func Renewal(lease *coordinationv1.Lease) string {
+	holder, at := "", ""
+	if lease.Spec.HolderIdentity != nil {
+		holder = *lease.Spec.HolderIdentity
+	}
+	if lease.Spec.RenewTime != nil {
+		at = lease.Spec.RenewTime.UTC().Format(time.RFC3339Nano)
+	}
+	return at + " " + holder + " " + string(lease.UID)
+}

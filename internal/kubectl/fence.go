@@ -1,0 +1,210 @@
+package kubectl
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"belay.dev/belay/internal/diagnosis"
+	"belay.dev/belay/internal/inspect"
+	"belay.dev/belay/internal/usage"
+)
+
+const fenceLong = `State that the machine of a node is off, where no power switch can prove it: your word takes its place. By default this only
+shows what would be written, what has to be true before that, and what is not.
+
+First make sure that the machine is off: at its BMC, its hypervisor, or by its plugs. A node that does not answer may still run and
+write, and then two machines write to one file system. Read the system UUID of the machine there too: it must be that of the fence.
+
+Only recovery creates NodeFences, for nodes that it has found silent: there is nothing to state about another node. A power switch
+that says On is believed, and so is a node that renews its lease. You need the permission "confirm" (ClusterRole
+belay-fence-confirm). With --confirm the statement is written into the NodeFence, which is the record of it, with your name.`
+
+const fenceExample = `  # What is needed?
+  kubectl belay fence node-1
+
+  # The machine is off: check the statement
+  kubectl belay fence node-1 --confirm-powered-off --machine 4c4c4544-0042-3510-8052-b4c04f4d3332 --reason "pulled both plugs"
+
+  # Write it
+  kubectl belay fence node-1 --confirm-powered-off --machine 4c4c4544-0042-3510-8052-b4c04f4d3332 --reason "pulled both plugs" --confirm`
+
+const unfenceLong = `Ask recovery to end the fence of a node, or to release a node whose release is Manual. By default this only shows what would
+be done.
+
+With --confirm it deletes the NodeFence. Recovery then removes its own taints, and its finalizer last; this command never does. As
+long as no command was sent and no pod was deleted, that cancels the fence. After that it cannot be cancelled: the node is
+released once its machine runs another boot. The command refuses where the deletion would change nothing.`
+
+const unfenceExample = `  # What would happen?
+  kubectl belay unfence node-1
+
+  # Do it
+  kubectl belay unfence node-1 --confirm`
+
+// fenceOptions are the flags of both commands.
+type fenceOptions struct {
+	statement diagnosis.StatementRequest
+	confirm   bool
+	format    output
+}
+
+// The permissions on a NodeFence that the commands need.
+const verbConfirm, verbDelete = "confirm", "delete"
+
+// defaultExpiry is how long a statement counts.
+const defaultExpiry = time.Hour
+
+func (p *plugin) fenceCommand() *cobra.Command {
+	var o fenceOptions
+	c := &cobra.Command{
+		Use: "fence (NAME | node/NAME)", Short: "State that the machine of a node is off (dry run by default)",
+		Long: fenceLong, Example: fenceExample, Args: oneObject("NAME or node/NAME"),
+		ValidArgsFunction: p.completeNode,
+		RunE: func(c *cobra.Command, args []string) error {
+			node, err := p.nodeOf(args)
+			if err != nil {
+				return err
+			}
+			if o.statement.Expires <= 0 || o.statement.Expires > diagnosis.StatementAtMost {
+				return usage.Errorf("--expires is %v, but must be more than 0 and at most %v", o.statement.Expires, diagnosis.StatementAtMost)
+			}
+			return p.fence(c.Context(), node, verbConfirm, &o, func(s *diagnosis.Snapshot, a diagnosis.Author) (diagnosis.FencePlan, error) {
+				return diagnosis.PlanStatement(s, node, o.statement, a)
+			})
+		},
+	}
+	f := c.Flags()
+	f.BoolVar(&o.statement.PoweredOff, "confirm-powered-off", false, "you have looked at the machine, and it is off")
+	f.StringVar(&o.statement.Machine, "machine", "", "the system UUID that you read at the machine")
+	f.StringVar(&o.statement.Reason, "reason", "", "how you know that it is off")
+	f.DurationVar(&o.statement.Expires, "expires", defaultExpiry, "for how long the statement counts, at most 24h")
+	o.addTo(c)
+	return c
+}
+
+func (p *plugin) unfenceCommand() *cobra.Command {
+	var o fenceOptions
+	c := &cobra.Command{
+		Use: "unfence (NAME | node/NAME)", Short: "Ask recovery to end a fence, or to release a node (dry run by default)",
+		Long: unfenceLong, Example: unfenceExample, Args: oneObject("NAME or node/NAME"),
+		ValidArgsFunction: p.completeFence,
+		RunE: func(c *cobra.Command, args []string) error {
+			node, err := p.nodeOf(args)
+			if err != nil {
+				return err
+			}
+			return p.fence(c.Context(), node, verbDelete, &o, func(s *diagnosis.Snapshot, a diagnosis.Author) (diagnosis.FencePlan, error) {
+				return diagnosis.PlanUnfence(s, node, a)
+			})
+		},
+	}
+	o.addTo(c)
+	return c
+}
+
+func (o *fenceOptions) addTo(c *cobra.Command) {
+	o.format.addTo(c)
+	c.Flags().BoolVar(&o.confirm, "confirm", false, "do it; without, it is only shown")
+}
+
+// fence shows a plan, and carries it out if that is confirmed.
+func (p *plugin) fence(ctx context.Context, node, verb string, o *fenceOptions, plan func(*diagnosis.Snapshot, diagnosis.Author) (diagnosis.FencePlan, error)) error {
+	reader, err := p.reader()
+	if err != nil {
+		return err
+	}
+	answered := p.waitsForServer()
+	snapshot, author := reader.Evidence(ctx, node), reader.Author(ctx, verb, node)
+	answered()
+	made, err := plan(snapshot, author)
+	if ctx.Err() != nil {
+		return interrupted(ctx, ctx.Err())
+	}
+	if err != nil {
+		return err
+	}
+	if made.Action != "" && !o.confirm {
+		rehearse(ctx, reader, &made)
+	}
+	p.commands(made.Next)
+	if err := o.format.print(p.Out, made, func() error { return p.fencePlan(&made, verb, snapshot) }); err != nil {
+		return err
+	}
+	switch {
+	case made.Refusal != "":
+		_, _ = fmt.Fprintln(p.ErrOut, "Nothing was changed.")
+		return found{StatusBlocked}
+	case !o.confirm:
+		_, _ = fmt.Fprintln(p.ErrOut, "Nothing was changed. To do it, add --confirm.")
+		return nil
+	}
+	if err := reader.Fence(ctx, made, false); err != nil {
+		return errors.Join(err, errors.New("nothing was changed; look at it again with "+p.command("kubectl belay evidence node/"+node)))
+	}
+	_, _ = fmt.Fprintf(p.ErrOut, "Requested. To see it through: %s\n", p.command("kubectl get nodefence "+node+" --watch"))
+	return nil
+}
+
+// rehearse asks the API server, with its admission policies, whether it would accept the write.
+func rehearse(ctx context.Context, reader *inspect.Reader, plan *diagnosis.FencePlan) {
+	accepted := diagnosis.Precondition{Name: "API server", Met: true, Message: "the API server accepts the request"}
+	if err := reader.Fence(ctx, *plan, true); err != nil {
+		accepted.Met, accepted.Message = false, err.Error()
+		plan.Action, plan.Refusal = "", "the API server refuses the request"
+	}
+	plan.Preconditions = append(plan.Preconditions, accepted)
+}
+
+// fencePlan prints a plan as text.
+func (p *plugin) fencePlan(plan *diagnosis.FencePlan, verb string, s *diagnosis.Snapshot) error {
+	_, err := fmt.Fprint(p.Out, fencePlanText(p.style, plan, verb, s))
+	return err
+}
+
+func fencePlanText(s style, plan *diagnosis.FencePlan, verb string, read *diagnosis.Snapshot) string {
+	out := &page{style: s, now: read.Now}
+	verdict, title := diagnosis.Clear, "READY"
+	switch {
+	case plan.Refusal != "":
+		verdict, title = diagnosis.Blocked, "REFUSED"
+	case len(plan.Risks) > 0 && plan.Action == diagnosis.StatePoweredOff:
+		verdict = diagnosis.Unsafe
+	}
+	what := "state that the machine of node " + plan.Node + " is off"
+	if verb == verbDelete {
+		what = "end the fence of node " + plan.Node
+	}
+	fmt.Fprintf(&out.text, "%s: %s\n", out.verdict(verdict, title), printable(what))
+	if plan.Refusal != "" {
+		out.line("Why", "%s", plan.Refusal)
+	}
+	if plan.Phase != "" {
+		out.line("Fence", "phase %s", plan.Phase)
+	}
+	for i, c := range plan.Preconditions {
+		mark := "met"
+		if !c.Met {
+			mark = "NOT MET"
+		}
+		out.line(first(i, "Needs"), "%s, %s: %s", c.Name, mark, c.Message)
+	}
+	if w := plan.Statement; w != nil {
+		out.line("Writes", "by: %s", w.By)
+		out.line("", "reason: %s", w.Reason)
+		out.line("", "machineID: %s", w.MachineID)
+		out.line("", "expires: %s", w.Expires.UTC().Format(time.RFC3339))
+	}
+	for i, text := range plan.Does {
+		out.line(first(i, "Does"), "%s", text)
+	}
+	for i, text := range plan.Risks {
+		out.line(first(i, "Risk"), "%s", text)
+	}
+	out.steps(plan.Next)
+	out.unread(plan.Unread)
+	return out.text.String()
+}
