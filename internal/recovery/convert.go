@@ -2,7 +2,6 @@ package recovery
 
 import (
 	"strconv"
-	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -22,8 +21,7 @@ func bootOf(node *corev1.Node) fencing.Boot {
 	return fencing.Boot{Node: node.Name, NodeUID: string(node.UID), ID: node.Status.NodeInfo.BootID, Machine: machineID(node.Status.NodeInfo.SystemUUID)}
 }
 
-// machineID returns one form of a system UUID: the kubelet, BMCs and people write it in upper or lower case.
-func machineID(uuid string) string { return strings.ToLower(strings.TrimSpace(uuid)) }
+func machineID(uuid string) string { return fencing.MachineID(uuid) }
 
 // optedOut reports whether the owner of the node keeps it from being fenced.
 func optedOut(node *corev1.Node) bool {
@@ -51,6 +49,7 @@ func fenceState(f *fencingv1.NodeFence) fencing.Fence {
 		ManualRelease: f.Spec.Release == fencingv1.ReleaseManual,
 		Evidence:      provenBy(f),
 		Deleting:      f.DeletionTimestamp != nil,
+		NodeDeleted:   f.Spec.Trigger == fencingv1.TriggerNodeDeleted,
 	}
 	if s.Phase == "" {
 		s.Phase = fencing.Suspected
