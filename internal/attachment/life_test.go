@@ -24,7 +24,7 @@ func runs(change ...func(*fencing.Boot)) func(*Node) {
 }
 
 // TestNodeStillRuns (S2): a policy that is no evidence does not take a volume from a boot that is known to run. A person's taint does, and
-// the step says so. That nothing is known about the boot changes nothing.
+// the step says so. A boot that is unknown changes nothing.
 func TestNodeStillRuns(t *testing.T) {
 	detach := Policy{OutOfService: true, DeletedNode: DeletedNodeDetach}
 	late := t0.Add(6 * time.Minute)
@@ -65,7 +65,7 @@ func TestNodeStillRuns(t *testing.T) {
 		"another boot runs": {
 			at: late, policy: sixMinutes, seen: onA(attached("a", waiting), node("a", checked, inUse, unhealthy, otherBoot)), steps: []Step{byTimer},
 		},
-		"nothing is known": {
+		"unknown": {
 			at: late, policy: detach, seen: onA(attached("a", waiting), node("a", inUse, lost, checked)), steps: []Step{byDeletion},
 		},
 		"the boot was not recorded, and the Node is gone": {

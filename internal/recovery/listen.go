@@ -75,6 +75,13 @@ func (l *listener) of(node string) (silent, limit time.Duration, known bool) {
 	return l.silences.Of(l.now(), l.Profile, node)
 }
 
+// life returns that the boot which a Node shows runs, if its lease says so.
+func (l *listener) life(shown fencing.Boot) fencing.Life {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.silences.Life(l.now(), l.Profile, shown)
+}
+
 // renewal is a text that changes with each renewal of the lease, also by another kubelet.
 func renewal(lease *coordinationv1.Lease) string {
 	holder, at := "", ""

@@ -67,7 +67,7 @@ type Options struct {
 	Dial Dial
 	// Metrics may be nil.
 	Metrics *telemetry.Recovery
-	// Proofs, if set, takes what the actor proves.
+	// Proofs, if set, takes what the actor proves, and what is known to run.
 	Proofs *Proofs
 }
 
@@ -104,6 +104,7 @@ func Setup(mgr manager.Manager, identity string, o Options) error {
 		now: time.Now, identity: identity,
 	}
 	p.ear = &listener{parts: p}
+	o.Proofs.listen(p.ear)
 	d := &detector{parts: p, held: map[string]hold{}}
 	err := build(mgr, "recovery-detector", 1).WatchesRawSource(start()).Complete(d)
 	if err == nil && o.Roles.Fencer {
