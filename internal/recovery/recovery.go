@@ -78,8 +78,10 @@ func Watched(r Roles) []authorizationv1.ResourceAttributes {
 		{Group: fencingv1.GroupVersion.Group, Resource: "nodefences"}, {Group: fencingv1.GroupVersion.Group, Resource: "fencesources"},
 	}
 	if r.Actor {
-		watched = append(watched, authorizationv1.ResourceAttributes{Group: corev1.GroupName, Resource: "pods"},
-			authorizationv1.ResourceAttributes{Group: storagev1.GroupName, Resource: "volumeattachments"})
+		watched = append(watched, authorizationv1.ResourceAttributes{Group: corev1.GroupName, Resource: "pods"})
+	}
+	if r.Actor || r.Detector {
+		watched = append(watched, authorizationv1.ResourceAttributes{Group: storagev1.GroupName, Resource: "volumeattachments"})
 	}
 	return watched
 }

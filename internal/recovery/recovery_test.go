@@ -160,7 +160,7 @@ func TestDeletedNodeAtTheAPI(t *testing.T) {
 	m.mu.Lock()
 	m.disobeys = false
 	m.mu.Unlock()
-	m.until(fencing.Moved)
+	m.past(fencing.Moved)
 	if !m.moved() {
 		t.Error("something is left")
 	}
@@ -332,5 +332,5 @@ var rare = map[string]bool{
 	"create coordination.k8s.io/leases": true, "update coordination.k8s.io/leases": true, "patch events.k8s.io/events": true,
 	"get /secrets": true,
 	// Only where lists cannot be streamed, or a watch fails.
-	"list /nodes": true, "list fencing.belay.dev/fencesources": true, "list fencing.belay.dev/nodefences": true,
+	"list /nodes": true, "list storage.k8s.io/volumeattachments": true, "list fencing.belay.dev/fencesources": true, "list fencing.belay.dev/nodefences": true,
 }
