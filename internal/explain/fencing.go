@@ -35,6 +35,9 @@ func FenceSuspected(silent time.Duration) string {
 // FenceNodeDeleted is the event of a new NodeFence for a deleted Node.
 const FenceNodeDeleted = "The Node was deleted while volumes are attached to its machine: belay looks for proof that the machine is off"
 
+// WouldFence is the event of a dry run.
+const WouldFence = "The node would be fenced now; --recovery-dry-run is set, so nothing is changed"
+
 // FencePhase is the event of a phase.
 func FencePhase(p fencing.Phase, class fencing.Class) string {
 	switch p {
@@ -61,6 +64,10 @@ func FencePhase(p fencing.Phase, class fencing.Class) string {
 	}
 	return string(p)
 }
+
+// UpstreamForces is the message of the condition of that name.
+const UpstreamForces = "the pods are being deleted, which starts the timer of kube-controller-manager: six minutes later it detaches the volumes by force, also if this fence is contradicted. " +
+	"It does not with --disable-force-detach-on-timeout"
 
 // FenceEvidence is what a class of evidence says.
 func FenceEvidence(c fencing.Class) string {

@@ -83,6 +83,7 @@ const (
 	conditionTainted         = "Tainted"
 	conditionVolumesReleased = "VolumesReleased"
 	conditionContradicted    = "Contradicted"
+	conditionUpstreamForces  = "UpstreamForces"
 )
 
 // conditionFenceReady is the condition of a FenceSource.

@@ -247,6 +247,7 @@ func (d *detector) suspect(ctx context.Context, n fencing.Node) error {
 	if d.DryRun {
 		if h := d.held[name]; h.reason == fencing.Settled {
 			logger.Info("Would fence node", "detail", "--recovery-dry-run is set")
+			d.events.Eventf(nodeRef(n.Boot), nil, corev1.EventTypeWarning, string(dryRun), "Fence", "%s", explain.WouldFence)
 			h.reason = dryRun
 			d.held[name] = h
 		}
