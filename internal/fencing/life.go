@@ -55,7 +55,7 @@ func (d *decider) life() Life {
 func (s *Silences) Life(now time.Time, p Profile, shown Boot) Life {
 	h, known := s.heard[shown.Node]
 	until := h.renewed.Add(p.Limit(h.lease))
-	if !known || h.renewed.IsZero() || now.Before(h.renewed) || !now.Before(until) || !shown.Complete() {
+	if !known || now.Before(h.renewed) || !now.Before(until) || !shown.Complete() {
 		return Life{}
 	}
 	return Life{boot: shown, sign: Renews, until: until}
