@@ -31,7 +31,7 @@ func TestReplay(t *testing.T) {
 	}{
 		{cluster.PlaneUpstream, "nothing is done, with recovery", fencing.Fast.Name, leaveAlone, movedWithin},
 		{cluster.PlaneBelay, "nothing is done, with recovery", fencing.Fast.Name, leaveAlone, movedWithin},
-		{cluster.PlaneUpstream, "the Node is deleted at once, with recovery", fencing.Fast.Name, deleteNode, movedWithin},
+		{cluster.PlaneUpstream, "the Node is deleted at once, with recovery", fencing.Fast.Name, deleteNode, 2 * time.Minute},
 		{cluster.PlaneBelay, "the Node is deleted at once, with recovery", fencing.Fast.Name, deleteNode, movedWithin},
 		{cluster.PlaneUpstream, "out-of-service taint when NotReady", "", onceNotReady(markOutOfService), 3 * time.Minute},
 		{cluster.PlaneUpstream, "Node and VolumeAttachment deleted when NotReady", "", onceNotReady(deleteBoth), 4 * time.Minute},
