@@ -99,7 +99,7 @@ func TestLogins(t *testing.T) {
 	}
 }
 
-// TestEvictable (hole 20): a pod that tolerates every taint is deleted too; a mirror pod, and one that its DaemonSet would put back, is not.
+// TestEvictable (hole 20): a pod that tolerates every taint is deleted too; a mirror pod, and one that its DaemonSet would create again, is not.
 func TestEvictable(t *testing.T) {
 	owned := func(kind string) func(*corev1.Pod) {
 		yes := true
