@@ -11,6 +11,9 @@ import (
 	"belay.dev/belay/internal/usage"
 )
 
+// flagDisableForce has another default with recovery.
+const flagDisableForce = "disable-force-detach-on-timeout"
+
 // Flags of kube-controller-manager that are ignored here.
 const (
 	flagSyncPeriod  = "attach-detach-reconcile-sync-period"
@@ -83,8 +86,9 @@ func (o *options) flags() cliflag.NamedFlagSets {
 	f = sets.FlagSet("Attach and detach")
 	f.DurationVar(&o.maxWaitForUnmount, "max-wait-for-unmount-duration", 6*time.Minute,
 		"How long an unneeded volume may stay in use on a node that is not Ready before it is detached by force. The time counts from the detach request and continues through restarts. Nothing is forced while the node is Ready; after this time the volume is detached as soon as the node is not Ready or is deleted. In kube-controller-manager this is a constant.")
-	f.BoolVar(&o.disableForce, "disable-force-detach-on-timeout", false,
-		"Never detach by force after max-wait-for-unmount-duration. A volume in use on a dead node then waits until the node has the taint node.kubernetes.io/out-of-service or recovers.")
+	f.BoolVar(&o.disableForce, flagDisableForce, false,
+		"Never detach by force after max-wait-for-unmount-duration. A volume in use on a dead node then waits until the node has the taint node.kubernetes.io/out-of-service or recovers. With --controllers=attachdetach,recovery this is the default, because recovery detaches on proof: set it to false to detach on the timeout too. Even then a volume is kept while recovery knows that its machine runs.")
+	o.disableForceFlag = f.Lookup(flagDisableForce)
 	f.StringVar(&o.deletedNode, "deleted-node-policy", deletedNodeWait,
 		"What to do with volumes in use on a node whose Node object was deleted: \"wait\" as for a node that is not Ready, or \"detach\" at once. Use \"detach\" only if Nodes are deleted after their machine was terminated: a running machine could still write to the volume after it is attached to another node.")
 	f.DurationVar(&o.syncPeriod, flagSyncPeriod, time.Minute,

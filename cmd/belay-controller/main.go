@@ -57,7 +57,7 @@ func run(ctx context.Context, o *options) error {
 	if err != nil {
 		return err
 	}
-	proofs := &recovery.Proofs{}
+	proofs := &recovery.Proofs{} // stays empty without recovery, and in a dry run
 	if o.runs(controllerRecovery) {
 		if err := o.setupRecovery(mgr, proofs); err != nil {
 			return err

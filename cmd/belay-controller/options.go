@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/spf13/pflag"
 	"k8s.io/component-base/logs"
 	logsapi "k8s.io/component-base/logs/api/v1"
 	_ "k8s.io/component-base/logs/json/register" // --logging-format=json
@@ -24,6 +25,7 @@ type options struct {
 
 	maxWaitForUnmount time.Duration
 	disableForce      bool
+	disableForceFlag  *pflag.Flag
 	deletedNode       string
 	syncPeriod        time.Duration
 	disableSync       bool
@@ -97,7 +99,7 @@ func (o *options) validateAddresses() error {
 // respected: the person who sets it is responsible.
 func (o *options) policy() attachment.Policy {
 	p := attachment.Policy{OutOfService: true, UnmountTimeout: o.maxWaitForUnmount}
-	if o.disableForce {
+	if o.disableForce || o.recovers() && !o.disableForceFlag.Changed {
 		p.UnmountTimeout = 0
 	}
 	if o.deletedNode == deletedNodeDetach {
@@ -105,6 +107,10 @@ func (o *options) policy() attachment.Policy {
 	}
 	return p
 }
+
+// recovers reports whether recovery acts in this process. Then it moves the volumes of dead nodes on evidence, and a timer, which is none,
+// forces only if a person says so. With --recovery-dry-run the controller behaves as without recovery.
+func (o *options) recovers() bool { return o.runs(controllerRecovery) && !o.recovery.dryRun }
 
 // complete sets the values that have no flag.
 func (o *options) complete() {
@@ -139,6 +145,10 @@ func (o *options) warn(given func(flag string) bool) {
 		if given(name) {
 			klog.Background().Info("Ignoring deprecated flag because there is no second record of attachments to compare", "flag", "--"+name)
 		}
+	}
+	if o.runs(controllerAttachDetach) && o.recovers() && !o.disableForce && o.disableForceFlag.Changed {
+		klog.Background().Info("Detaching by force after a timeout although recovery runs", "flag", "--"+flagDisableForce+"=false",
+			"timeout", o.maxWaitForUnmount)
 	}
 	if !o.leaderElect {
 		klog.Background().Error(nil, "Leader election is disabled", "remedy", "make sure that only one belay-controller runs")

@@ -83,6 +83,17 @@ func TestPolicyFromFlags(t *testing.T) {
 		"never by force": {
 			[]string{"--disable-force-detach-on-timeout", "--max-wait-for-unmount-duration=1h"}, attachment.Policy{OutOfService: true},
 		},
+		"with recovery": {[]string{"--controllers=attachdetach,recovery", "--recovery-roles=actor"}, attachment.Policy{OutOfService: true}},
+		"with recovery, with a longer wait": {
+			[]string{"--controllers=attachdetach,recovery", "--max-wait-for-unmount-duration=1h"}, attachment.Policy{OutOfService: true},
+		},
+		"with recovery, by force": {
+			[]string{"--controllers=attachdetach,recovery", "--disable-force-detach-on-timeout=false"},
+			attachment.Policy{OutOfService: true, UnmountTimeout: 6 * time.Minute},
+		},
+		"with recovery that only reports": {
+			[]string{"--controllers=attachdetach,recovery", "--recovery-dry-run"}, attachment.Policy{OutOfService: true, UnmountTimeout: 6 * time.Minute},
+		},
 		"deleted node": {
 			[]string{"--deleted-node-policy=detach"},
 			attachment.Policy{OutOfService: true, UnmountTimeout: 6 * time.Minute, DeletedNode: attachment.DeletedNodeDetach},

@@ -23,7 +23,8 @@ type hole struct {
 
 const (
 	decide, evidence, boot, suspect = "internal/fencing/decide.go", "internal/fencing/evidence.go", "internal/fencing/boot.go", "internal/fencing/suspect.go"
-	pure                            = "internal/fencing"
+	life, detectorFile, fencerFile  = "internal/fencing/life.go", "internal/recovery/detector.go", "internal/recovery/fencer.go"
+	pure, shell                     = "internal/fencing", "internal/recovery"
 )
 
 var holes = []hole{
@@ -52,6 +53,25 @@ var holes = []hole{
 	{"8", "exit status 2 alone is Off", "internal/fenceagent/agent.go", `exit == exitOff && says(text, "OFF")`, "exit == exitOff", "internal/fenceagent", "TestStatus"},
 	{"9", "the pods of a new boot are deleted for the old one", decide, "case d.seen.restarted(d.fence): // its kubelet does the rest", "case false:", pure, "TestRestartedNeverTaints"},
 	{"12", "the VolumeAttachments of a deleted Node stay", decide, "if !d.sameMachine() && !a.Deleting {", "if false {", pure, "TestDeletedNode"},
+	{"12", "the machine of a deleted Node is switched off", decide, "case d.fence.NodeDeleted:", "case false:", pure, "TestNodeDeletedMachineOn"},
+	{"12", "the fence of a deleted Node waits for its machine for ever", decide, "back := d.seen.Exists == No ||", "back :=", pure, "TestMovedWithoutNode"},
+	{"12", "Nodes that are deleted all at once pass the brakes", suspect, "return n.Deleted || n.Heard", "return n.Heard", pure, "TestSuspectDeleted"},
+	{
+		"12", "the timer takes a volume from a boot that runs", "internal/attachment/policy.go", "case UnmountTimeout, DeletedNode:\n\t\treturn n.runs(a)",
+		"case DeletedNode:\n\t\treturn n.runs(a)", "internal/attachment", "TestNodeStillRuns",
+	},
+	{
+		"12", "the deletion of a Node takes a volume from a boot that runs", "internal/attachment/policy.go", "case UnmountTimeout, DeletedNode:\n\t\treturn n.runs(a)",
+		"case UnmountTimeout:\n\t\treturn n.runs(a)", "internal/attachment", "TestNodeStillRuns",
+	},
+	{"12", "a switch of another boot shows that one runs", life, "if !source.bound(boot) ||", "if", pure, "TestLife"},
+	{"12", "an old answer shows that a boot runs", life, "!source.Status.fresh(d.now) ||", "", pure, "TestLife"},
+	{"12", "another boot of the machine runs, and so this one", life, "l.boot.ID == b.ID && ", "", pure, "TestLife"},
+	{"12", "a lease that was only read shows that the node runs", "internal/fencing/silence.go", "if known && h.renewal != renewal {", "if h.renewal != renewal {", pure, "TestLifeByLease"},
+	{"13", "an epoch is used twice", detectorFile, "max(stored, old.Spec.Epoch) + 1", "max(min(stored, 0), old.Spec.Epoch) + 1", shell, "TestEpoch"},
+	{"13", "an epoch is used twice if the Node lost it", detectorFile, "max(stored, old.Spec.Epoch) + 1", "stored + 1", shell, "TestEpoch"},
+	{"13", "nothing keeps a fence whose taints are there", detectorFile, "Name: name, Finalizers: []string{finalizer}", "Name: name", shell, "TestEpoch"},
+	{"13", "a fence with taints makes room for the next", detectorFile, "!slices.Contains(f.Finalizers, finalizer)", "true", shell, "TestDeletedFenceStays"},
 	{"14", "a taint of another client does not count", decide, "tainted := d.seen.OutOfService || d.seen.ForeignTaint", "tainted := d.seen.OutOfService", pure, "TestForeignTaint"},
 	{"15", "pods come at once after the untaint", decide, "case d.now.Before(settled):", "case false:", pure, "TestFence"},
 	{
@@ -68,6 +88,12 @@ var holes = []hole{
 	{"17", "no limit on silent nodes of a zone", suspect, "case zoneSilent > allowed(b.ZoneShare, zone):", "case false:", pure, "TestBrakes"},
 	{"17", "nodes of the control plane are fenced", suspect, "case n.ControlPlane:", "case false:", pure, "TestSuspicion"},
 	{"18", "a fence is cancelled after the first delete", decide, "case d.seen.restarted(d.fence): // its kubelet does the rest", "case d.cancels():\n\tcase d.seen.restarted(d.fence):", pure, "TestNoCancelAfterDelete"},
+	{"18", "the record does not say that upstream's timer runs", "internal/recovery/act.go", "case p == fencing.Evicting:", "case false:", shell, "TestUpstreamForces"},
+	{"19", "a switch that refuses is asked without an end", fencerFile, "if status.FailedLogins >= maxLogins {", "if false {", shell, "TestLogins"},
+	{"19", "a Secret that was corrected is not tried", fencerFile, "if version != status.SecretVersion || changed(source) {", "if false {", shell, "TestLogins"},
+	{"20", "a pod that nothing evicts stays", decide, "if !pod.Leaving {", "if false {", pure, "TestFence"},
+	{"20", "the pods of DaemonSets are deleted", "internal/recovery/observe.go", `owner.Kind != "DaemonSet"`, "true", shell, "TestEvictable"},
+	{"20", "mirror pods are deleted", "internal/recovery/observe.go", "corev1.MirrorPodAnnotationKey]; mirror {", "corev1.MirrorPodAnnotationKey]; mirror && false {", shell, "TestEvictable"},
 }
 
 // TestHoles: each rule is needed.

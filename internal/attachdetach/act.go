@@ -143,7 +143,7 @@ func (w *work) detach(ctx context.Context, s attachment.ForceDetach) (again bool
 	if s.Authority != nil {
 		w.metrics.Forced(s.Authority)
 	}
-	w.emitReleased(s.Node, s.Authority, s.Reason)
+	w.emitReleased(s)
 	return true, nil
 }
 
@@ -164,7 +164,7 @@ func (w *work) delete(ctx context.Context, s attachment.ForceDetach) error {
 		if s.Authority != nil {
 			w.metrics.Forced(s.Authority)
 		}
-		w.emitDetaching(s.Node, s.Attachment, s.Authority, s.Reason)
+		w.emitDetaching(s)
 		return nil
 	case apierrors.IsNotFound(err):
 		return nil // the watch event follows

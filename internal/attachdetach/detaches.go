@@ -58,20 +58,29 @@ func (a *eventEmitter) attachmentDeleted(keys []key, last *storagev1.VolumeAttac
 
 // emitDetaching emits that the delete of the attachment was accepted, with the authority for it if the volume may be in
 // use.
-func (w *work) emitDetaching(node attachment.NodeName, ref attachment.Ref, by attachment.Authority, why attachment.Reason) {
-	d := w.detachOf(ref)
+func (w *work) emitDetaching(s attachment.ForceDetach) {
+	d := w.detachOf(s.Attachment)
 	a := w.eventEmitter
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.follow(w.key, node, d)
+	a.follow(w.key, s.Node, d)
 	if d.about == nil {
 		return
 	}
 	kind := corev1.EventTypeNormal
-	if by != nil {
+	if s.Authority != nil {
 		kind = corev1.EventTypeWarning
 	}
-	a.recorder.Event(d.about, kind, explain.DetachingVolume, explain.DetachStarted(d.name, node, by, why))
+	a.recorder.Event(d.about, kind, explain.DetachingVolume, detachStarted(d.name, s))
+}
+
+// detachStarted is the text of the event, with a warning if the boot is known to run.
+func detachStarted(name string, s attachment.ForceDetach) string {
+	text := explain.DetachStarted(name, s.Node, s.Authority, s.Reason)
+	if s.Runs {
+		text += explain.DetachedWhileRunning
+	}
+	return text
 }
 
 // follow tracks a detach to emit its end; hold a.mu.
@@ -94,10 +103,20 @@ func (w *work) emitClaimEvents(steps []attachment.Step) {
 			a.follow(w.key, one.Node, w.detachOf(one.Ref)) // started by another client or a previous leader
 		}
 	}
+	running := map[attachment.NodeName]bool{}
 	for _, step := range steps {
 		if hold, ok := step.(attachment.Wait); ok {
 			w.emitDetachFailed(hold)
+			if hold.Reason == attachment.NodeStillRuns {
+				running[hold.Node] = true
+				w.emitStillRuns(hold)
+			}
 		}
+	}
+	if len(running) > 0 {
+		a.stillRuns[w.key] = running
+	} else {
+		delete(a.stillRuns, w.key)
 	}
 	for node, d := range a.detaches[w.key] {
 		if w.state.stillThere(d) {
@@ -201,6 +220,20 @@ func (w *work) emitDetachFailed(hold attachment.Wait) {
 	}
 }
 
+// emitStillRuns emits on the claim that a detach by force is held, once; hold the lock of the eventEmitter.
+func (w *work) emitStillRuns(hold attachment.Wait) {
+	a := w.eventEmitter
+	if a.stillRuns[w.key][hold.Node] {
+		return
+	}
+	d := w.detachOf(attachment.Ref{Name: hold.Attachment})
+	w.named(d.name).Info("Not detaching by force, because the node still runs", "node", hold.Node, "attachment", hold.Attachment, "reason", hold.Reason, "detail", hold.Detail)
+	if d.about != nil {
+		text := explain.DetachUnanswered(d.name, hold.Node, explain.Wait(w.key.Driver, hold.Node, hold.Cause(), attachment.No))
+		a.warn(d.about, explain.FailedDetachVolume, hold.Reason, text)
+	}
+}
+
 // detachOf returns the detach of an attachment of the volume.
 func (w *work) detachOf(ref attachment.Ref) detach {
 	d := detach{attachment: ref.Name, uid: types.UID(ref.UID), name: w.now.volumeName}
@@ -215,17 +248,17 @@ func (w *work) detachOf(ref attachment.Ref) detach {
 
 // emitReleased emits that a volume without a VolumeAttachment was detached, which only takes a withdrawal of its
 // report.
-func (w *work) emitReleased(node attachment.NodeName, by attachment.Authority, why attachment.Reason) {
+func (w *work) emitReleased(s attachment.ForceDetach) {
 	name := w.now.volumeName
-	w.loggerAt(node).Info("Volume detached")
+	w.loggerAt(s.Node).Info("Volume detached")
 	about := w.state.ownerOf(name)
 	if about == nil {
 		return
 	}
-	if by != nil {
-		w.eventEmitter.recorder.Event(about, corev1.EventTypeWarning, explain.DetachingVolume, explain.DetachStarted(name, node, by, why))
+	if s.Authority != nil {
+		w.eventEmitter.recorder.Event(about, corev1.EventTypeWarning, explain.DetachingVolume, detachStarted(name, s))
 	}
-	w.eventEmitter.recorder.Event(about, corev1.EventTypeNormal, explain.SuccessfulDetachVolume, explain.DetachSucceeded(name, node))
+	w.eventEmitter.recorder.Event(about, corev1.EventTypeNormal, explain.SuccessfulDetachVolume, explain.DetachSucceeded(name, s.Node))
 }
 
 // ownerOf returns the object for events about a PersistentVolume: the claim that it is bound to, or itself.

@@ -200,6 +200,7 @@ func TestNodeRemembersTheRequest(t *testing.T) {
 type proofs struct {
 	mu    sync.Mutex
 	proof fencing.Proof
+	life  fencing.Life
 	wake  func(node string)
 }
 
@@ -213,6 +214,12 @@ func (p *proofs) Of(node string) fencing.Proof {
 }
 
 func (p *proofs) OnNew(wake func(node string)) { p.wake = wake }
+
+func (p *proofs) Life(shown fencing.Boot) fencing.Life {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.life
+}
 
 // TestProofForcesDetach: a proof wakes the volumes of its node, and permits their detach although the node is still shown as Ready.
 func TestProofForcesDetach(t *testing.T) {

@@ -210,11 +210,11 @@ func (w *clusterState) node(name, unique string, reads *nodeReads, d writeTracke
 	answered, missing := reads.get(attachment.NodeName(name))
 	if !ok || missing {
 		n := w.departedNode(name, node, unique)
-		n.Checked, n.Proof = answered, w.proof(name)
+		n.Checked, n.Proof, n.Life = answered, w.proof(name), w.life(name, n)
 		return n
 	}
 	n := stateOf(node, w.largeNodes.of(node, unique))
-	n.Checked, n.Proof = answered, w.proof(name)
+	n.Checked, n.Proof, n.Life = answered, w.proof(name), w.life(name, n)
 	n.WriteMayBeUnderway = d.writeMayBeUnderway(node)
 	n.ReleasedVolume = w.hasReleased(node, unique)
 	w.kubelets.describe(node, &n)

@@ -29,6 +29,8 @@ type eventEmitter struct {
 	detaches map[attachment.VolumeKey]map[attachment.NodeName]detach
 	// detachedInUse holds the nodes whose VolumeAttachment another client deleted while the volume was in use.
 	detachedInUse map[attachment.VolumeKey]map[attachment.NodeName]bool
+	// stillRuns holds the nodes from which a detach by force is held, because their boot is known to run.
+	stillRuns map[attachment.VolumeKey]map[attachment.NodeName]bool
 }
 
 // emittedEvent is an event that was emitted.
@@ -51,6 +53,7 @@ func newEventEmitter(recorder record.EventRecorder) *eventEmitter {
 		emitted:       map[attachment.VolumeKey]map[types.UID]emittedEvent{},
 		detaches:      map[attachment.VolumeKey]map[attachment.NodeName]detach{},
 		detachedInUse: map[attachment.VolumeKey]map[attachment.NodeName]bool{},
+		stillRuns:     map[attachment.VolumeKey]map[attachment.NodeName]bool{},
 	}
 }
 
@@ -151,7 +154,7 @@ func eventText(hold attachment.Wait, pod *corev1.Pod, k key, s snapshot, refusal
 		return causeKey(cause), explain.AttachFailed(name, explain.BeingDeleted(hold.Detail))
 	case attachment.DetachUnanswered:
 		return causeKey(cause), explain.AttachFailed(name, explain.BeingDeleted(explain.Unanswered(k, explain.Detach, hold.Node, hold.Since)))
-	case attachment.NodeReplaced, attachment.ForeignAttachment, attachment.StillInUse, attachment.OutOfServiceNodeReady:
+	case attachment.NodeReplaced, attachment.ForeignAttachment, attachment.StillInUse, attachment.OutOfServiceNodeReady, attachment.NodeStillRuns:
 		return causeKey(cause), explain.AttachFailed(name, explain.Wait(k.Driver, hold.Node, cause, s.seen.Nodes[hold.Node].Healthy))
 	case attachment.OtherWriterAttached, attachment.OtherWriterDetaching:
 	}

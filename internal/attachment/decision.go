@@ -85,6 +85,8 @@ type ForceDetach struct {
 	Authority  Authority
 	// Reason is why the volume may be in use there.
 	Reason Reason
+	// Runs is set when the boot is known to run, and the authority overrules that.
+	Runs bool
 }
 
 // AnnotateAttachment writes belay's annotations on the VolumeAttachment. Each field is the value to store, except CalledOff.
@@ -114,7 +116,7 @@ type Wait struct {
 	Reason     Reason
 	// Wanted distinguishes a volume that pods wait for from one that waits to be detached.
 	Wanted bool
-	// Detail is the driver's message, for AttachFailed and DetachFailed.
+	// Detail is the driver's message, for AttachFailed and DetachFailed, and the sign of life, for NodeStillRuns.
 	Detail string
 	// Unconfirmed is when an attach was requested that was never confirmed and by which the volume may be in use. Detail is its
 	// error, if it failed.
@@ -244,6 +246,8 @@ const (
 	NodeReturned Reason = "NodeReturned"
 	// NodeReplaced: the Node object represents another machine than the one that the volume was attached to, which cannot be asked.
 	NodeReplaced Reason = "NodeReplaced"
+	// NodeStillRuns: a policy forces the detach, and recovery knows that the boot which may use the volume runs.
+	NodeStillRuns Reason = "NodeStillRuns"
 	// NodeUnknown: the Node could not be read.
 	NodeUnknown Reason = "NodeUnknown"
 	// NodeNotManaged: the node's kubelet attaches and detaches by itself.
@@ -255,6 +259,7 @@ var (
 	nodeChanges       = decision.Exit{By: "the Node object comes, goes, or changes its lists, its health, its taints or its machine"}
 	// holderReleases is one of the two above for another node, or the timeout of a blocker.
 	holderReleases = decision.Exit{By: "the volume is released elsewhere", Timed: true}
+	lifeEnds       = decision.Exit{By: "the machine is proven to be off, or there is no sign of life any more", Timed: true}
 )
 
 // exits names what ends each wait. A reason without an exit cannot be waited for.
@@ -264,6 +269,7 @@ var exits = decision.Exits{
 	ForeignAttachment: attachmentChanges,
 	StillInUse:        nodeChanges, OutOfServiceNodeReady: nodeChanges,
 	NodeGone: nodeChanges, NodeReturned: nodeChanges, NodeReplaced: nodeChanges, NodeUnknown: nodeChanges, NodeNotManaged: nodeChanges,
+	NodeStillRuns:       lifeEnds,
 	OtherWriterAttached: holderReleases, OtherWriterDetaching: holderReleases,
 }
 
@@ -272,6 +278,9 @@ func ForHolder(r Reason) bool { return r == OtherWriterAttached || r == OtherWri
 
 // Reasons lists all reasons, for metrics that must have a series for each.
 func Reasons() []Reason { return append([]Reason{Settled}, exits.Reasons()...) }
+
+// lifeRecheck is when a detach that is held because the boot runs is decided again: that a sign of life is over is no event.
+const lifeRecheck = 5 * time.Second
 
 // AnswerTimeout is how long an attacher may take to answer before it is reported: the two minutes that upstream waits for it (k/k
 // pkg/volume/csi csiTimeout).

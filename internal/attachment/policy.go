@@ -80,8 +80,24 @@ func (p *plan) authority(a *Attachment, node Node, gone bool, requested time.Tim
 	if node.Proof != nil && node.Proof.Holds(p.now, node.bootOf(a), fencing.Volume{}) {
 		return Fenced{}
 	}
-	return p.policy.forces(p.now, node, gone, requested)
+	if authority := p.policy.forces(p.now, node, gone, requested); !node.keeps(a, authority) {
+		return authority
+	}
+	return nil
 }
+
+// keeps reports whether the volume stays although a policy forces its detach, because its boot is known to run. A timer and the deletion of
+// a Node object are no evidence. The out-of-service taint is the statement of a person, and stays in force (ADR 25).
+func (n Node) keeps(a *Attachment, forced Authority) bool {
+	switch forced.(type) {
+	case UnmountTimeout, DeletedNode:
+		return n.runs(a)
+	}
+	return false
+}
+
+// runs reports whether the boot that may use the volume is known to run.
+func (n Node) runs(a *Attachment) bool { return n.Life.Of(n.bootOf(a)) }
 
 // bootOf is the boot that may use the volume: the one that the attachment recorded, else the one under the same Node object.
 func (n Node) bootOf(a *Attachment) fencing.Boot {
@@ -89,7 +105,7 @@ func (n Node) bootOf(a *Attachment) fencing.Boot {
 	if m == (Machine{}) && n.Exists == Yes && !a.Created.Before(n.Created) {
 		m = n.Machine
 	}
-	return fencing.Boot{Node: string(a.Node), NodeUID: m.NodeUID, ID: m.BootID, Machine: m.SystemUUID}
+	return fencing.Boot{Node: string(a.Node), NodeUID: m.NodeUID, ID: m.BootID, Machine: fencing.MachineID(m.SystemUUID)}
 }
 
 // forces returns what permits a detach from the node although it may use the volume. gone: the attachment's machine has no Node

@@ -97,7 +97,10 @@ func (p *plan) detach(a *Attachment, node Node, wait Wait) {
 	case free:
 		p.do(Detach{Node: a.Node, Attachment: a.Ref})
 	default:
-		p.do(ForceDetach{Node: a.Node, Attachment: a.Ref, Authority: authority, Reason: p.waitReason(node, gone)})
+		_, proven := authority.(Fenced)
+		p.do(ForceDetach{
+			Node: a.Node, Attachment: a.Ref, Authority: authority, Reason: p.waitReason(node, gone), Runs: !proven && node.runs(a),
+		})
 	}
 }
 
@@ -122,6 +125,11 @@ func (p *plan) waitForUnmount(a *Attachment, node Node, wait Wait) {
 	if wait.At = p.policy.expiry(node, gone, wait.Since); !wait.At.IsZero() {
 		wait.Forces = UnmountTimeout{}
 		p.recheck(wait.At)
+	}
+	if node.keeps(a, p.policy.forces(p.now, node, gone, wait.Since)) {
+		wait.Reason, wait.At, wait.Forces = NodeStillRuns, time.Time{}, nil
+		wait.Detail = string(node.Life.Sign())
+		p.recheck(p.now.Add(lifeRecheck))
 	}
 	if wait.Reason == NodeReturned && node.Healthy == Yes && !node.ListSynced {
 		if p.now.Before(node.NextKubeletCheck) {

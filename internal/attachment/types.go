@@ -159,6 +159,8 @@ type Node struct {
 	OutOfService bool
 	// Proof, if there is one, says that a boot of the node has ended. It counts for exactly that boot.
 	Proof *fencing.Proof
+	// Life says that a boot runs, the zero value nothing.
+	Life fencing.Life
 	// Checked is set when the API server itself, not a cache, returned this state or an older one in this turn (S3).
 	Checked bool
 	// WriteMayBeUnderway is set when a report that is bound to exactly this version of the Node may have been sent whose outcome is

@@ -80,7 +80,7 @@ func (x *state) clock(key attachment.VolumeKey, h *Holder, w wait) []string {
 		if w.reason == attachment.NodeGone {
 			condition = "unless the node registers again"
 		}
-		lines = append(lines, "belay-controller detaches the volume by force "+at+", with its default --max-wait-for-unmount-duration, "+condition+": it does not check that the machine is off")
+		lines = append(lines, "belay-controller detaches the volume by force "+at+", with its defaults and without recovery, "+condition+": it does not check that the machine is off")
 	case ControllerUnknown:
 		lines = append(lines, "no lease shows which attach/detach controller works, so it is unknown whether the volume is detached by force, and when: "+
 			"kube-controller-manager does so 6m0s after no pod needs it there any more, with its defaults, and does not check that the machine is off")

@@ -163,7 +163,7 @@ const longestReason = 1024
 func (r StatementRequest) preconditions(f *fence) []Precondition {
 	all := []Precondition{
 		precondition("confirmation", r.PoweredOff, "--confirm-powered-off: you have looked at the machine, and it is off"),
-		precondition("machine", r.Machine != "" && kube.MachineID(r.Machine) == kube.MachineID(f.Boot.Machine),
+		precondition("machine", r.Machine != "" && fencing.MachineID(r.Machine) == fencing.MachineID(f.Boot.Machine),
 			"--machine is the system UUID that you read at the machine; the fence is about %s", cmp.Or(f.Boot.Machine, "an unknown machine")),
 		precondition("reason", strings.TrimSpace(r.Reason) != "" && len(r.Reason) <= longestReason, "--reason says how you know that, in at most %d bytes", longestReason),
 		precondition("expiry", r.Expires > 0 && r.Expires <= StatementAtMost, "--expires is %v, more than 0 and at most %v", r.Expires, StatementAtMost),

@@ -56,6 +56,9 @@ func DetachStarted(volume string, node attachment.NodeName, by attachment.Author
 	return text + ", which may still use it: " + nodeState(why) + policyText(by)
 }
 
+// DetachedWhileRunning is added to DetachStarted if the policy overrules that the machine is known to run.
+const DetachedWhileRunning = ". But its machine runs, as its power switch or its lease shows: make sure that it writes nothing, or shut it down now"
+
 // nodeState describes why a node's list is not available.
 func nodeState(why attachment.Reason) string {
 	switch why {

@@ -41,6 +41,12 @@ func FenceSuspected(silent time.Duration) string {
 	return fmt.Sprintf("The node has not renewed its lease for %v: belay looks for proof that its machine is off", silent.Round(100*time.Millisecond))
 }
 
+// FenceNodeDeleted is the event of a new NodeFence for a deleted Node.
+const FenceNodeDeleted = "The Node was deleted while volumes are attached to its machine: belay looks for proof that the machine is off"
+
+// WouldFence is the event of a dry run.
+const WouldFence = "The node would be fenced now; --recovery-dry-run is set, so nothing is changed"
+
 // FencePhase is the event of a phase.
 func FencePhase(p fencing.Phase, class fencing.Class) string {
 	switch p {
@@ -67,6 +73,10 @@ func FencePhase(p fencing.Phase, class fencing.Class) string {
 	}
 	return string(p)
 }
+
+// UpstreamForces is the message of the condition of that name.
+const UpstreamForces = "the pods are being deleted, which starts the timer of kube-controller-manager: six minutes later it detaches the volumes by force, also if this fence is contradicted. " +
+	"It does not with --disable-force-detach-on-timeout"
 
 // FenceEvidence is what a class of evidence says.
 func FenceEvidence(c fencing.Class) string {
@@ -114,8 +124,13 @@ var fenceWaits = map[decision.Reason]struct{ missing, advice string }{
 		"an answer of the power switch: it did not give the power state when it was last asked",
 		"Make the power switch reachable; it is asked again and again. Or check that the machine is off, and state it with kubectl belay fence NODE --confirm-powered-off.",
 	},
-	fencing.IntentOpen:         {"the end of the time in which a command to switch off may still be carried out", ""},
-	fencing.NotOff:             {"the power switch to say Off", "Switch the machine off yourself; belay asks the power switch again every second. "},
+	fencing.IntentOpen: {"the end of the time in which a command to switch off may still be carried out", ""},
+	fencing.NotOff:     {"the power switch to say Off", "Switch the machine off yourself; belay asks the power switch again every second. "},
+	fencing.NodeDeletedMachineOn: {
+		"the machine to be off: its Node was deleted, and its power switch says On",
+		"Shut the machine down: belay asks the power switch again every ten seconds and then moves the volumes. Or restart its kubelet, which registers the node again. " +
+			"belay does not switch off a machine because its Node was deleted.",
+	},
 	fencing.Contradicted:       {"an explanation: the boot that was proven to have ended renews its lease", "Find out which machine runs under this name. The machine that the power switch controls may be another one. Nothing more is deleted."},
 	fencing.AwaitingPods:       {"the pods of the node to be gone", "A pod that stays has a finalizer: its owner must remove it."},
 	fencing.AwaitingDetach:     {"the volumes of the node to be detached", "kubectl belay explain node/NODE shows why a volume stays."},

@@ -248,6 +248,19 @@ var guides = map[decision.Reason]Guide{
 			}
 		},
 	},
+	attachment.NodeStillRuns: {
+		Title:  "A policy would detach the volume by force, and its machine still runs",
+		Unsafe: true,
+		Summary: func(s Situation) string {
+			return fmt.Sprintf("the machine of node %s runs, as its power switch or its lease shows, and may still write to the volume", s.Node)
+		},
+		Next: func(s Situation) []Step {
+			return []Step{
+				{Text: fmt.Sprintf("Find out why node %s is not Ready, and repair it: it then unmounts the volume itself.", s.Node), Command: "kubectl belay explain node/" + s.Node},
+				{Text: "Or shut the machine down. The volume is detached once its power switch says Off."},
+			}
+		},
+	},
 	attachment.NodeUnknown: {
 		Title: "The node that has the volume could not be read",
 		Summary: func(s Situation) string {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"belay.dev/belay/internal/attachment"
+	"belay.dev/belay/internal/fencing"
 )
 
 // Blockers describes where an exclusive volume is or may be, why it is still there, since when, and what happens automatically.
@@ -55,6 +56,9 @@ func Wait(driver string, node attachment.NodeName, c attachment.Cause, ready att
 	case attachment.NodeReturned:
 		return fmt.Sprintf("node %q was deleted, has registered again, and has not shown yet whether it still uses the volume; %s%s",
 			node, waiting(c), returned(c, ready))
+	case attachment.NodeStillRuns:
+		return fmt.Sprintf("%sthe volume is not detached by force from node %q, because its machine runs and may still use it: %s. Shut the machine down; belay detaches the volume once that is shown",
+			waiting(c), node, signOfLife(c.Detail))
 	case attachment.Detaching, attachment.DetachUnanswered, attachment.DetachFailed:
 		return detaching(driver, node, c)
 	case attachment.AttachFailed:
@@ -69,6 +73,17 @@ func Wait(driver string, node attachment.NodeName, c attachment.Cause, ready att
 	case attachment.NodeUnknown:
 		return fmt.Sprintf("attached to node %q, whose Node object could not be read", node)
 	}
+}
+
+// signOfLife is what shows that a boot runs.
+func signOfLife(sign string) string {
+	switch fencing.Sign(sign) {
+	case fencing.SaysOn:
+		return "its power switch says On"
+	case fencing.Renews:
+		return "it renews its lease"
+	}
+	return sign
 }
 
 func mounted(node attachment.NodeName, c attachment.Cause, ready attachment.Knowledge) string {

@@ -1,6 +1,10 @@
 package fencing
 
-import "belay.dev/belay/internal/decision"
+import (
+	"strings"
+
+	"belay.dev/belay/internal/decision"
+)
 
 // Knowledge is [decision.Knowledge].
 type Knowledge = decision.Knowledge
@@ -20,6 +24,9 @@ type Boot struct {
 	ID      string // status.nodeInfo.bootID, new at each boot
 	Machine string // status.nodeInfo.systemUUID
 }
+
+// MachineID returns the one form of a system UUID in which a Boot has it: kubelets, BMCs and people write it in upper or lower case.
+func MachineID(uuid string) string { return strings.ToLower(strings.TrimSpace(uuid)) }
 
 // Complete reports whether all is known that evidence has to match. An incomplete Boot is never fenced.
 func (b Boot) Complete() bool {

@@ -9,6 +9,9 @@ import (
 const (
 	// AskEvery is how long after an answer a switch is asked again.
 	AskEvery = time.Second
+	// AskDeletedEvery is how long after an answer the switch of a machine is asked again whose Node was deleted, and which is on: for days, if
+	// it is left running.
+	AskDeletedEvery = 10 * time.Second
 	// SettleFor is how long a released node gets no pods after the out-of-service taint was removed: a controller whose cache still has the
 	// taint would detach the volumes of a node that runs (kubernetes/kubernetes#142331).
 	SettleFor = 60 * time.Second
@@ -19,6 +22,7 @@ const (
 // Decide returns what to do next for a fence.
 func Decide(now time.Time, f Fence, seen Observed) Decision {
 	d := &decider{now: now, fence: f, seen: seen, out: Decision{Reason: Settled}}
+	d.out.Life = d.life()
 	if seen.Exists == Unknown && f.Phase != Released {
 		d.do(ReadNode{})
 		d.wait(NodeUnknown, 0)
@@ -127,6 +131,8 @@ func (d *decider) fencing() {
 		d.awaitAnswer()
 	case !d.seen.silent(d.fence):
 		d.wait(SilenceTooShort, AskEvery)
+	case d.fence.NodeDeleted:
+		d.askEvery(AskDeletedEvery, NodeDeletedMachineOn)
 	default:
 		d.switchOff()
 	}
@@ -177,17 +183,19 @@ func (d *decider) awaitAnswer() {
 }
 
 // askAgain asks the switch again, if the latest answer is old enough.
-func (d *decider) askAgain(reason decision.Reason) {
+func (d *decider) askAgain(reason decision.Reason) { d.askEvery(AskEvery, reason) }
+
+func (d *decider) askEvery(every time.Duration, reason decision.Reason) {
 	source := d.seen.Source
 	since := d.now.Sub(source.Status.Asked)
 	switch {
 	case source.Running:
 		d.awaitAnswer()
-	case source.Status.Asked.IsZero() || since >= AskEvery:
+	case source.Status.Asked.IsZero() || since >= every:
 		d.do(Ask{})
-		d.wait(reason, AskEvery)
+		d.wait(reason, every)
 	default:
-		d.wait(reason, AskEvery-since)
+		d.wait(reason, every-since)
 	}
 }
 
@@ -330,9 +338,11 @@ func (d *decider) detaching() {
 	}
 }
 
-// moved waits for the next boot of the machine, or for another machine of the name.
+// moved waits for the next boot of the machine, or for another machine of the name. If the Node was deleted, there is nothing to wait for:
+// the taints went with it.
 func (d *decider) moved() {
-	back := d.seen.Exists == Yes && d.seen.Ready == Yes && (d.seen.restarted(d.fence) || d.seen.Now.Since(d.fence.Boot) == OtherMachine)
+	back := d.seen.Exists == No ||
+		d.seen.Exists == Yes && d.seen.Ready == Yes && (d.seen.restarted(d.fence) || d.seen.Now.Since(d.fence.Boot) == OtherMachine)
 	switch {
 	case d.seen.alive(d.fence):
 		d.wait(Contradicted, 0)
@@ -355,7 +365,7 @@ func (d *decider) releasing() {
 		d.wait(Contradicted, 0)
 	case intent.open(d.now):
 		d.wait(IntentOpen, intent.NotAfter.Sub(d.now))
-	case d.fence.offSent() && source.Name != "" && !source.saysOn(intent.NotAfter):
+	case d.fence.offSent() && d.seen.Exists == Yes && source.Name != "" && !source.saysOn(intent.NotAfter):
 		d.askAgain(AwaitingSource)
 	case d.seen.OutOfService:
 		d.untaint()

@@ -43,6 +43,9 @@ type Fence struct {
 	Untainted time.Time
 	// Deleting is set when a client deleted the object.
 	Deleting bool
+	// NodeDeleted is set when the fence began because the Node was deleted, not because it was silent. Its machine is asked, and never
+	// commanded: without a lease a machine that runs well could not contradict.
+	NodeDeleted bool
 }
 
 // Intent is a command to switch off, stored for the fencer, who sends it once.

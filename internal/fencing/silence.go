@@ -56,6 +56,7 @@ type heard struct {
 	renewal string // what the lease said; a change is a sign of life
 	since   time.Time
 	lease   time.Duration
+	renewed time.Time // when the lease last changed under the eyes of this process; zero if it did not
 }
 
 // Tick says that the detector runs and its watch of leases is connected. It must be called at least once in MaxTickGap; after a longer
@@ -80,6 +81,9 @@ func (s *Silences) Renewed(now time.Time, node, renewal string, lease time.Durat
 	}
 	h, known := s.heard[node]
 	h.lease = lease
+	if known && h.renewal != renewal {
+		h.renewed = now
+	}
 	if !known || h.renewal != renewal {
 		h.renewal, h.since = renewal, now
 	}

@@ -21,6 +21,8 @@ const (
 	IntentOpen decision.Reason = "IntentOpen"
 	// NotOff: the command was sent, and the machine is not off.
 	NotOff decision.Reason = "NotOff"
+	// NodeDeletedMachineOn: the Node was deleted, and its machine is not off. It is not commanded.
+	NodeDeletedMachineOn decision.Reason = "NodeDeletedMachineOn"
 	// Contradicted: the boot that was proven to have ended shows a sign of life.
 	Contradicted decision.Reason = "Contradicted"
 	// AwaitingPods: pods of the node are being deleted.
@@ -39,21 +41,22 @@ const (
 
 // Exits has what ends each wait.
 var Exits = decision.Exits{
-	NoEvidence:         {By: "a power switch is configured or reachable, or a person makes a statement"},
-	SourceLocked:       {By: "the Secret changes"},
-	AwaitingSource:     {By: "the agent ends", Timed: true},
-	SourceSilent:       {By: "the power switch answers, or a person makes a statement", Timed: true},
-	IntentOpen:         {By: "the time of the intent", Timed: true},
-	NotOff:             {By: "the switch is asked again", Timed: true},
-	Contradicted:       {By: "the node shows another boot, or a person decides"},
-	AwaitingPods:       {By: "a pod is gone"},
-	AwaitingDetach:     {By: "a VolumeAttachment is gone"},
-	AwaitingBoot:       {By: "the Node changes"},
-	AwaitingRelease:    {By: "the NodeFence changes"},
-	SettlingAfterTaint: {By: "the time after the untaint", Timed: true},
-	SilenceTooShort:    {By: "the node renews its lease, or is silent for its limit", Timed: true},
-	NodeUnknown:        {By: "the Node is read"},
-	NotReadLive:        {By: "the Node is read"},
+	NoEvidence:           {By: "a power switch is configured or reachable, or a person makes a statement"},
+	SourceLocked:         {By: "the Secret changes"},
+	AwaitingSource:       {By: "the agent ends", Timed: true},
+	SourceSilent:         {By: "the power switch answers, or a person makes a statement", Timed: true},
+	IntentOpen:           {By: "the time of the intent", Timed: true},
+	NotOff:               {By: "the switch is asked again", Timed: true},
+	NodeDeletedMachineOn: {By: "the switch says Off when it is asked again, or the node registers again", Timed: true},
+	Contradicted:         {By: "the node shows another boot, or a person decides"},
+	AwaitingPods:         {By: "a pod is gone"},
+	AwaitingDetach:       {By: "a VolumeAttachment is gone"},
+	AwaitingBoot:         {By: "the Node changes"},
+	AwaitingRelease:      {By: "the NodeFence changes"},
+	SettlingAfterTaint:   {By: "the time after the untaint", Timed: true},
+	SilenceTooShort:      {By: "the node renews its lease, or is silent for its limit", Timed: true},
+	NodeUnknown:          {By: "the Node is read"},
+	NotReadLive:          {By: "the Node is read"},
 }
 
 // notSuspected are the reasons for which a node is not suspected.
@@ -79,6 +82,8 @@ type Decision struct {
 	RecheckAt time.Time
 	// Proof is what is proven about the boot now.
 	Proof Proof
+	// Life is set while the power switch says that the boot runs.
+	Life Life
 }
 
 // Step is one of the types below. The actor carries them out: it is the only one that changes Nodes, pods and VolumeAttachments.

@@ -60,6 +60,8 @@ type Node struct {
 	Endpoint Knowledge
 	// Refused is set when the machine refused the connection: its network works.
 	Refused bool
+	// Deleted is set when there is no Node object, and VolumeAttachments of the boot are left.
+	Deleted bool
 	// OptedOut, Maintenance and ControlPlane keep the node from being fenced. ControlPlane is also set for the detector's own node.
 	OptedOut, Maintenance, ControlPlane bool
 	// ReadAt is when Node and lease were last read from the API server itself, on the detector's clock, and Renewal what the lease said.
@@ -68,8 +70,8 @@ type Node struct {
 }
 
 // quiet reports whether the node may be about to be suspected. Half of the limit: nodes that fail together go silent up to a renewal
-// apart, and the brakes must see them together.
-func (n Node) quiet() bool { return n.Heard && n.Silent >= n.Limit/2 }
+// apart, and the brakes must see them together. A deleted Node counts: what deletes many at once is a fault too.
+func (n Node) quiet() bool { return n.Deleted || n.Heard && n.Silent >= n.Limit/2 }
 
 // Brakes keep a fault of the network, of the control plane or of the detector from fencing a healthy fleet.
 type Brakes struct {
@@ -122,7 +124,12 @@ func Suspect(now time.Time, p Profile, b Brakes, fleet Fleet, n Node) Suspicion 
 
 // suspicious decides on what is known about the node alone.
 func (n Node) suspicious(p Profile) Suspicion {
+	if n.Deleted && n.Boot.Complete() {
+		return Suspicion{Suspected: true, Reason: Settled} // nothing is commanded for it (Fence.NodeDeleted)
+	}
 	switch {
+	case n.Deleted:
+		return Suspicion{Reason: NodeIdentityUnknown}
 	case n.OptedOut:
 		return Suspicion{Reason: NodeOptedOut}
 	case n.Maintenance:

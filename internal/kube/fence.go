@@ -3,7 +3,6 @@ package kube
 import (
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -30,11 +29,8 @@ const FenceFinalizer = "fencing.belay.dev/release"
 
 // BootOf returns the boot that a Node shows.
 func BootOf(node *corev1.Node) fencing.Boot {
-	return fencing.Boot{Node: node.Name, NodeUID: string(node.UID), ID: node.Status.NodeInfo.BootID, Machine: MachineID(node.Status.NodeInfo.SystemUUID)}
+	return fencing.Boot{Node: node.Name, NodeUID: string(node.UID), ID: node.Status.NodeInfo.BootID, Machine: fencing.MachineID(node.Status.NodeInfo.SystemUUID)}
 }
-
-// MachineID returns one form of a system UUID: the kubelet, BMCs and people write it in upper or lower case.
-func MachineID(uuid string) string { return strings.ToLower(strings.TrimSpace(uuid)) }
 
 // FenceOptedOut reports whether the owner of the node keeps it from being fenced.
 func FenceOptedOut(node *corev1.Node) bool {
@@ -61,6 +57,7 @@ func FenceState(f *fencingv1.NodeFence) fencing.Fence {
 		ManualRelease: f.Spec.Release == fencingv1.ReleaseManual,
 		Evidence:      provenBy(f),
 		Deleting:      f.DeletionTimestamp != nil,
+		NodeDeleted:   f.Spec.Trigger == fencingv1.TriggerNodeDeleted,
 	}
 	if s.Phase == "" {
 		s.Phase = fencing.Suspected
@@ -73,7 +70,7 @@ func FenceState(f *fencingv1.NodeFence) fencing.Fence {
 		s.Untainted = f.Status.Untainted.Time
 	}
 	if x := f.Spec.Statement; x != nil {
-		s.Statement = &fencing.Statement{By: x.By, Reason: x.Reason, Machine: MachineID(x.MachineID), Expires: x.Expires.Time}
+		s.Statement = &fencing.Statement{By: x.By, Reason: x.Reason, Machine: fencing.MachineID(x.MachineID), Expires: x.Expires.Time}
 	}
 	return s
 }

@@ -87,6 +87,9 @@ func (t *turn) enter(ctx context.Context, s fencing.Enter) error {
 		if s.Phase == fencing.Fencing || s.Phase == fencing.Cancelled {
 			meta.RemoveStatusCondition(&status.Conditions, conditionProven)
 		}
+		if t.BesideUpstream {
+			upstreamForces(status, s.Phase)
+		}
 		if s.Phase == fencing.Moved {
 			setCondition(status, conditionVolumesReleased, metav1.ConditionTrue, "Detached", "no VolumeAttachment of the boot is left")
 		}
@@ -115,6 +118,16 @@ func (t *turn) prove(status *fencingv1.NodeFenceStatus, class fencing.Class) {
 		e.Source, e.Raw = s.By, s.Reason
 	}
 	status.Evidence = lastOf(append(status.Evidence, e), maxEvidence)
+}
+
+// upstreamForces records while kube-controller-manager's timer may run (hole 18): from the first deleted pod on, until no volume is left.
+func upstreamForces(status *fencingv1.NodeFenceStatus, p fencing.Phase) {
+	switch {
+	case p == fencing.Evicting:
+		setCondition(status, conditionUpstreamForces, metav1.ConditionTrue, "PodsDeleted", explain.UpstreamForces)
+	case meta.FindStatusCondition(status.Conditions, conditionUpstreamForces) != nil && (p == fencing.Moved || p == fencing.Releasing):
+		setCondition(status, conditionUpstreamForces, metav1.ConditionFalse, string(p), "kube-controller-manager has nothing left to detach by force for this fence")
+	}
 }
 
 func setCondition(status *fencingv1.NodeFenceStatus, name string, value metav1.ConditionStatus, reason, message string) {

@@ -69,14 +69,14 @@ func (a *actor) Reconcile(ctx context.Context, r reconcile.Request) (reconcile.R
 	err := a.live.Get(ctx, client.ObjectKey{Name: r.Name}, t.fence)
 	if apierrors.IsNotFound(err) {
 		a.Metrics.Forget(r.Name)
-		a.Proofs.decided(r.Name, fencing.Proof{})
+		a.Proofs.decided(r.Name, fencing.Decision{})
 		return reconcile.Result{}, nil
 	}
 	if err != nil {
 		return reconcile.Result{}, fmt.Errorf("read NodeFence %s: %w", r.Name, err)
 	}
 	if finished(t.fence) {
-		a.Proofs.decided(r.Name, fencing.Proof{})
+		a.Proofs.decided(r.Name, fencing.Decision{})
 		a.forget(t.fence.UID)
 		return reconcile.Result{}, nil
 	}
@@ -110,7 +110,7 @@ func (t *turn) decide(ctx context.Context) (d fencing.Decision, done bool, err e
 	if c := d.Proof.Class(); c != "" && c != fencing.StorageFenced {
 		t.mem.ended = true
 	}
-	t.Proofs.decided(t.fence.Name, d.Proof)
+	t.Proofs.decided(t.fence.Name, d)
 	if len(d.Steps) == 0 {
 		return d, true, t.waiting(ctx, d.Reason, seen)
 	}

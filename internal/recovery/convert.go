@@ -18,8 +18,8 @@ const powerOn, powerOff, powerUnknown = "On", "Off", "Unknown"
 // bootOf is kube.BootOf.
 func bootOf(node *corev1.Node) fencing.Boot { return kube.BootOf(node) }
 
-// machineID is kube.MachineID.
-func machineID(uuid string) string { return kube.MachineID(uuid) }
+// machineID is fencing.MachineID.
+func machineID(uuid string) string { return fencing.MachineID(uuid) }
 
 // optedOut is kube.FenceOptedOut.
 func optedOut(node *corev1.Node) bool { return kube.FenceOptedOut(node) }
@@ -46,6 +46,7 @@ const (
 	conditionTainted         = kube.ConditionTainted
 	conditionVolumesReleased = kube.ConditionVolumesReleased
 	conditionContradicted    = kube.ConditionContradicted
+	conditionUpstreamForces  = "UpstreamForces"
 )
 
 // conditionFenceReady is the condition of a FenceSource.

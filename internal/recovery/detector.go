@@ -33,6 +33,9 @@ type detector struct {
 
 	// held has the nodes that are silent and not fenced, to report each reason once.
 	held map[string]hold
+	// departed has the boots of deleted Nodes with VolumeAttachments, as of searched.
+	departed map[string]fencing.Boot
+	searched time.Time
 }
 
 type hold struct {
@@ -140,7 +143,12 @@ func (d *detector) fleet(ctx context.Context) (fencing.Fleet, map[string]*corev1
 		objects[node.Name] = node
 		fleet.Nodes = append(fleet.Nodes, d.node(node, power[node.Name]))
 	}
-	return fleet, objects, nil
+	deleted, err := d.deleted(ctx, objects, sources)
+	for _, n := range deleted {
+		objects[n.Boot.Node] = nodeRef(n.Boot)
+	}
+	fleet.Nodes = append(fleet.Nodes, deleted...)
+	return fleet, objects, err
 }
 
 // node returns what is known about a node without asking.
@@ -180,6 +188,11 @@ func (d *detector) powerOff(name string, power *fencingv1.PowerState, silent tim
 
 // inspect asks the kubelet's port, and then reads Node and lease from the API server itself: what is read must be fresh when it is used.
 func (d *detector) inspect(ctx context.Context, n *fencing.Node) error {
+	if n.Deleted {
+		ctx, cancel := context.WithTimeout(ctx, readWithin)
+		defer cancel()
+		return d.absent(ctx, n)
+	}
 	n.Endpoint, n.Refused = d.askKubelet(ctx, n.Boot.Node)
 	ctx, cancel := context.WithTimeout(ctx, readWithin)
 	defer cancel()
@@ -233,6 +246,7 @@ func (d *detector) suspect(ctx context.Context, n fencing.Node) error {
 	if d.DryRun {
 		if h := d.held[name]; h.reason == fencing.Settled {
 			logger.Info("Would fence node", "detail", "--recovery-dry-run is set")
+			d.events.Eventf(nodeRef(n.Boot), nil, corev1.EventTypeWarning, string(dryRun), "Fence", "%s", explain.WouldFence)
 			h.reason = dryRun
 			d.held[name] = h
 		}
@@ -250,10 +264,13 @@ func (d *detector) suspect(ctx context.Context, n fencing.Node) error {
 	case !apierrors.IsNotFound(err):
 		return fmt.Errorf("read NodeFence %s: %w", name, err)
 	}
-	if err := d.live.Get(ctx, client.ObjectKey{Name: name}, node); err != nil {
+	trigger, text := fencingv1.TriggerNodeSilent, explain.FenceSuspected(n.Silent)
+	switch err := d.live.Get(ctx, client.ObjectKey{Name: name}, node); {
+	case apierrors.IsNotFound(err) && n.Deleted:
+		node, trigger, text = nodeRef(n.Boot), fencingv1.TriggerNodeDeleted, explain.FenceNodeDeleted
+	case err != nil:
 		return fmt.Errorf("read node %s: %w", name, err)
-	}
-	if bootOf(node) != n.Boot {
+	case n.Deleted || bootOf(node) != n.Boot:
 		return nil // it changed in this moment
 	}
 	stored, _ := strconv.ParseInt(node.Annotations[kube.FenceEpochAnnotation], 10, 64)
@@ -261,14 +278,14 @@ func (d *detector) suspect(ctx context.Context, n fencing.Node) error {
 		ObjectMeta: metav1.ObjectMeta{Name: name, Finalizers: []string{finalizer}},
 		Spec: fencingv1.NodeFenceSpec{
 			NodeName: name, NodeUID: n.Boot.NodeUID, BootID: n.Boot.ID, MachineID: n.Boot.Machine,
-			Epoch: max(stored, old.Spec.Epoch) + 1, LastRenewal: n.Renewal, Release: fencingv1.ReleaseAuto,
+			Epoch: max(stored, old.Spec.Epoch) + 1, Trigger: trigger, LastRenewal: n.Renewal, Release: fencingv1.ReleaseAuto,
 		},
 	}
 	if err := d.client.Create(ctx, fence); err != nil {
 		return client.IgnoreAlreadyExists(fmt.Errorf("create NodeFence %s: %w", name, err))
 	}
-	logger.Info("Fencing node", "fence", fence.Name, "epoch", fence.Spec.Epoch)
-	d.events.Eventf(node, fence, corev1.EventTypeWarning, string(fencing.Suspected), "Fence", "%s", explain.FenceSuspected(n.Silent))
+	logger.Info("Fencing node", "fence", fence.Name, "epoch", fence.Spec.Epoch, "reason", trigger)
+	d.events.Eventf(node, fence, corev1.EventTypeWarning, string(fencing.Suspected), "Fence", "%s", text)
 	return nil
 }
 

@@ -75,7 +75,7 @@ func (f *fencer) Reconcile(ctx context.Context, r reconcile.Request) (reconcile.
 	switch {
 	case client.IgnoreNotFound(err) != nil:
 		return reconcile.Result{}, fmt.Errorf("read NodeFence %s: %w", r.Name, err)
-	case err == nil && !finished(fence):
+	case err == nil && !finished(fence) && !f.DryRun:
 		after, err := f.serve(ctx, state, source, fence)
 		switch {
 		case apierrors.IsConflict(err): // another writer was first: read again

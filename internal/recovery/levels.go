@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/klog/v2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	fencingv1 "belay.dev/belay/api/fencing/v1alpha1"
@@ -46,7 +48,8 @@ func (f *fencer) dial(ctx context.Context, source *fencingv1.FenceSource) (level
 			var data map[string][]byte
 			if ref := feed.SecretRef; ref != nil {
 				secret := &corev1.Secret{}
-				if err := f.live.Get(ctx, client.ObjectKey{Namespace: ref.Namespace, Name: ref.Name}, secret); err != nil {
+				// From --v=8 on client-go logs the bodies of answers.
+				if err := f.live.Get(klog.NewContext(ctx, logr.Discard()), client.ObjectKey{Namespace: ref.Namespace, Name: ref.Name}, secret); err != nil {
 					return nil, "", fmt.Errorf("read Secret %s/%s: %w", ref.Namespace, ref.Name, err)
 				}
 				data, versions = secret.Data, append(versions, secret.ResourceVersion)

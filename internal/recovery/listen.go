@@ -76,5 +76,12 @@ func (l *listener) of(node string) (silent, limit time.Duration, known bool) {
 	return l.silences.Of(l.now(), l.Profile, node)
 }
 
+// life returns that the boot which a Node shows runs, if its lease says so.
+func (l *listener) life(shown fencing.Boot) fencing.Life {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.silences.Life(l.now(), l.Profile, shown)
+}
+
 // renewal is kube.Renewal.
 func renewal(lease *coordinationv1.Lease) string { return kube.Renewal(lease) }

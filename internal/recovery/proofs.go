@@ -7,11 +7,14 @@ import (
 	"belay.dev/belay/internal/fencing"
 )
 
-// Proofs are what the actor of this process has proven, for the attach/detach controller in the same process. The zero value has none.
+// Proofs are what the actor of this process has proven, and what it knows to run, for the attach/detach controller in the same process. The
+// zero value has none.
 type Proofs struct {
 	mu     sync.Mutex
 	byNode map[string]held
+	lives  map[string]fencing.Life // of the power switches
 	onNew  []func(node string)
+	ear    *listener // knows the leases; nil before Setup
 }
 
 type held struct {
@@ -33,6 +36,27 @@ func (p *Proofs) Of(node string) fencing.Proof {
 	return h.proof
 }
 
+// Life returns which boot of a node runs: the one that its power switch says is on, or the one that the Node shows and its lease vouches for.
+func (p *Proofs) Life(shown fencing.Boot) fencing.Life {
+	p.mu.Lock()
+	life, ear := p.lives[shown.Node].At(time.Now()), p.ear
+	p.mu.Unlock()
+	if life.Sign() == "" && ear != nil {
+		life = ear.life(shown)
+	}
+	return life
+}
+
+// listen sets where the leases are known.
+func (p *Proofs) listen(ear *listener) {
+	if p == nil {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.ear = ear
+}
+
 // OnNew has a function called with the name of each node that a new proof is about.
 func (p *Proofs) OnNew(call func(node string)) {
 	p.mu.Lock()
@@ -40,14 +64,22 @@ func (p *Proofs) OnNew(call func(node string)) {
 	p.onNew = append(p.onNew, call)
 }
 
-// decided takes the proof of a decision; one that proves nothing takes back what was proven before.
-func (p *Proofs) decided(node string, proof fencing.Proof) {
+// decided takes what a decision knows: its proof, and which boot runs. No proof takes back what was proven before. No sign of life takes
+// nothing back, unless the end of the boot is proven: it ends by itself.
+func (p *Proofs) decided(node string, d fencing.Decision) {
+	proof := d.Proof
 	if p == nil {
 		return
 	}
 	p.mu.Lock()
 	if p.byNode == nil {
-		p.byNode = map[string]held{}
+		p.byNode, p.lives = map[string]held{}, map[string]fencing.Life{}
+	}
+	switch {
+	case proof.Class() != "" && proof.Class() != fencing.StorageFenced:
+		delete(p.lives, node)
+	case d.Life.Sign() != "":
+		p.lives[node] = d.Life
 	}
 	before := p.byNode[node].proof
 	delete(p.byNode, node)

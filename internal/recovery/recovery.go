@@ -59,15 +59,18 @@ type Options struct {
 	Roles   Roles
 	Profile fencing.Profile
 	Brakes  fencing.Brakes
-	// DryRun reports which nodes would be fenced, and fences none.
+	// DryRun reports which nodes would be fenced, and fences none: the actor does not run, and the fencer only exercises the switches. A fence
+	// that began before stays as it is.
 	DryRun bool
+	// BesideUpstream is set when kube-controller-manager's attach/detach controller may work, with its own timer.
+	BesideUpstream bool
 	// Node is the name of the node that this process runs on, which it never fences; empty if unknown.
 	Node string
 	// Dial reaches the power switches. The fencer needs it.
 	Dial Dial
 	// Metrics may be nil.
 	Metrics *telemetry.Recovery
-	// Proofs, if set, takes what the actor proves.
+	// Proofs, if set, takes what the actor proves, and what is known to run.
 	Proofs *Proofs
 }
 
@@ -78,8 +81,10 @@ func Watched(r Roles) []authorizationv1.ResourceAttributes {
 		{Group: fencingv1.GroupVersion.Group, Resource: "nodefences"}, {Group: fencingv1.GroupVersion.Group, Resource: "fencesources"},
 	}
 	if r.Actor {
-		watched = append(watched, authorizationv1.ResourceAttributes{Group: corev1.GroupName, Resource: "pods"},
-			authorizationv1.ResourceAttributes{Group: storagev1.GroupName, Resource: "volumeattachments"})
+		watched = append(watched, authorizationv1.ResourceAttributes{Group: corev1.GroupName, Resource: "pods"})
+	}
+	if r.Actor || r.Detector {
+		watched = append(watched, authorizationv1.ResourceAttributes{Group: storagev1.GroupName, Resource: "volumeattachments"})
 	}
 	return watched
 }
@@ -104,6 +109,9 @@ func Setup(mgr manager.Manager, identity string, o Options) error {
 		now: time.Now, identity: identity,
 	}
 	p.ear = &listener{parts: p}
+	if !o.DryRun {
+		o.Proofs.listen(p.ear)
+	}
 	d := &detector{parts: p, held: map[string]hold{}}
 	err := build(mgr, "recovery-detector", 1).WatchesRawSource(start()).Complete(d)
 	if err == nil && o.Roles.Fencer {
@@ -113,7 +121,7 @@ func Setup(mgr manager.Manager, identity string, o Options) error {
 			Watches(&corev1.Node{}, ofNode()).
 			Complete(f)
 	}
-	if err == nil && o.Roles.Actor {
+	if err == nil && o.Roles.Actor && !o.DryRun {
 		err = p.setupActor(mgr)
 	}
 	if err == nil {

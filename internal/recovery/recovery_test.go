@@ -10,6 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -37,6 +38,9 @@ func TestPowerCut(t *testing.T) {
 	if !m.moved() {
 		t.Fatal("the pod or the VolumeAttachment is left")
 	}
+	if meta.FindStatusCondition(f.Status.Conditions, conditionUpstreamForces) != nil {
+		t.Error("UpstreamForces is set where belay's own controller works")
+	}
 	if _, offs := m.count(); offs != 0 {
 		t.Errorf("a machine that was off was commanded %d times", offs)
 	}
@@ -58,12 +62,19 @@ func TestHungMachine(t *testing.T) {
 	m := s.machine("n1")
 	m.workload()
 	m.source()
-	s.run()
+	s.run(func(o *Options) { o.BesideUpstream = true })
 	m.bound()
 	m.mu.Lock()
 	m.silent = true // its node still counts as Ready: that its kubelet does not answer is the second signal
 	m.mu.Unlock()
-	m.until(fencing.Moved)
+	evicting := m.past(fencing.Evicting) // hole 18: kube-controller-manager's timer may run from here on
+	if c := meta.FindStatusCondition(evicting.Status.Conditions, conditionUpstreamForces); c == nil || evicting.Status.Phase != fencingv1.Phase(fencing.Moved) && c.Status != metav1.ConditionTrue {
+		t.Errorf("%s, and UpstreamForces is %+v", evicting.Status.Phase, c)
+	}
+	f := m.until(fencing.Moved)
+	if !meta.IsStatusConditionFalse(f.Status.Conditions, conditionUpstreamForces) {
+		t.Errorf("nothing is left to detach, and the conditions are %+v", f.Status.Conditions)
+	}
 	if _, offs := m.count(); offs != 1 || !m.moved() {
 		t.Errorf("commanded %d times, moved %t", offs, m.moved())
 	}
@@ -160,7 +171,7 @@ func TestDeletedNodeAtTheAPI(t *testing.T) {
 	m.mu.Lock()
 	m.disobeys = false
 	m.mu.Unlock()
-	m.until(fencing.Moved)
+	m.past(fencing.Moved)
 	if !m.moved() {
 		t.Error("something is left")
 	}
@@ -332,5 +343,5 @@ var rare = map[string]bool{
 	"create coordination.k8s.io/leases": true, "update coordination.k8s.io/leases": true, "patch events.k8s.io/events": true,
 	"get /secrets": true,
 	// Only where lists cannot be streamed, or a watch fails.
-	"list /nodes": true, "list fencing.belay.dev/fencesources": true, "list fencing.belay.dev/nodefences": true,
+	"list /nodes": true, "list storage.k8s.io/volumeattachments": true, "list fencing.belay.dev/fencesources": true, "list fencing.belay.dev/nodefences": true,
 }

@@ -179,6 +179,9 @@ func (w *world) judgeOffSent(p *process, b *bmc, label string) {
 		w.breaks("off", "%s (%s) commands the switch of %s, which has no fence", p.name, label, b.address)
 		return
 	}
+	if f.Spec.Trigger == fencingv1.TriggerNodeDeleted {
+		w.breaks("off", "%s (%s) commands the switch of %s, whose Node was deleted", p.name, label, b.address)
+	}
 	m := w.byUUID(f.Spec.MachineID)
 	l := w.leases[b.address]
 	if l != nil && !m.gone && m.on && !m.frozen && !m.cut && m.bootID() == f.Spec.BootID && time.Since(m.heardFirst) > 2*time.Second {
@@ -246,6 +249,9 @@ func (w *world) judgePatch(by *process, before, after client.Object) {
 		}
 		w.say("%s: %s is %s", by.name, x.Name, to)
 		w.count[string(to)]++
+		if x.Spec.Trigger == fencingv1.TriggerNodeDeleted {
+			w.count["deleted "+string(to)]++
+		}
 		if !slices.Contains(transitions[from], to) {
 			w.breaks("phases", "%s: %s after %s", x.Name, to, from)
 		}

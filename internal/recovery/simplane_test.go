@@ -114,7 +114,9 @@ func (p *plane) attach() {
 		}
 		va := &storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: "va-" + volumeOf(pod), Labels: map[string]string{"machine": node.Status.NodeInfo.SystemUUID}}}
 		if p.boots {
-			va.Annotations = map[string]string{kube.BootIDAnnotation: node.Status.NodeInfo.BootID}
+			va.Annotations = map[string]string{
+				kube.BootIDAnnotation: node.Status.NodeInfo.BootID, kube.SystemUUIDAnnotation: node.Status.NodeInfo.SystemUUID, kube.NodeUIDAnnotation: string(node.UID),
+			}
 		}
 		pv := volumeOf(pod)
 		va.Spec = storagev1.VolumeAttachmentSpec{Attacher: "disk.test", NodeName: node.Name, Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &pv}}

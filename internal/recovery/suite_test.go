@@ -145,13 +145,18 @@ func (s *site) machine(name string) *machine {
 	ctx := s.Context()
 	must(s, s.client.Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}))
 	m.report(corev1.ConditionTrue)
-	seconds := int32(1)
-	must(s, s.client.Create(ctx, &coordinationv1.Lease{
-		ObjectMeta: metav1.ObjectMeta{Namespace: corev1.NamespaceNodeLease, Name: name},
-		Spec:       coordinationv1.LeaseSpec{HolderIdentity: &name, LeaseDurationSeconds: &seconds},
-	}))
+	must(s, s.client.Create(ctx, leaseOf(name)))
 	go m.beat(ctx)
 	return m
+}
+
+// leaseOf is the lease of a kubelet that renews it often.
+func leaseOf(name string) *coordinationv1.Lease {
+	seconds := int32(1)
+	return &coordinationv1.Lease{
+		ObjectMeta: metav1.ObjectMeta{Namespace: corev1.NamespaceNodeLease, Name: name},
+		Spec:       coordinationv1.LeaseSpec{HolderIdentity: &name, LeaseDurationSeconds: &seconds},
+	}
 }
 
 // report writes the Node's status, as its kubelet and the node lifecycle controller do.
@@ -282,6 +287,17 @@ func (m *machine) until(phase fencing.Phase) *fencingv1.NodeFence {
 	wait.Until(m, m.name+" is "+string(phase), func() bool {
 		f = m.fence()
 		return f != nil && f.Status.Phase == fencingv1.Phase(phase)
+	})
+	return f
+}
+
+// past waits until the fence has been in a phase.
+func (m *machine) past(phase fencing.Phase) *fencingv1.NodeFence {
+	m.Helper()
+	var f *fencingv1.NodeFence
+	wait.Until(m, m.name+" is past "+string(phase), func() bool {
+		f = m.fence()
+		return f != nil && slices.Index(fencing.Phases(), fencing.Phase(f.Status.Phase)) >= slices.Index(fencing.Phases(), phase)
 	})
 	return f
 }

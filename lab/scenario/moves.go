@@ -143,11 +143,7 @@ func (s *Scene) lose(ctx context.Context, title, says string, take func(node str
 
 // confirmOff waits until the cluster takes a node for dead, and marks it out of service.
 func (s *Scene) confirmOff(ctx context.Context, from string, start time.Time) error {
-	err := s.await(ctx, notReadyLimit, from+" to be taken for dead (Ready not True)", func() (bool, error) {
-		node, err := s.state.Core().V1().Nodes().Lister().Get(from)
-		return err == nil && !ready(node), nil
-	})
-	if err != nil {
+	if err := s.AwaitNotReady(ctx, from); err != nil {
 		return err
 	}
 	s.say("%s is NotReady after %.1f s; it is off, so it is marked out of service", from, time.Since(start).Seconds())

@@ -36,7 +36,7 @@ type NodeFenceList struct {
 
 // NodeFenceSpec says which boot is fenced, and what people say about it.
 //
-// +kubebuilder:validation:XValidation:rule="self.nodeName == oldSelf.nodeName && self.nodeUID == oldSelf.nodeUID && self.bootID == oldSelf.bootID && self.machineID == oldSelf.machineID && self.epoch == oldSelf.epoch && has(self.lastRenewal) == has(oldSelf.lastRenewal) && (!has(self.lastRenewal) || self.lastRenewal == oldSelf.lastRenewal)",message="only statement and release change: a fence is about one boot"
+// +kubebuilder:validation:XValidation:rule="self.nodeName == oldSelf.nodeName && self.nodeUID == oldSelf.nodeUID && self.bootID == oldSelf.bootID && self.machineID == oldSelf.machineID && self.epoch == oldSelf.epoch && self.trigger == oldSelf.trigger && has(self.lastRenewal) == has(oldSelf.lastRenewal) && (!has(self.lastRenewal) || self.lastRenewal == oldSelf.lastRenewal)",message="only statement and release change: a fence is about one boot"
 type NodeFenceSpec struct {
 	// NodeName is the name of the Node.
 	// +kubebuilder:validation:MinLength=1
@@ -57,6 +57,11 @@ type NodeFenceSpec struct {
 	// Epoch is higher than that of every earlier fence of the node. The taint that the fence sets has the value belay-EPOCH.
 	// +kubebuilder:validation:Minimum=1
 	Epoch int64 `json:"epoch"`
+	// Trigger is why the fence began: the node was silent, or its Node was deleted while VolumeAttachments of the boot were left. The machine
+	// of a deleted Node is asked for its power state, and never switched off.
+	// +kubebuilder:default=NodeSilent
+	// +optional
+	Trigger Trigger `json:"trigger,omitempty"`
 	// LastRenewal is what the node's lease said when the node was suspected. A lease that says something else is a sign of life.
 	// +kubebuilder:validation:MaxLength=512
 	// +optional
@@ -69,6 +74,17 @@ type NodeFenceSpec struct {
 	// +optional
 	Release ReleasePolicy `json:"release,omitempty"`
 }
+
+// Trigger is why a fence began.
+//
+// +kubebuilder:validation:Enum=NodeSilent;NodeDeleted
+type Trigger string
+
+// The triggers.
+const (
+	TriggerNodeSilent  Trigger = "NodeSilent"
+	TriggerNodeDeleted Trigger = "NodeDeleted"
+)
 
 // ReleasePolicy says who releases a node that is back.
 //

@@ -1,0 +1,92 @@
+package recovery
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	fencingv1 "belay.dev/belay/api/fencing/v1alpha1"
+	"belay.dev/belay/internal/fencing"
+	"belay.dev/belay/internal/kube"
+)
+
+// deletedEvery is how often the VolumeAttachments are searched for those of nodes that have no Node object: there may be very many.
+const deletedEvery = 2 * time.Second
+
+// deleted returns the nodes without a Node object whose VolumeAttachments are left.
+func (d *detector) deleted(ctx context.Context, nodes map[string]*corev1.Node, sources *fencingv1.FenceSourceList) ([]fencing.Node, error) {
+	if now := d.now(); d.searched.IsZero() || now.Sub(d.searched) >= deletedEvery {
+		attachments := &storagev1.VolumeAttachmentList{}
+		if err := d.client.List(ctx, attachments, client.UnsafeDisableDeepCopy); err != nil {
+			return nil, fmt.Errorf("list VolumeAttachments in the cache: %w", err)
+		}
+		d.searched, d.departed = now, bootsWithoutNode(attachments, nodes, sources)
+	}
+	var found []fencing.Node
+	for name, boot := range d.departed {
+		if nodes[name] == nil {
+			found = append(found, fencing.Node{Boot: boot, Deleted: true})
+		}
+	}
+	return found, nil
+}
+
+// bootsWithoutNode returns, by node, the boot that VolumeAttachments record whose Node is gone: the one that the node's power switch is bound
+// to, else the one of the newest VolumeAttachment. Another attach/detach controller records none: then it is what the switch is bound to.
+func bootsWithoutNode(attachments *storagev1.VolumeAttachmentList, nodes map[string]*corev1.Node, sources *fencingv1.FenceSourceList) map[string]fencing.Boot {
+	bound := map[string]fencing.Boot{}
+	for i := range sources.Items {
+		bound[sources.Items[i].Name] = boundSource(&sources.Items[i]).SaidOn
+	}
+	found, newest := map[string]fencing.Boot{}, map[string]metav1.Time{}
+	for i := range attachments.Items {
+		va := &attachments.Items[i]
+		name := va.Spec.NodeName
+		if nodes[name] != nil {
+			continue
+		}
+		boot := recordedBoot(va)
+		if boot.ID == "" && boot.Machine == "" && bound[name].ID != "" {
+			boot = bound[name]
+		}
+		known, ok := found[name]
+		at := newest[name]
+		if !ok || known != bound[name] && (boot == bound[name] || at.Before(&va.CreationTimestamp)) {
+			found[name], newest[name] = boot, va.CreationTimestamp
+		}
+	}
+	return found
+}
+
+// recordedBoot is the boot that belay's attach/detach controller recorded on a VolumeAttachment.
+func recordedBoot(va *storagev1.VolumeAttachment) fencing.Boot {
+	m := kube.RecordedMachine(va)
+	return fencing.Boot{Node: va.Spec.NodeName, NodeUID: m.NodeUID, ID: m.BootID, Machine: machineID(m.SystemUUID)}
+}
+
+// absent sets when the API server itself said that there is no Node. If there is one, the node is decided on as a silent one.
+func (d *detector) absent(ctx context.Context, n *fencing.Node) error {
+	at := d.now()
+	err := d.live.Get(ctx, client.ObjectKey{Name: n.Boot.Node}, &corev1.Node{})
+	switch {
+	case apierrors.IsNotFound(err):
+		n.ReadAt = at
+	case err != nil:
+		return fmt.Errorf("read node %s: %w", n.Boot.Node, err)
+	default:
+		n.Deleted = false
+	}
+	return nil
+}
+
+// nodeRef is a Node that does not exist, for events about it.
+func nodeRef(b fencing.Boot) *corev1.Node {
+	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: b.Node, UID: types.UID(b.NodeUID)}}
+}

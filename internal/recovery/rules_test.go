@@ -1,0 +1,123 @@
+package recovery
+
+import (
+	"errors"
+	"strconv"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+
+	fencingv1 "belay.dev/belay/api/fencing/v1alpha1"
+	"belay.dev/belay/internal/fencing"
+	"belay.dev/belay/internal/kube"
+)
+
+// Tests of the rules of ADR 23 that need no API server, for hack/holes.
+
+// partsOver are parts over objects that a fake client holds.
+func partsOver(dial Dial, objects ...client.Object) *parts {
+	c := fake.NewClientBuilder().WithScheme(scheme).WithObjects(objects...).
+		WithStatusSubresource(&corev1.Node{}, &fencingv1.NodeFence{}, &fencingv1.FenceSource{}).Build()
+	p := &parts{client: c, live: c, events: &events.FakeRecorder{}, now: time.Now, identity: "test", Options: Options{Profile: quick, Dial: dial}}
+	p.ear = &listener{parts: p}
+	return p
+}
+
+func nodeOf(name string, epoch int64) *corev1.Node {
+	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID("uid-" + name), Annotations: map[string]string{}}}
+	n.Status.NodeInfo = corev1.NodeSystemInfo{BootID: "boot-" + name, SystemUUID: "hw-" + name}
+	if epoch > 0 {
+		n.Annotations[kube.FenceEpochAnnotation] = strconv.FormatInt(epoch, 10)
+	}
+	return n
+}
+
+// TestEpoch (hole 13): no epoch is used twice, whether the fence before is there or was deleted. The finalizer keeps a fence, with which a
+// client could lose sight of its taints.
+func TestEpoch(t *testing.T) {
+	node := nodeOf("n1", 6)
+	old := &fencingv1.NodeFence{ObjectMeta: metav1.ObjectMeta{Name: "n1"}, Spec: fencingv1.NodeFenceSpec{NodeName: "n1", Epoch: 8}}
+	old.Status.Phase = fencingv1.Phase(fencing.Released)
+	for want, objects := range map[int64][]client.Object{7: {node}, 9: {node.DeepCopy(), old}, 1: {nodeOf("n1", 0)}} {
+		p := partsOver(nil, objects...)
+		d := &detector{parts: p, held: map[string]hold{}}
+		must(t, d.suspect(t.Context(), fencing.Node{Boot: bootOf(node)}))
+		f := &fencingv1.NodeFence{}
+		must(t, p.client.Get(t.Context(), client.ObjectKey{Name: "n1"}, f))
+		if f.Spec.Epoch != want || len(f.Finalizers) != 1 || finished(f) {
+			t.Errorf("epoch %d with finalizers %v, want %d", f.Spec.Epoch, f.Finalizers, want)
+		}
+	}
+}
+
+// TestDeletedFenceStays (hole 13): the finalizer goes only when the fence has ended.
+func TestDeletedFenceStays(t *testing.T) {
+	f := &fencingv1.NodeFence{ObjectMeta: metav1.ObjectMeta{Name: "n1", Finalizers: []string{finalizer}}}
+	f.Status.Phase = fencingv1.Phase(fencing.Cancelled)
+	if finished(f) {
+		t.Error("a fence with its finalizer counts as finished")
+	}
+}
+
+// TestLogins (hole 19): a switch that refuses is asked three times for one version of its Secret, and again after the Secret was changed.
+func TestLogins(t *testing.T) {
+	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "bmc"}, Data: map[string][]byte{"password": []byte("old")}}
+	source := &fencingv1.FenceSource{ObjectMeta: metav1.ObjectMeta{Name: "n1"}, Spec: fencingv1.FenceSourceSpec{Levels: []fencingv1.FenceLevel{{
+		Feeds: []fencingv1.Feed{{Agent: "fence_test", SecretRef: &fencingv1.SecretReference{Namespace: "default", Name: "bmc"}}},
+	}}}}
+	refuses := &machine{uuid: "hw-n1", failing: errors.New("login failed")}
+	p := partsOver(func(fencingv1.Feed, map[string][]byte) (Switch, error) { return refuses, nil }, nodeOf("n1", 0), source, secret)
+	f := &fencer{parts: p, sources: map[string]*sourceState{}}
+	exercise := func() (asked int) {
+		t.Helper()
+		for range 5 {
+			now := &fencingv1.FenceSource{}
+			must(t, p.client.Get(t.Context(), client.ObjectKey{Name: "n1"}, now))
+			f.check(t.Context(), now, nodeOf("n1", 0), false)
+			must(t, p.client.Status().Update(t.Context(), now))
+			if c := meta.FindStatusCondition(now.Status.Conditions, conditionFenceReady); c == nil || c.Status != metav1.ConditionFalse {
+				t.Fatalf("FenceReady is %+v", c)
+			}
+		}
+		asked, refuses.asked = refuses.asked, 0
+		return asked
+	}
+	if n := exercise(); n != maxLogins {
+		t.Errorf("asked %d times", n)
+	}
+	secret.Data["password"] = []byte("new")
+	must(t, p.client.Update(t.Context(), secret))
+	if n := exercise(); n != maxLogins {
+		t.Errorf("asked %d times after the Secret was changed", n)
+	}
+}
+
+// TestEvictable (hole 20): a pod that tolerates every taint is deleted too; a mirror pod, and one that its DaemonSet would create again, is not.
+func TestEvictable(t *testing.T) {
+	owned := func(kind string) func(*corev1.Pod) {
+		yes := true
+		return func(p *corev1.Pod) { p.OwnerReferences = []metav1.OwnerReference{{Kind: kind, Controller: &yes}} }
+	}
+	for name, c := range map[string]struct {
+		change func(*corev1.Pod)
+		want   bool
+	}{
+		"bare":                 {func(*corev1.Pod) {}, true},
+		"tolerates everything": {func(p *corev1.Pod) { p.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}} }, true},
+		"of a StatefulSet":     {owned("StatefulSet"), true},
+		"of a DaemonSet":       {owned("DaemonSet"), false},
+		"mirror":               {func(p *corev1.Pod) { p.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: "x"} }, false},
+	} {
+		pod := &corev1.Pod{}
+		if c.change(pod); evictable(pod) != c.want {
+			t.Errorf("%s: %t, want %t", name, !c.want, c.want)
+		}
+	}
+}
