@@ -6,6 +6,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	fencingv1 "belay.dev/belay/api/fencing/v1alpha1"
@@ -51,6 +52,7 @@ func fenceState(f *fencingv1.NodeFence) fencing.Fence {
 		ManualRelease: f.Spec.Release == fencingv1.ReleaseManual,
 		Evidence:      provenBy(f),
 		Deleting:      f.DeletionTimestamp != nil,
+		StorageProven: meta.IsStatusConditionTrue(f.Status.Conditions, conditionStorageFenced),
 	}
 	if s.Phase == "" {
 		s.Phase = fencing.Suspected
@@ -84,6 +86,7 @@ const (
 	conditionTainted         = "Tainted"
 	conditionVolumesReleased = "VolumesReleased"
 	conditionContradicted    = "Contradicted"
+	conditionStorageFenced   = "StorageFenced"
 )
 
 // conditionFenceReady is the condition of a FenceSource.

@@ -33,7 +33,7 @@ func (p *Proofs) Of(node string) fencing.Proof {
 	return h.proof
 }
 
-// OnNew has a function called with the name of each node that a new proof is about.
+// OnNew has a function called with the name of each node that a new proof, or one about other volumes, is about.
 func (p *Proofs) OnNew(call func(node string)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -56,7 +56,7 @@ func (p *Proofs) decided(node string, proof fencing.Proof) {
 	}
 	call := p.onNew
 	p.mu.Unlock()
-	if proof.Class() == "" || proof.Boot() == before.Boot() {
+	if proof.Class() == "" || proof.Equal(before) {
 		return
 	}
 	for _, f := range call {
