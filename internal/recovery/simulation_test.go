@@ -76,6 +76,9 @@ func (w *world) startProcess(roles Roles) {
 		Options: Options{Roles: roles, Profile: quick, Brakes: fencing.DefaultBrakes(), Dial: p.dial, Proofs: p.proofs},
 		client:  simClient{p: p}, live: liveReader{p}, events: &events.FakeRecorder{}, now: time.Now, identity: p.name,
 	}
+	if w.plane.detaches != withProofs {
+		shared.Proofs = nil // as belay-controller without its attach/detach controller
+	}
 	shared.Brakes.Fences = 20 // a seed has many deaths in a short time
 	shared.ear = &listener{parts: shared}
 	p.detector = &detector{parts: shared, held: map[string]hold{}}
@@ -147,6 +150,8 @@ func (p *process) wakeFor(kind string, o client.Object) {
 		names = []string{x.Spec.NodeName}
 	case *storagev1.VolumeAttachment:
 		names = []string{x.Spec.NodeName}
+	case *storagev1.CSIDriver:
+		return // it is there from the beginning
 	default:
 		if names = []string{o.GetName()}; kind == "Pod" || kind == "VolumeAttachment" {
 			names = simNodes // it is gone, wherever it was
@@ -364,7 +369,7 @@ func (w *world) end(p *process) {
 func (w *world) people(m *hardware) {
 	node, f := w.node(m.name), w.fence(m.name)
 	ctx := context.Background()
-	switch w.rng.IntN(7) {
+	switch w.rng.IntN(9) {
 	case 0:
 		if node != nil {
 			w.say("a person deletes node %s", m.name)
@@ -374,7 +379,7 @@ func (w *world) people(m *hardware) {
 	case 1: // another machine in the place of one that is off, or cut off
 		if !m.on || m.cut {
 			m.gone = true
-			other := &hardware{name: m.name, uuid: m.uuid + "'", on: true, boot: 1, runs: map[string]string{}, lied: map[int]bool{}}
+			other := &hardware{name: m.name, uuid: m.uuid + "'", on: true, boot: 1, runs: map[string]string{}, refused: map[string]bool{}, lied: map[int]bool{}}
 			w.machines = append(w.machines, other)
 			w.say("%s comes in the place of %s", other, m)
 		}
@@ -405,6 +410,8 @@ func (w *world) people(m *hardware) {
 			})
 			w.say("a person takes the taint out-of-service off %s", m.name)
 		}
+	case 7, 8:
+		w.plane.forceDelete(m)
 	}
 }
 

@@ -76,6 +76,8 @@ type hardware struct {
 	heardFirst time.Time
 	// runs has the volumes that the pods of this boot write to, by the UIDs of the pods.
 	runs map[string]string
+	// refused has the pods of runs whose storage refuses what they write: their volumes were unpublished.
+	refused map[string]bool
 	// returns is when the power comes back by itself; zero for never.
 	returns time.Time
 	// lied has the boots that a switch called Off while they ran.
@@ -90,6 +92,7 @@ func (m *hardware) String() string { return m.uuid }
 func (m *hardware) powerOff() {
 	m.on, m.frozen = false, false
 	clear(m.runs)
+	clear(m.refused)
 }
 
 // bmc is the power switch at an address.
@@ -117,7 +120,7 @@ func newWorld(t fataler, seed uint64) *world {
 	w.apart, w.replicas = w.chance(40), 1+w.rng.IntN(2)
 	w.plane = newPlane(w)
 	for _, name := range simNodes {
-		m := &hardware{name: name, uuid: "m-" + name, on: true, boot: 1, runs: map[string]string{}, lied: map[int]bool{}}
+		m := &hardware{name: name, uuid: "m-" + name, on: true, boot: 1, runs: map[string]string{}, refused: map[string]bool{}, lied: map[int]bool{}}
 		w.machines = append(w.machines, m)
 		w.kubeletRegisters(m)
 		if !w.chance(15) {
@@ -276,6 +279,7 @@ func (w *world) boot(m *hardware) {
 	m.boot++
 	m.on, m.frozen, m.returns = true, false, time.Time{}
 	clear(m.runs)
+	clear(m.refused)
 	w.say("%s has power and boots: %d", m, m.boot)
 }
 
