@@ -118,7 +118,7 @@ func TestStorageFencedNeedsTheRest(t *testing.T) {
 	}
 }
 
-// TestStrongerEvidence: once the switch says Off, the fence goes on as without such a driver.
+// TestStrongerEvidence: once the switch says Off, the fence continues as without such a driver.
 func TestStrongerEvidence(t *testing.T) {
 	s := newCut(t)
 	s.proof()
@@ -164,7 +164,7 @@ func TestReturnAfterStorageFenced(t *testing.T) {
 	}
 }
 
-// TestReturnOfAnotherKind: a restart ends the old mounts; a node that falls silent again is fenced anew, and the new fence looks at its mounts,
+// TestReturnOfAnotherKind: a restart ends the old mounts; a node that falls silent again is fenced again, and the new fence looks at its mounts,
 // too; an owner cannot lift the isolation of a node that has not come back.
 func TestReturnOfAnotherKind(t *testing.T) {
 	for name, test := range map[string]struct {

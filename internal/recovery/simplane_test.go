@@ -187,7 +187,7 @@ func (p *plane) unpublish(va *storagev1.VolumeAttachment, volume string) {
 	p.changed("VolumeAttachment")
 }
 
-// forceDelete is a person with kubectl delete pod --force, who has given up waiting for a node that is not Ready.
+// forceDelete is a person with kubectl delete pod --force, who waits no longer for a node that is not Ready.
 func (p *plane) forceDelete(m *hardware) {
 	node := p.node(m.name)
 	if node == nil || ready(node) == fencing.Yes {

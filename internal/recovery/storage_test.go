@@ -37,7 +37,7 @@ func (m *machine) attaches(driver, handle, boot string) *storagev1.VolumeAttachm
 	return va
 }
 
-// TestStorageEvidence (holes 10 and 11): where nothing is known about the machine, the volumes of drivers that cut at unpublish are proven one
+// TestStorageEvidence (holes 10 and 11): where the state of the machine is unknown, the volumes of drivers that cut at unpublish are proven one
 // by one, for the attach/detach controller of the same process. Nothing else is done to the node.
 func TestStorageEvidence(t *testing.T) {
 	s := newSite(t)
