@@ -95,7 +95,7 @@ func (w *world) judgeForce(va *storagev1.VolumeAttachment, byStorage bool) {
 // from before: docs/invariants.md lists what is excused.
 func (w *world) judgeWriter(m *hardware, volume string) {
 	for _, other := range w.machines {
-		if other != m && other.on && other.writes(volume) && !other.lied[other.boot] && !(w.plane.lies && driverOf(volume) == cutDriver) {
+		if other != m && other.on && other.writes(volume) && !other.lied[other.boot] && (!w.plane.lies || driverOf(volume) != cutDriver) {
 			w.breaks("writers", "%s writes to %s while %s (frozen: %t, cut off: %t) uses it", m, volume, other, other.frozen, other.cut)
 		}
 	}
