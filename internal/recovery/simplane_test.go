@@ -188,13 +188,9 @@ func (p *plane) unpublish(va *storagev1.VolumeAttachment, volume string) {
 }
 
 // forceDelete is a person with kubectl delete pod --force, who waits no longer for a node that is not Ready.
-func (p *plane) forceDelete(m *hardware) {
-	node := p.node(m.name)
-	if node == nil || ready(node) == fencing.Yes {
-		return
-	}
+func (p *plane) forceDelete() {
 	for _, pod := range storedAs[*corev1.Pod](p.world, "Pod") {
-		if pod.Spec.NodeName == m.name {
+		if node := p.node(pod.Spec.NodeName); node != nil && ready(node) != fencing.Yes {
 			p.deletePod(pod, "deleted by a person")
 		}
 	}

@@ -265,7 +265,7 @@ func (w *world) step() {
 // trouble is one thing that breaks, or is repaired.
 func (w *world) trouble() {
 	m := w.current(simNodes[w.rng.IntN(3)]) // two of the five stay well
-	switch w.rng.IntN(16) {
+	switch w.rng.IntN(18) {
 	case 0, 1:
 		if m.on {
 			m.powerOff()
@@ -310,8 +310,10 @@ func (w *world) trouble() {
 	case 13:
 		w.noOutage = time.Now().Add(time.Duration(w.rng.IntN(8000)) * time.Millisecond)
 		w.say("the API server is gone until %.2f", w.noOutage.Sub(w.begun).Seconds())
-	default:
+	case 14, 15:
 		w.people(m)
+	default:
+		w.plane.forceDelete()
 	}
 }
 
@@ -369,7 +371,7 @@ func (w *world) end(p *process) {
 func (w *world) people(m *hardware) {
 	node, f := w.node(m.name), w.fence(m.name)
 	ctx := context.Background()
-	switch w.rng.IntN(9) {
+	switch w.rng.IntN(7) {
 	case 0:
 		if node != nil {
 			w.say("a person deletes node %s", m.name)
@@ -410,8 +412,6 @@ func (w *world) people(m *hardware) {
 			})
 			w.say("a person takes the taint out-of-service off %s", m.name)
 		}
-	case 7, 8:
-		w.plane.forceDelete(m)
 	}
 }
 
@@ -433,6 +433,10 @@ func (w *world) heal() {
 	for _, name := range simNodes {
 		m := w.current(name)
 		m.frozen, m.cut = false, false
+		if m.on && m.lied[m.boot] { // Contradicted: it is for a person to decide
+			w.say("a person restarts %s", m)
+			m.powerOff()
+		}
 		if b := w.switches[name]; b != nil {
 			b.mode, b.wired = "ok", m
 		}
