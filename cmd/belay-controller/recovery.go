@@ -129,6 +129,9 @@ func (o *options) setupRecovery(mgr manager.Manager, proofs *recovery.Proofs) er
 		}
 	}
 	r := &o.recovery
+	if !o.runs(controllerAttachDetach) {
+		proofs = nil
+	}
 	return recovery.Setup(mgr, o.lease.Identity, recovery.Options{
 		Roles: r.partsRun(), Profile: profiles[r.profile], Brakes: r.brakes, DryRun: r.dryRun, Node: r.node, BesideUpstream: !o.runs(controllerAttachDetach),
 		Dial: dialAgent(r.agents), Metrics: telemetry.NewRecovery(metrics.Registry), Proofs: proofs,

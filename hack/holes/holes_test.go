@@ -24,6 +24,7 @@ type hole struct {
 const (
 	decide, evidence, boot, suspect = "internal/fencing/decide.go", "internal/fencing/evidence.go", "internal/fencing/boot.go", "internal/fencing/suspect.go"
 	life, detectorFile, fencerFile  = "internal/fencing/life.go", "internal/recovery/detector.go", "internal/recovery/fencer.go"
+	storage                         = "internal/fencing/storage.go"
 	pure, shell                     = "internal/fencing", "internal/recovery"
 )
 
@@ -52,6 +53,17 @@ var holes = []hole{
 	{"7", "a renewal after Off does not contradict it", "internal/fencing/record.go", "return o.Renewed && o.Exists == Yes", "return false && o.Exists == Yes", pure, "TestFalseOff"},
 	{"8", "exit status 2 alone is Off", "internal/fenceagent/agent.go", `exit == exitOff && says(text, "OFF")`, "exit == exitOff", "internal/fenceagent", "TestStatus"},
 	{"9", "the pods of a new boot are deleted for the old one", decide, "case d.seen.restarted(d.fence): // its kubelet does the rest", "case false:", pure, "TestRestartedNeverTaints"},
+	{"10", "a driver that cuts at unpublish has the node tainted", storage, "d.out.Proof = Proof{boot: d.fence.Boot, class: StorageFenced, volumes: d.seen.Cut, until: d.now.Add(proofFor)}", "d.do(Enter{Phase: Tainting, Evidence: StorageFenced})", pure, "TestStorageFenced"},
+	{"10", "a proof about volumes ends the boot", storage, "class: StorageFenced, volumes: d.seen.Cut", "class: PoweredOff", pure, "TestStorageFenced"},
+	{"11", "a proof about a volume holds for others", evidence, "p.class != StorageFenced || slices.Contains(p.volumes, v)", "len(p.volumes) >= 0 || slices.Contains(p.volumes, v)", pure, "TestStorageFenced"},
+	{"11", "volumes are proven that are not declared or attached to the boot", "internal/recovery/storage.go", `known && cuts[volume.Driver] && va.Annotations[kube.BootIDAnnotation] == t.fence.Spec.BootID`, "known && cuts != nil", "internal/recovery", "TestStorageEvidence"},
+	{"11", "volumes are proven although the switch says On", storage, "d.seen.Source.mute(d.fence.Boot) && ", "", pure, "TestStorageFencedNeedsTheRest"},
+	{"11", "volumes are proven of another boot", storage, " && d.seen.Now == d.fence.Boot", "", pure, "TestStorageFencedNeedsTheRest"},
+	{"11", "volumes are proven of a node that may get pods", storage, " && d.seen.Isolated", "", pure, "TestStorageFencedNeedsTheRest"},
+	{"11", "volumes may be taken before that is stored", storage, "case !d.fence.StorageProven:", "case false:", pure, "TestStorageFencedIsStoredFirst"},
+	{"11", "a volume is taken that no driver is asked to cut", "internal/attachment/policy.go", " || a.Implied || !a.Finalized", "", "internal/attachment", "TestStorageProof"},
+	{"11", "a shared volume is taken from one node", "internal/attachment/policy.go", "p.want.Shared != No || ", "", "internal/attachment", "TestStorageProof"},
+	{"11", "a node that may have a volume mounted that was taken from it gets pods", storage, "case len(d.seen.Mounted) > 0:", "case false:", pure, "TestReturnOfAnotherKind"},
 	{"12", "the VolumeAttachments of a deleted Node stay", decide, "if !d.sameMachine() && !a.Deleting {", "if false {", pure, "TestDeletedNode"},
 	{"12", "the machine of a deleted Node is switched off", decide, "case d.fence.NodeDeleted:", "case false:", pure, "TestNodeDeletedMachineOn"},
 	{"12", "the fence of a deleted Node waits for its machine for ever", decide, "back := d.seen.Exists == No ||", "back :=", pure, "TestMovedWithoutNode"},

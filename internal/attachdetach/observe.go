@@ -93,7 +93,7 @@ func (w *clusterState) snapshotOf(key attachment.VolumeKey, reads *nodeReads, d 
 	demand := w.demandFor(key)
 	s := snapshot{volumeName: demand.name(key), wants: demand.wants, pods: demand.pods, inline: demand.inline}
 	s.want.NoVolumeAttachment = kube.NoVolumeAttachment(key.Driver)
-	s.seen.Newest = w.newest()
+	s.seen.Volume, s.seen.Newest = key, w.newest()
 	s.migrated = slices.ContainsFunc(demand.volumes, kube.Migrated) || len(demand.inline) > 0 && !s.want.NoVolumeAttachment
 	s.want.Wants = slices.AppendSeq(make([]attachment.Want, 0, len(demand.wants)), maps.Values(demand.wants))
 	unique := kube.UniqueVolumeName(key.Driver, key.Handle)
@@ -166,6 +166,7 @@ func (w *clusterState) attachment(key attachment.VolumeKey, va *storagev1.Volume
 		Node:                attachment.NodeName(va.Spec.NodeName),
 		PersistentVolume:    kube.SourceName(va),
 		Computed:            kube.IsAttachmentOf(va, key),
+		Finalized:           kube.UnpublishPrecedesRemoval(va),
 		Deleting:            va.DeletionTimestamp != nil,
 		DeleteMayBeUnderway: doubtful,
 		Created:             va.CreationTimestamp.Time,

@@ -51,3 +51,79 @@ func TestProof(t *testing.T) {
 		},
 	})
 }
+
+// cuts gives a node the proof that the driver cuts a boot off before it confirms the unpublish of some volumes.
+func cuts(at time.Time, of fencing.Volume, change ...func(*fencing.Boot)) func(*Node) {
+	m := machine("a")
+	boot := fencing.Boot{Node: "a", NodeUID: m.NodeUID, ID: m.BootID, Machine: m.SystemUUID}
+	for _, c := range change {
+		c(&boot)
+	}
+	proven := fencing.Decide(at, fencing.Fence{Phase: fencing.Fencing, Boot: boot, StorageProven: true}, fencing.Observed{
+		Exists: fencing.Yes, Now: boot, Silent: true, ReadAt: at, Isolated: true, Cut: []fencing.Volume{of},
+	})
+	return func(n *Node) { n.Proof = &proven.Proof }
+}
+
+func finalized(a *Attachment) { a.Finalized = true }
+func noObject(a *Attachment)  { a.Implied, a.Ref = true, Ref{} }
+
+// TestStorageProof (S1, S2; hole 11): the proof that a driver cuts at unpublish permits a detach of that volume from that boot, and of nothing
+// else, and only through an object that stays until the driver confirmed the unpublish. Another node gets the volume only after that.
+func TestStorageProof(t *testing.T) {
+	own := VolumeKey{Driver: "disk.example.com", Handle: "vol-1"}
+	of := func(o Observed) Observed { o.Volume = own; return o }
+	mine := fencing.Volume(own)
+	forced := ForceDetach{Node: "a", Attachment: ref("a"), Authority: StorageFenced{}, Reason: StillInUse}
+	held := Wait{Node: "a", Attachment: "csi-a", Reason: StillInUse}
+	exclusive := Desired{Shared: No}
+	on := func(n Node) Observed { return of(onA(attached("a", waiting, finalized), n)) }
+	waitsAtB := func(kind BlockerKind, cause Cause) Wait {
+		return Wait{Node: "b", Reason: OtherWriterAttached, Wanted: true, Blockers: []Blocker{{Node: "a", Kind: kind, Cause: cause}}}
+	}
+	wanted := on(node("a", checked, inUse, unhealthy, cuts(t0, mine)))
+	wanted.Nodes["b"] = node("b", healthy)
+	leaving := of(onA(attached("a", waiting, finalized, deleting), node("a", checked, inUse, unhealthy, cuts(t0, mine))))
+	leaving.Nodes["b"] = node("b", healthy)
+	detaching := waitsAtB(ByDeletion, Cause{Reason: Detaching})
+	detaching.Reason = OtherWriterDetaching
+	runTimed(t, map[string]timed{
+		"this volume of this boot": {at: t0, want: exclusive, seen: on(node("a", checked, inUse, unhealthy, cuts(t0, mine))), steps: []Step{forced}},
+		"another node waits for the detach": {
+			at: t0, want: wantAt("b"), seen: wanted, steps: []Step{forced, waitsAtB(ByAttachment, Cause{Reason: Detaching})},
+		},
+		"another node waits for the driver": {
+			at: t0, want: wantAt("b"), seen: leaving, steps: []Step{Wait{Node: "a", Attachment: "csi-a", Reason: Detaching}, detaching},
+		},
+		"S2: pods want it there": {
+			at: t0, want: wantAt("a"), seen: of(onA(attached("a", finalized), node("a", checked, reported, inUse, unhealthy, cuts(t0, mine)))),
+		},
+		"S2: another volume of the driver": {
+			at: t0, want: exclusive, steps: []Step{held},
+			seen: on(node("a", checked, reported, inUse, unhealthy, cuts(t0, fencing.Volume{Driver: own.Driver, Handle: "vol-2"}))),
+		},
+		"S2: the volume is not known": {
+			at: t0, want: exclusive, seen: onA(attached("a", waiting, finalized), node("a", checked, reported, inUse, unhealthy, cuts(t0, mine))), steps: []Step{held},
+		},
+		"S2: another boot": {
+			at: t0, want: exclusive, steps: []Step{held},
+			seen: on(node("a", checked, reported, inUse, unhealthy, cuts(t0, mine, func(b *fencing.Boot) { b.ID = "boot-b" }))),
+		},
+		"S2: expired": {
+			at: t0, want: exclusive, seen: on(node("a", checked, reported, inUse, unhealthy, cuts(t0.Add(-time.Hour), mine))), steps: []Step{held},
+		},
+		"S2: without the attacher's finalizer": {
+			at: t0, want: exclusive, seen: of(onA(attached("a", waiting), node("a", checked, reported, inUse, unhealthy, cuts(t0, mine)))), steps: []Step{held},
+		},
+		"S2: a shared volume": {
+			at: t0, want: Desired{Shared: Yes}, seen: on(node("a", checked, reported, inUse, unhealthy, cuts(t0, mine))), steps: []Step{held},
+		},
+		"S2: perhaps a shared volume": {
+			at: t0, want: Desired{Shared: Unknown}, seen: on(node("a", checked, reported, inUse, unhealthy, cuts(t0, mine))), steps: []Step{held},
+		},
+		"S2: no VolumeAttachment": {
+			at: t0, want: exclusive, steps: []Step{Wait{Node: "a", Reason: StillInUse}},
+			seen: of(onA(attached("a", waiting, finalized, noObject), node("a", checked, reported, inUse, unhealthy, notedAt(t0), cuts(t0, mine)))),
+		},
+	})
+}

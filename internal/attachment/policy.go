@@ -55,6 +55,10 @@ type UnmountTimeout struct{}
 // DeletedNode is the policy that takes the deletion of a Node object as confirmation that its machine is gone.
 type DeletedNode struct{}
 
+// StorageFenced is the proof by recovery that the driver cuts the boot off before it confirms the unpublish of this volume. It needs no
+// policy.
+type StorageFenced struct{}
+
 // Fenced is the proof by recovery that the boot to which the volume was attached has ended. It needs no policy.
 type Fenced struct{}
 
@@ -62,6 +66,7 @@ func (OutOfServiceTaint) authority() {}
 func (UnmountTimeout) authority()    {}
 func (DeletedNode) authority()       {}
 func (Fenced) authority()            {}
+func (StorageFenced) authority()     {}
 
 // String returns upstream's name for it.
 func (OutOfServiceTaint) String() string { return "out-of-service" }
@@ -75,10 +80,13 @@ func (DeletedNode) String() string { return "deleted-node" }
 // String returns the name for logs, metrics and events.
 func (Fenced) String() string { return "fenced" }
 
+// String returns the name for logs, metrics and events.
+func (StorageFenced) String() string { return "storage-fenced" }
+
 // authority returns what permits a detach from the node although it may use the volume.
 func (p *plan) authority(a *Attachment, node Node, gone bool, requested time.Time) Authority {
-	if node.Proof != nil && node.Proof.Holds(p.now, node.bootOf(a), fencing.Volume{}) {
-		return Fenced{}
+	if proof := p.proof(a, node); proof != nil {
+		return proof
 	}
 	if authority := p.policy.forces(p.now, node, gone, requested); !node.keeps(a, authority) {
 		return authority
@@ -98,6 +106,20 @@ func (n Node) keeps(a *Attachment, forced Authority) bool {
 
 // runs reports whether the boot that may use the volume is known to run.
 func (n Node) runs(a *Attachment) bool { return n.Life.Of(n.bootOf(a)) }
+
+// proof returns what recovery has proven about the boot that may use the volume, nil for nothing. A driver that cuts at unpublish must be
+// asked to: the object must not go before the driver confirmed it. A shared volume stays: to take it from one node gives it to no other.
+func (p *plan) proof(a *Attachment, node Node) Authority {
+	switch {
+	case node.Proof == nil || !node.Proof.Holds(p.now, node.bootOf(a), fencing.Volume(p.seen.Volume)):
+		return nil
+	case node.Proof.Class() != fencing.StorageFenced:
+		return Fenced{}
+	case p.want.Shared != No || a.Implied || !a.Finalized:
+		return nil
+	}
+	return StorageFenced{}
+}
 
 // bootOf is the boot that may use the volume: the one that the attachment recorded, else the one under the same Node object.
 func (n Node) bootOf(a *Attachment) fencing.Boot {

@@ -53,6 +53,8 @@ type Want struct {
 
 // Observed is a snapshot of what is known about the volume.
 type Observed struct {
+	// Volume is the one that the snapshot is of; empty if that is unknown.
+	Volume VolumeKey
 	// Attachments holds every VolumeAttachment of the volume, whichever client created it.
 	Attachments []Attachment
 	// Nodes holds every node that wants, holds, reports or uses the volume.
@@ -103,6 +105,8 @@ type Attachment struct {
 	// Computed is set when the name is the one that kubelet computes for this volume and node. Others were created by another
 	// client: they block, but are never changed.
 	Computed bool
+	// Finalized is set when the attacher's finalizer is on the object: it is removed only after the driver confirmed the unpublish (S5).
+	Finalized bool
 	// Confirmed is Yes if status.attached is set, else Unknown: until the object is gone the volume may be attached.
 	Confirmed Knowledge
 	// Deleting is set when a delete was accepted.
@@ -157,7 +161,8 @@ type Node struct {
 	DetachRequested time.Time
 	// OutOfService is set when the node carries the out-of-service taint.
 	OutOfService bool
-	// Proof, if there is one, says that a boot of the node has ended. It counts for exactly that boot.
+	// Proof, if there is one, says that a boot of the node has ended, or that some volumes can be taken from it. It counts for exactly that
+	// boot.
 	Proof *fencing.Proof
 	// Life says that a boot runs, the zero value nothing.
 	Life fencing.Life

@@ -81,6 +81,8 @@ func policyText(by attachment.Authority) string {
 		return ", and the wait for its unmount has timed out"
 	case attachment.DeletedNode:
 		return ", and --deleted-node-policy=detach applies"
+	case attachment.StorageFenced:
+		return ", and the driver was declared to cut the node off before it confirms the detach"
 	case attachment.Fenced:
 		return ", and is proven to have ended: see its NodeFence"
 	}

@@ -81,18 +81,20 @@ var fenceTitles = map[decision.Reason]struct {
 	title  string
 	unsafe bool
 }{
-	fencing.NoEvidence:         {"No power switch is known to be the node's own", true},
-	fencing.SourceLocked:       {"The power switch is not asked any more", true},
-	fencing.AwaitingSource:     {"Recovery waits for the answer of the power switch", true},
-	fencing.SourceSilent:       {"The power switch does not answer", true},
-	fencing.IntentOpen:         {"A command to switch off may still be carried out", true},
-	fencing.NotOff:             {"The machine is not off yet", true},
-	fencing.Contradicted:       {"A machine that was proven off shows a sign of life", true},
-	fencing.AwaitingPods:       {"Pods of the fenced node are being deleted", false},
-	fencing.AwaitingDetach:     {"Volumes of the fenced node are being detached", false},
-	fencing.AwaitingBoot:       {"The volumes have moved, and the machine has not started again", false},
-	fencing.AwaitingRelease:    {"The node is back and waits for a person to release it", false},
-	fencing.SettlingAfterTaint: {"The node is released and gets no pods for a minute", false},
+	fencing.NoEvidence:           {"No power switch is known to be the node's own", true},
+	fencing.SourceLocked:         {"The power switch is not asked any more", true},
+	fencing.AwaitingSource:       {"Recovery waits for the answer of the power switch", true},
+	fencing.SourceSilent:         {"The power switch does not answer", true},
+	fencing.IntentOpen:           {"A command to switch off may still be carried out", true},
+	fencing.NotOff:               {"The machine is not off yet", true},
+	fencing.Contradicted:         {"A machine that was proven off shows a sign of life", true},
+	fencing.AwaitingPods:         {"Pods of the fenced node are being deleted", false},
+	fencing.AwaitingDetach:       {"Volumes of the fenced node are being detached", false},
+	fencing.AwaitingBoot:         {"The volumes have moved, and the machine has not started again", false},
+	fencing.AwaitingRelease:      {"The node is back and waits for a person to release it", false},
+	fencing.SettlingAfterTaint:   {"The node is released and gets no pods for a minute", false},
+	fencing.AwaitingUnmount:      {"The node is back and unmounts volumes that may have been taken from it", false},
+	fencing.NodeDeletedMachineOn: {"The Node was deleted, and its machine still runs", true},
 }
 
 // FenceSummary is one sentence about a fence that waits. The detail is its phase.
@@ -107,6 +109,10 @@ func FenceSummary(r decision.Reason, s Situation) string {
 		return fmt.Sprintf("the machine of node %s is proven off, and no volume is attached to it any more: recovery waits for %s", s.Node, missing)
 	case fencing.AwaitingRelease:
 		return fmt.Sprintf("node %s is back after it was fenced, and recovery waits for %s", s.Node, missing)
+	case fencing.AwaitingUnmount:
+		return fmt.Sprintf("node %s is back, and gets no pods before it has unmounted the volumes that may have been taken from it while it was cut off", s.Node)
+	case fencing.NodeDeletedMachineOn:
+		return fmt.Sprintf("the Node of %s was deleted, and its power switch says On: its volumes stay, because its machine may still write", s.Node)
 	case fencing.SettlingAfterTaint:
 		return fmt.Sprintf("node %s is back after it was fenced, and recovery is releasing it", s.Node)
 	}
@@ -144,21 +150,23 @@ func FenceNext(r decision.Reason, node string) []Step {
 func FenceClock(r decision.Reason) string { return fenceClocks[r] }
 
 var fenceClocks = map[decision.Reason]string{
-	fencing.NoEvidence:         "recovery does nothing more until a power switch is configured or reachable, or a person makes a statement: time alone changes nothing",
-	fencing.SourceLocked:       "recovery does nothing more until the Secret or the FenceSource changes, or a person makes a statement: time alone changes nothing",
-	fencing.AwaitingSource:     "recovery asks the power switch, and continues with its answer",
-	fencing.SourceSilent:       "recovery asks the power switch again and again, and continues when it answers",
-	fencing.IntentOpen:         "recovery continues when the command can no longer be carried out, at most 30 s after it was stored",
-	fencing.NotOff:             "recovery asks the power switch again every second, and continues when it says Off",
-	fencing.Contradicted:       "recovery deletes nothing more until the node shows another boot, or a person decides",
-	fencing.AwaitingPods:       "the volumes are detached when the pods of the node are gone",
-	fencing.AwaitingDetach:     "the volumes are detached because of the fence, without an unmount",
-	fencing.AwaitingBoot:       "recovery releases the node when its machine has started again and the node is Ready",
-	fencing.AwaitingRelease:    "recovery does nothing more until the NodeFence is deleted",
-	fencing.SettlingAfterTaint: "recovery lets pods be scheduled to the node a minute after the out-of-service taint was removed",
-	fencing.SilenceTooShort:    "recovery continues when the node was silent for its whole limit, and cancels the fence if it renews its lease",
-	fencing.NodeUnknown:        "recovery continues when the API server answers",
-	fencing.NotReadLive:        "recovery continues when the API server answers",
+	fencing.NoEvidence:           "recovery does nothing more until a power switch is configured or reachable, or a person makes a statement: time alone changes nothing",
+	fencing.SourceLocked:         "recovery does nothing more until the Secret or the FenceSource changes, or a person makes a statement: time alone changes nothing",
+	fencing.AwaitingSource:       "recovery asks the power switch, and continues with its answer",
+	fencing.SourceSilent:         "recovery asks the power switch again and again, and continues when it answers",
+	fencing.IntentOpen:           "recovery continues when the command can no longer be carried out, at most 30 s after it was stored",
+	fencing.NotOff:               "recovery asks the power switch again every second, and continues when it says Off",
+	fencing.Contradicted:         "recovery deletes nothing more until the node shows another boot, or a person decides",
+	fencing.AwaitingPods:         "the volumes are detached when the pods of the node are gone",
+	fencing.AwaitingDetach:       "the volumes are detached because of the fence, without an unmount",
+	fencing.AwaitingBoot:         "recovery releases the node when its machine has started again and the node is Ready",
+	fencing.AwaitingRelease:      "recovery does nothing more until the NodeFence is deleted",
+	fencing.SettlingAfterTaint:   "recovery lets pods be scheduled to the node a minute after the out-of-service taint was removed",
+	fencing.AwaitingUnmount:      "recovery lets pods be scheduled to the node when it lists no volume in use that is not attached to it, or has started again",
+	fencing.NodeDeletedMachineOn: "recovery asks the power switch again every 10 s, and moves the volumes when it says Off; it does not switch the machine off because its Node was deleted",
+	fencing.SilenceTooShort:      "recovery continues when the node was silent for its whole limit, and cancels the fence if it renews its lease",
+	fencing.NodeUnknown:          "recovery continues when the API server answers",
+	fencing.NotReadLive:          "recovery continues when the API server answers",
 }
 
 // statePoweredOff is the step for a person who takes the place of a power switch.

@@ -138,6 +138,11 @@ var fenceWaits = map[decision.Reason]struct{ missing, advice string }{
 	fencing.AwaitingRelease:    {"a person to release the node", "Delete the NodeFence: its release policy is Manual."},
 	fencing.SettlingAfterTaint: {"a minute in which other controllers learn that the taint is gone", ""},
 	fencing.SilenceTooShort:    {"the node to be silent for its whole limit, as this process counts it", ""},
-	fencing.NodeUnknown:        {"the Node to be read from the API server", ""},
-	fencing.NotReadLive:        {"the Node to be read from the API server", ""},
+	fencing.AwaitingUnmount: {
+		"the node to unmount the volumes that may have been taken from it while it was cut off",
+		"The node gets pods again a minute after it is back, once all volumes of such drivers that it lists in use are attached to it. If that does not happen, " +
+			"remove the pods on it that wait for a volume, or restart the machine.",
+	},
+	fencing.NodeUnknown: {"the Node to be read from the API server", ""},
+	fencing.NotReadLive: {"the Node to be read from the API server", ""},
 }

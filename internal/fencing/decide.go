@@ -79,11 +79,17 @@ func (d *decider) sameMachine() bool {
 	return d.seen.Exists == Yes && d.seen.Now.Since(d.fence.Boot) != OtherMachine
 }
 
+// leftAlone reports whether the owner of the node wants it left alone, or a client has deleted the fence.
+func (d *decider) leftAlone() bool { return d.seen.OptedOut || d.seen.Maintenance || d.fence.Deleting }
+
 // cancelled before anything irreversible was done: the node lives, is left alone by its owner, or a client deleted the fence.
 func (d *decider) cancels() bool {
-	spared := d.seen.alive(d.fence) || d.seen.restarted(d.fence) || d.seen.OptedOut || d.seen.Maintenance || d.fence.Deleting
+	spared := d.seen.alive(d.fence) || d.seen.restarted(d.fence) || d.leftAlone()
 	if d.fence.offSent() || !spared {
 		return false
+	}
+	if !d.unmounted() {
+		return d.fence.Phase == Fencing // it waits there, isolated
 	}
 	d.enter(Cancelled)
 	return true
@@ -123,6 +129,7 @@ func (d *decider) fencing() {
 		d.do(Enter{Phase: Tainting, Evidence: PoweredOff})
 	case d.fence.Statement.holds(d.now, d.fence.Boot) && source.allows(d.fence.Boot, time.Time{}):
 		d.do(Enter{Phase: Tainting, Evidence: Stated})
+	case !d.storeProven():
 	case source.Locked:
 		d.wait(SourceLocked, 0)
 	case !source.bound(d.fence.Boot):
@@ -148,7 +155,7 @@ func (d *decider) survived() {
 		d.wait(IntentOpen, intent.NotAfter.Sub(d.now))
 	case source.Name != "" && !source.settled(intent.NotAfter):
 		d.askAgain(AwaitingSource)
-	default:
+	case d.unmounted():
 		d.enter(Cancelled)
 	}
 }

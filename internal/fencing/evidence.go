@@ -13,7 +13,8 @@ type Class string
 const (
 	// PoweredOff (class A): the machine cannot run, as its own power switch says now.
 	PoweredOff Class = "PoweredOff"
-	// StorageFenced (class B): the machine cannot write to a volume, as the storage says now.
+	// StorageFenced (class B): the driver of a volume cuts the machine off before it confirms the unpublish, as an administrator declared.
+	// It is about single volumes, and permits nothing but to detach them (holes 10 and 11).
 	StorageFenced Class = "StorageFenced"
 	// Restarted (class D): the same machine runs another boot, so the one before has ended.
 	Restarted Class = "Restarted"
@@ -82,6 +83,12 @@ func (s Source) off(now time.Time, b Boot) bool {
 	return s.bound(b) && s.Status.fresh(now) && s.Status.Power == PowerOff && s.Status.Machine == b.Machine
 }
 
+// mute reports whether nothing is to be learned from the source now: it is not known to switch the machine, must not be asked, or did not
+// give the power state when this process last asked.
+func (s Source) mute(b Boot) bool {
+	return !s.bound(b) || s.Locked || !s.Status.Asked.IsZero() && s.Status.Power == PowerUnknown
+}
+
 // settled reports whether the state of the machine was known when it was asked for after a time.
 func (s Source) settled(after time.Time) bool {
 	return s.Status.Power != PowerUnknown && s.Status.Asked.After(after)
@@ -134,7 +141,12 @@ func (p Proof) Class() Class { return p.class }
 // Boot is the boot that the proof is about.
 func (p Proof) Boot() Boot { return p.boot }
 
-// Holds reports whether the proof says, now, that a boot cannot write to a volume. A boot with an unknown field is never covered.
+// Equal reports whether two proofs say the same, for however long.
+func (p Proof) Equal(q Proof) bool {
+	return p.boot == q.boot && p.class == q.class && slices.Equal(p.volumes, q.volumes)
+}
+
+// Holds reports whether the proof says, now, that a boot cannot write to a volume, or will not be able to once the driver has confirmed the unpublish. A boot with an unknown field is never covered.
 func (p Proof) Holds(now time.Time, b Boot, v Volume) bool {
 	if p.class == "" || !b.Complete() || b != p.boot || !now.Before(p.until) {
 		return false

@@ -80,6 +80,8 @@ func (s *stand) do(step Step) {
 		seen.Attachments = nil
 	case List:
 		seen.Listed = true
+	case ProveVolumes:
+		f.StorageProven = true
 	}
 }
 

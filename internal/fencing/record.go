@@ -41,6 +41,8 @@ type Fence struct {
 	Evidence Class
 	// Untainted is when the out-of-service taint was removed in Releasing.
 	Untainted time.Time
+	// StorageProven is stored before the first Proof about single volumes: from then on volumes may have been taken from the boot.
+	StorageProven bool
 	// Deleting is set when a client deleted the object.
 	Deleting bool
 	// NodeDeleted is set when the fence began because the Node was deleted, not because it was silent. Its machine is asked, and never
@@ -85,6 +87,8 @@ type Observed struct {
 	// Renewed is set when the lease was renewed since the fence was created, as this process saw, or the kubelet's port answered. It says
 	// nothing about which boot renewed it: Now does.
 	Renewed bool
+	// AliveSince is when this process first saw that the lease was renewed since the fence was created; zero if it was not.
+	AliveSince time.Time
 	// OptedOut and Maintenance are as in Node.
 	OptedOut, Maintenance bool
 	// Isolated is set when the Node has this fence's taint NoSchedule, OutOfService when it has the taint out-of-service with this
@@ -97,6 +101,11 @@ type Observed struct {
 	Ended bool
 	// Source is the node's power switch.
 	Source Source
+	// Cut are the volumes that are attached to the boot, as their VolumeAttachments record, and whose driver cuts the node off before it
+	// confirms an unpublish, as an administrator declared. It is empty where nothing could use a Proof about them.
+	Cut []Volume
+	// Mounted are the volumes of such drivers that the Node lists in use without a VolumeAttachment.
+	Mounted []Volume
 	// Listed is set when Pods and Attachments were read from the API server itself after the last write of this process.
 	Listed bool
 	// Pods are those bound to the node that use volumes or not, without mirror pods and pods of DaemonSets.

@@ -35,6 +35,8 @@ const (
 	AwaitingRelease decision.Reason = "AwaitingRelease"
 	// SettlingAfterTaint: other controllers may act on the taint for a while after it was removed.
 	SettlingAfterTaint decision.Reason = "SettlingAfterTaint"
+	// AwaitingUnmount: the node lives, and may have volumes mounted that were taken from it.
+	AwaitingUnmount decision.Reason = "AwaitingUnmount"
 	// NodeUnknown: the Node could not be read.
 	NodeUnknown decision.Reason = "NodeUnknown"
 )
@@ -55,6 +57,7 @@ var Exits = decision.Exits{
 	AwaitingRelease:      {By: "the NodeFence changes"},
 	SettlingAfterTaint:   {By: "the time after the untaint", Timed: true},
 	SilenceTooShort:      {By: "the node renews its lease, or is silent for its limit", Timed: true},
+	AwaitingUnmount:      {By: "the Node lists no volume in use that is not attached to it, or shows another boot", Timed: true},
 	NodeUnknown:          {By: "the Node is read"},
 	NotReadLive:          {By: "the Node is read"},
 }
@@ -128,6 +131,9 @@ type DeletePod struct{ Pod Pod }
 // DeleteAttachment deletes a VolumeAttachment by UID and resourceVersion.
 type DeleteAttachment struct{ Attachment Attachment }
 
+// ProveVolumes stores that volumes of the boot may be taken one by one from now on.
+type ProveVolumes struct{ Volumes []Volume }
+
 // List reads pods and VolumeAttachments of the node from the API server itself.
 type List struct{}
 
@@ -144,5 +150,6 @@ func (Untaint) step()          {}
 func (Unisolate) step()        {}
 func (DeletePod) step()        {}
 func (DeleteAttachment) step() {}
+func (ProveVolumes) step()     {}
 func (List) step()             {}
 func (Finish) step()           {}

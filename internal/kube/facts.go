@@ -32,6 +32,12 @@ func OutOfService(node *corev1.Node) bool {
 	})
 }
 
+// CutsAtUnpublish reports whether the driver was declared to cut a node off before it confirms the unpublish of a volume. A driver without
+// attach has no unpublish.
+func CutsAtUnpublish(driver *storagev1.CSIDriver) bool {
+	return driver.Annotations[CutsAtUnpublishAnnotation] == "true" && (driver.Spec.AttachRequired == nil || *driver.Spec.AttachRequired)
+}
+
 // ControlPlane reports whether the node runs the control plane.
 func ControlPlane(node *corev1.Node) bool {
 	_, ok := node.Labels[controlPlaneLabel]

@@ -7,6 +7,7 @@ import (
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	apimeta "k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	fencingv1 "belay.dev/belay/api/fencing/v1alpha1"
@@ -19,6 +20,7 @@ const (
 	ConditionTainted         = "Tainted"
 	ConditionVolumesReleased = "VolumesReleased"
 	ConditionContradicted    = "Contradicted"
+	ConditionStorageFenced   = "StorageFenced"
 )
 
 // ConditionFenceReady is the condition of a FenceSource.
@@ -57,6 +59,7 @@ func FenceState(f *fencingv1.NodeFence) fencing.Fence {
 		ManualRelease: f.Spec.Release == fencingv1.ReleaseManual,
 		Evidence:      provenBy(f),
 		Deleting:      f.DeletionTimestamp != nil,
+		StorageProven: apimeta.IsStatusConditionTrue(f.Status.Conditions, ConditionStorageFenced),
 		NodeDeleted:   f.Spec.Trigger == fencingv1.TriggerNodeDeleted,
 	}
 	if s.Phase == "" {

@@ -39,6 +39,9 @@ const (
 	IsolationTaint = "fencing.belay.dev/isolated"
 	// FenceOptOutAnnotation on a Node keeps recovery from fencing it, unless its value is "false".
 	FenceOptOutAnnotation = "fencing.belay.dev/opt-out"
+	// CutsAtUnpublishAnnotation on a CSIDriver, with the value "true", is an administrator's word that ControllerUnpublishVolume returns OK
+	// only once no I/O of the node can reach the volume any more, also if the node runs and does not cooperate.
+	CutsAtUnpublishAnnotation = "fencing.belay.dev/cuts-at-unpublish"
 	// MaintenanceInProgress is a condition of a Node (KEP-5683): its owner works on the machine, so its silence is expected.
 	MaintenanceInProgress = "MaintenanceInProgress"
 	// controlPlaneLabel is a label of Nodes that run the control plane (kubeadm).

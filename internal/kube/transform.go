@@ -186,7 +186,10 @@ func Migrated(volume *corev1.PersistentVolume) bool { return volume.Annotations[
 // access modes.
 func StripAttachment(attachment *storagev1.VolumeAttachment) *storagev1.VolumeAttachment {
 	kept := &storagev1.VolumeAttachment{ObjectMeta: meta(attachment.ObjectMeta), Spec: attachment.Spec}
-	if len(attachment.Finalizers) > 0 {
+	switch {
+	case UnpublishPrecedesRemoval(attachment):
+		kept.Finalizers = attachersFinalizer
+	case len(attachment.Finalizers) > 0:
 		kept.Finalizers = anyFinalizer
 	}
 	if inline := attachment.Spec.Source.InlineVolumeSpec; inline != nil {
@@ -213,8 +216,17 @@ func StripAttachment(attachment *storagev1.VolumeAttachment) *storagev1.VolumeAt
 	return kept
 }
 
-// anyFinalizer is what the cache keeps of an attachment's finalizers. Without any, no attacher has begun to attach.
-var anyFinalizer = []string{"belay.dev/some"}
+// anyFinalizer is what the cache keeps of an attachment's finalizers, and attachersFinalizer if its attacher's is one of them. Without any,
+// no attacher has begun to attach.
+var anyFinalizer, attachersFinalizer = []string{"belay.dev/some"}, []string{"belay.dev/attachers"}
+
+// UnpublishPrecedesRemoval reports whether the attachment has the finalizer of its driver's attacher, which removes it after the driver
+// confirmed the unpublish (S5). Without it a delete removes the object at once.
+func UnpublishPrecedesRemoval(attachment *storagev1.VolumeAttachment) bool {
+	return slices.ContainsFunc(attachment.Finalizers, func(f string) bool {
+		return f == attachersFinalizer[0] || f == AttacherFinalizer(attachment.Spec.Attacher)
+	})
+}
 
 // calledByBelay is what the cache stores, in an unused field, on an attachment for which belay-attacher calls the driver. As an
 // annotation it would be a change that the controller processes, for each attach. No such object is ever written.
@@ -234,5 +246,8 @@ var attachmentAnnotations = []string{
 func stripDriver(driver *storagev1.CSIDriver) *storagev1.CSIDriver {
 	kept := &storagev1.CSIDriver{ObjectMeta: meta(driver.ObjectMeta)}
 	kept.Spec.AttachRequired = driver.Spec.AttachRequired
+	if value, ok := driver.Annotations[CutsAtUnpublishAnnotation]; ok {
+		kept.Annotations = map[string]string{CutsAtUnpublishAnnotation: value}
+	}
 	return kept
 }

@@ -55,6 +55,8 @@ func (t *turn) act(ctx context.Context, step fencing.Step) error {
 		return t.deletePod(ctx, s.Pod)
 	case fencing.DeleteAttachment:
 		return t.deleteAttachment(ctx, s.Attachment)
+	case fencing.ProveVolumes:
+		return t.proveVolumes(ctx, len(s.Volumes))
 	case fencing.Finish:
 		return t.finish(ctx)
 	}

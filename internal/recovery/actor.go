@@ -43,6 +43,8 @@ type memory struct {
 	tainted     time.Time
 	taintedWith string
 	ended       bool
+	// alive is when this process first saw that the lease was renewed since the fence was created.
+	alive time.Time
 	// waits is the reason that was reported last.
 	waits decision.Reason
 	// left is what is left of the boot, as the API server itself said; nil if it was not asked since the last write.

@@ -47,6 +47,7 @@ const (
 	conditionVolumesReleased = kube.ConditionVolumesReleased
 	conditionContradicted    = kube.ConditionContradicted
 	conditionUpstreamForces  = "UpstreamForces"
+	conditionStorageFenced   = kube.ConditionStorageFenced
 )
 
 // conditionFenceReady is the condition of a FenceSource.

@@ -3,6 +3,7 @@ package recovery
 import (
 	"strings"
 
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	fencingv1 "belay.dev/belay/api/fencing/v1alpha1"
@@ -16,6 +17,9 @@ func describeWait(s *fencingv1.NodeFenceStatus, r decision.Reason, seen fencing.
 	s.Missing, s.Advice = nil, ""
 	if missing, advice := explain.FenceWait(r); missing != "" {
 		s.Missing, s.Advice = []string{missing}, strings.ReplaceAll(advice, "NODE", node)
+		if len(seen.Cut) > 0 && meta.IsStatusConditionTrue(s.Conditions, conditionStorageFenced) {
+			s.Advice += explain.FenceVolumesAdvice(len(seen.Cut))
+		}
 	}
 	if r == fencing.Contradicted {
 		setCondition(s, conditionContradicted, metav1.ConditionTrue, "SignOfLife", "the boot that was proven to have ended renews its lease")

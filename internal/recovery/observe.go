@@ -3,6 +3,7 @@ package recovery
 import (
 	"context"
 	"fmt"
+	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -25,6 +26,9 @@ func (t *turn) observe(ctx context.Context) (fencing.Observed, error) {
 		return seen, nil
 	}
 	t.readLease(ctx, &seen)
+	if err := t.readStorage(ctx, &seen); err != nil {
+		return seen, err
+	}
 	source := &fencingv1.FenceSource{}
 	switch err := t.client.Get(ctx, client.ObjectKey{Name: t.fence.Name}, source); {
 	case err == nil:
@@ -85,6 +89,12 @@ func (t *turn) readLease(ctx context.Context, seen *fencing.Observed) {
 		seen.Exists = fencing.Unknown // not silent, as far as is known
 		return
 	}
+	if !seen.Renewed {
+		t.mem.alive = time.Time{}
+	} else if t.mem.alive.IsZero() {
+		t.mem.alive = t.now()
+	}
+	seen.AliveSince = t.mem.alive
 	silent, limit, known := t.ear.of(t.fence.Name)
 	seen.Silent = known && silent >= limit
 }

@@ -57,7 +57,7 @@ func (p *Proofs) listen(ear *listener) {
 	p.ear = ear
 }
 
-// OnNew has a function called with the name of each node that a new proof is about.
+// OnNew has a function called with the name of each node that a new proof, or one about other volumes, is about.
 func (p *Proofs) OnNew(call func(node string)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -88,7 +88,7 @@ func (p *Proofs) decided(node string, d fencing.Decision) {
 	}
 	call := p.onNew
 	p.mu.Unlock()
-	if proof.Class() == "" || proof.Boot() == before.Boot() {
+	if proof.Class() == "" || proof.Equal(before) {
 		return
 	}
 	for _, f := range call {

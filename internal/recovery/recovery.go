@@ -70,7 +70,8 @@ type Options struct {
 	Dial Dial
 	// Metrics may be nil.
 	Metrics *telemetry.Recovery
-	// Proofs, if set, takes what the actor proves, and what is known to run.
+	// Proofs, if set, takes what the actor proves, and what is known to run, for the attach/detach controller of this process. Without one nothing is proven about
+	// single volumes: nothing but that controller could use it.
 	Proofs *Proofs
 }
 
@@ -137,7 +138,11 @@ func (p *parts) setupActor(mgr manager.Manager) error {
 	if err := mgr.GetFieldIndexer().IndexField(context.Background(), &storagev1.VolumeAttachment{}, byNode, nodeOfAttachment); err != nil {
 		return fmt.Errorf("index VolumeAttachments by node: %w", err)
 	}
-	return build(mgr, "recovery-actor", agents).For(&fencingv1.NodeFence{}).
+	b := build(mgr, "recovery-actor", agents).For(&fencingv1.NodeFence{})
+	if p.Proofs != nil {
+		b = b.Watches(&storagev1.CSIDriver{}, handler.EnqueueRequestsFromMapFunc(p.allFences))
+	}
+	return b.
 		Watches(&corev1.Node{}, ofNode()).
 		Watches(&coordinationv1.Lease{}, ofNode()).
 		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(p.fenceOfPod)).

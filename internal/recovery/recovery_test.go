@@ -86,9 +86,14 @@ func TestPartition(t *testing.T) {
 	s.fleet("n2", "n3", "n4")
 	m := s.machine("n1")
 	m.workload()
+	s.declares(cutting, "true")
+	m.attaches(cutting, "vol-1", m.boot) // without an attach/detach controller in the process nothing can use that
 	s.run()
 	m.dies(fencing.PowerOn)
 	f := m.waits("no power switch is known")
+	if meta.IsStatusConditionTrue(f.Status.Conditions, conditionStorageFenced) {
+		t.Errorf("conditions %v", f.Status.Conditions)
+	}
 	if f.Status.Advice == "" || m.tainted(kube.OutOfServiceTaint) || !m.tainted(kube.IsolationTaint) {
 		t.Errorf("advice %q, taints %v", f.Status.Advice, m.node().Spec.Taints)
 	}
@@ -314,6 +319,15 @@ func TestStatement(t *testing.T) {
 // is granted that was not used.
 func checkRights() error {
 	var wrong []string
+	requests, err := cluster.Requests(apiserver.ServiceAccountName("belay-system", "belay-controller"))
+	if err != nil {
+		return err
+	}
+	for _, r := range requests { // what it is granted and does not use is the matter of internal/attachdetach
+		if r.Refused() {
+			wrong = append(wrong, "belay-controller was refused to "+r.Right())
+		}
+	}
 	for name, granted := range granted {
 		requests, err := cluster.Requests(apiserver.ServiceAccountName("belay-system", "belay-recovery-"+name))
 		if err != nil {

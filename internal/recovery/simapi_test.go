@@ -156,7 +156,7 @@ func (w *world) deliver() {
 }
 
 // kinds are those that the processes watch.
-var simKinds = []string{"Node", "Lease", "NodeFence", "FenceSource", "VolumeAttachment", "Pod"}
+var simKinds = []string{"Node", "Lease", "NodeFence", "FenceSource", "VolumeAttachment", "Pod", "CSIDriver"}
 
 func kindOf(object any) string { return reflect.TypeOf(object).Elem().Name() }
 
@@ -167,6 +167,7 @@ func newList(kind string) client.ObjectList {
 		"FenceSource":      func() client.ObjectList { return &fencingv1.FenceSourceList{} },
 		"VolumeAttachment": func() client.ObjectList { return &storagev1.VolumeAttachmentList{} },
 		"Pod":              func() client.ObjectList { return &corev1.PodList{} },
+		"CSIDriver":        func() client.ObjectList { return &storagev1.CSIDriverList{} },
 	}[kind]()
 }
 

@@ -86,19 +86,32 @@ func (w *world) judgeDelete(by *process, about target, object client.Object) {
 }
 
 // judgeForce: S8, by the attach/detach controller, which acts on a taint or a proof.
-func (w *world) judgeForce(va *storagev1.VolumeAttachment) {
+func (w *world) judgeForce(va *storagev1.VolumeAttachment, byStorage bool) {
 	m, volume := w.byUUID(va.Labels["machine"]), *va.Spec.Source.PersistentVolumeName
 	w.count["forced"]++
-	if m.uses(volume) && !w.ended(target{va.Spec.NodeName, m.bootID(), m.uuid}) && m.resumed.IsZero() { // the taint stays, and authorizes them
+	if byStorage {
+		w.count["by storage"]++
+		if driverOf(volume) != cutDriver {
+			w.breaks("coverage", "%s is taken from %s on a proof about another driver's volumes", volume, m)
+		}
+		return
+	}
+	if m.writes(volume) && !w.ended(target{va.Spec.NodeName, m.bootID(), m.uuid}) && m.resumed.IsZero() { // the taint stays, and authorizes them
 		w.breaks("S8", "%s is detached by force from %s, which uses it", volume, m)
 	}
 }
 
-// judgeWriter: a fenced boot never writes after the first write elsewhere.
+// judgeWriter: a fenced boot never writes after the first write elsewhere, unless its driver lies, and gets no volume back that it has mounted
+// from before: docs/invariants.md lists what is excused.
 func (w *world) judgeWriter(m *hardware, volume string) {
 	for _, other := range w.machines {
-		if other != m && other.on && other.uses(volume) && !other.lied[other.boot] && other.resumed.IsZero() {
+		if other != m && other.on && other.writes(volume) && !other.lied[other.boot] && other.resumed.IsZero() && (!w.plane.lies || driverOf(volume) != cutDriver) {
 			w.breaks("writers", "%s writes to %s while %s (frozen: %t, cut off: %t) uses it", m, volume, other, other.frozen, other.cut)
+		}
+	}
+	for pod := range m.refused {
+		if m.runs[pod] == volume && m.refused[pod] && w.plane.detaches == withProofs {
+			w.breaks("stale mount", "%s gets %s again, and has it mounted from before", m, volume)
 		}
 	}
 }
@@ -216,6 +229,15 @@ func (w *world) judgeProofs() {
 			boot := proof.Boot()
 			if proof.Class() == "" {
 				delete(p.proven, name)
+				continue
+			}
+			if proof.Class() == fencing.StorageFenced {
+				for _, b := range []fencing.Volume{{Driver: otherDriver, Handle: "v3"}, {}} {
+					if w.plane.detaches != withProofs || proof.Holds(time.Now(), boot, b) {
+						w.breaks("coverage", "%s has a proof about %v of boot %s", p.name, b, boot.ID)
+					}
+				}
+				w.count["storage proofs"]++
 				continue
 			}
 			if !w.ended(target{name, boot.ID, boot.Machine}) {

@@ -29,6 +29,22 @@ type plane struct {
 	pods int
 	// boots: its VolumeAttachments say which boot they were made for, as belay's do and upstream's do not.
 	boots bool
+	// lies: the driver that was declared to cut at unpublish does not.
+	lies bool
+	// byStorage: what forces allowed last was on the proof that the driver cuts at unpublish.
+	byStorage bool
+	// unpublishes has when the driver answers the unpublish of each VolumeAttachment. It cuts some time before that.
+	unpublishes map[string]time.Time
+}
+
+// cutDriver was declared to cut at unpublish. v3 has another driver.
+const cutDriver, otherDriver = "cut.test", "disk.test"
+
+func driverOf(volume string) string {
+	if volume == "v3" {
+		return otherDriver
+	}
+	return cutDriver
 }
 
 type seenNodes struct {
@@ -42,8 +58,12 @@ const upstreams, belays, withProofs = "upstream's", "belay's", "with proofs"
 
 func newPlane(w *world) *plane {
 	p := &plane{world: w, volumes: []string{"v1", "v2", "v3"}, boots: w.chance(60)}
-	p.detaches = []string{upstreams, belays, withProofs}[w.rng.IntN(3)]
+	p.detaches = []string{upstreams, belays, withProofs, withProofs}[w.rng.IntN(4)]
 	p.lag = time.Duration(w.rng.IntN(4)) * 4 * time.Second
+	p.lies, p.unpublishes = w.chance(10), map[string]time.Time{}
+	declared := &storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: cutDriver, Annotations: map[string]string{kube.CutsAtUnpublishAnnotation: "true"}}}
+	_, err := w.create(nil, declared)
+	must2(w.t, err)
 	return p
 }
 
@@ -72,11 +92,12 @@ func (p *plane) podsOf(volume string) []*corev1.Pod {
 
 // attachmentOf is the VolumeAttachment of a volume: there is never more than one, as the fabric is exclusive.
 func (p *plane) attachmentOf(volume string) *storagev1.VolumeAttachment {
-	va := &storagev1.VolumeAttachment{}
-	if p.api.Get(context.Background(), client.ObjectKey{Name: "va-" + volume}, va) != nil {
-		return nil
+	for _, va := range storedAs[*storagev1.VolumeAttachment](p.world, "VolumeAttachment") {
+		if *va.Spec.Source.PersistentVolumeName == volume {
+			return va
+		}
 	}
-	return va
+	return nil
 }
 
 // schedule is the StatefulSet controller and the scheduler.
@@ -112,14 +133,15 @@ func (p *plane) attach() {
 		if node == nil {
 			continue
 		}
-		va := &storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: "va-" + volumeOf(pod), Labels: map[string]string{"machine": node.Status.NodeInfo.SystemUUID}}}
+		va := &storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: kube.AttachmentName(volumeOf(pod), driverOf(volumeOf(pod)), node.Name), Labels: map[string]string{"machine": node.Status.NodeInfo.SystemUUID}}}
 		if p.boots {
 			va.Annotations = map[string]string{
 				kube.BootIDAnnotation: node.Status.NodeInfo.BootID, kube.SystemUUIDAnnotation: node.Status.NodeInfo.SystemUUID, kube.NodeUIDAnnotation: string(node.UID),
+				kube.VolumeHandleAnnotation: volumeOf(pod),
 			}
 		}
 		pv := volumeOf(pod)
-		va.Spec = storagev1.VolumeAttachmentSpec{Attacher: "disk.test", NodeName: node.Name, Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &pv}}
+		va.Spec = storagev1.VolumeAttachmentSpec{Attacher: driverOf(pv), NodeName: node.Name, Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &pv}}
 		_, err := p.create(nil, va)
 		must2(p.t, err)
 	}
@@ -134,18 +156,57 @@ func (p *plane) detach() {
 		}
 		var why string
 		switch {
+		case !p.unpublishes[va.Name].IsZero():
+			p.unpublish(va, volume)
+			continue
 		case p.forces(va):
 			why = "by force"
-			p.judgeForce(va)
+			p.judgeForce(va, p.byStorage)
 		case p.unused(va):
 			why = "unused"
 		default:
 			continue
 		}
-		p.say("%s is detached from %s %s", volume, va.Spec.NodeName, why)
-		must2(p.t, p.api.Delete(context.Background(), va))
-		p.changed("VolumeAttachment")
+		p.say("%s is being detached from %s %s", volume, va.Spec.NodeName, why)
+		p.unpublishes[va.Name] = time.Now().Add(time.Duration(p.rng.IntN(5000)) * time.Millisecond)
+		p.unpublish(va, volume)
 	}
+}
+
+// unpublish is the driver: it cuts the machine off at some time, and answers after that. Only then the object goes.
+func (p *plane) unpublish(va *storagev1.VolumeAttachment, volume string) {
+	m, answers := p.byUUID(va.Labels["machine"]), !time.Now().Before(p.unpublishes[va.Name])
+	if driverOf(volume) == cutDriver && !p.lies && (answers || p.chance(30)) {
+		for pod, v := range m.runs {
+			m.refused[pod] = m.refused[pod] || v == volume
+		}
+	}
+	if !answers {
+		return
+	}
+	delete(p.unpublishes, va.Name)
+	p.say("%s is detached from %s", volume, va.Spec.NodeName)
+	must2(p.t, client.IgnoreNotFound(p.api.Delete(context.Background(), va)))
+	p.changed("VolumeAttachment")
+}
+
+// forceDelete is a person with kubectl delete pod --force, who waits no longer for a node that is not Ready.
+func (p *plane) forceDelete() {
+	for _, pod := range storedAs[*corev1.Pod](p.world, "Pod") {
+		if node := p.node(pod.Spec.NodeName); node != nil && ready(node) != fencing.Yes {
+			p.deletePod(pod, "deleted by a person")
+		}
+	}
+}
+
+// writes reports whether what the machine writes to a volume reaches it.
+func (m *hardware) writes(volume string) bool {
+	for pod, v := range m.runs {
+		if v == volume && !m.refused[pod] {
+			return true
+		}
+	}
+	return false
 }
 
 // unused: the machine's kubelet reports that it does not have the volume mounted.
@@ -178,12 +239,14 @@ func (p *plane) forces(va *storagev1.VolumeAttachment) bool {
 			}
 		}
 		for _, process := range p.processes {
-			volume := fencing.Volume{Driver: "disk.test", Handle: *va.Spec.Source.PersistentVolumeName}
+			volume := fencing.Volume{Driver: va.Spec.Attacher, Handle: *va.Spec.Source.PersistentVolumeName}
 			if proof := process.proofs.Of(va.Spec.NodeName); proof.Holds(time.Now(), boot, volume) {
+				p.byStorage = proof.Class() == fencing.StorageFenced
 				return true
 			}
 		}
 	}
+	p.byStorage = false
 	for _, node := range p.sees[0].nodes {
 		if node.Name != va.Spec.NodeName {
 			continue
@@ -216,6 +279,19 @@ func (p *plane) deletePod(pod *corev1.Pod, why string) {
 	p.changed("Pod")
 }
 
+// listInUse writes what the machine has mounted into the Node.
+func (p *plane) listInUse(m *hardware) {
+	var used []corev1.UniqueVolumeName
+	for _, volume := range p.volumes {
+		if m.uses(volume) {
+			used = append(used, corev1.UniqueVolumeName(kube.UniqueVolumeName(driverOf(volume), volume)))
+		}
+	}
+	if node := p.node(m.name); node != nil && !slices.Equal(used, node.Status.VolumesInUse) {
+		change(p.world, node, func(n *corev1.Node) { n.Status.VolumesInUse = used })
+	}
+}
+
 // kubeletPods is what a machine's kubelet does about its pods: those that are gone end, new ones are admitted, and start once their volume
 // is attached.
 func (p *plane) kubeletPods(m *hardware, node *corev1.Node) {
@@ -227,9 +303,14 @@ func (p *plane) kubeletPods(m *hardware, node *corev1.Node) {
 	}
 	for uid := range m.runs {
 		if there[uid] == nil {
+			if m.refused[uid] && !p.calm && p.chance(70) {
+				continue // its unmount hangs
+			}
 			delete(m.runs, uid)
+			delete(m.refused, uid)
 		}
 	}
+	p.listInUse(m)
 	for _, volume := range p.volumes {
 		for _, pod := range p.podsOf(volume) {
 			uid := string(pod.UID)

@@ -76,6 +76,9 @@ func (w *world) startProcess(roles Roles) {
 		Options: Options{Roles: roles, Profile: quick, Brakes: fencing.DefaultBrakes(), Dial: p.dial, Proofs: p.proofs},
 		client:  simClient{p: p}, live: liveReader{p}, events: &events.FakeRecorder{}, now: time.Now, identity: p.name,
 	}
+	if w.plane.detaches != withProofs {
+		shared.Proofs = nil // as belay-controller without its attach/detach controller
+	}
 	shared.Brakes.Fences = 20 // a seed has many deaths in a short time
 	shared.ear = &listener{parts: shared}
 	p.detector = &detector{parts: shared, held: map[string]hold{}}
@@ -147,6 +150,8 @@ func (p *process) wakeFor(kind string, o client.Object) {
 		names = []string{x.Spec.NodeName}
 	case *storagev1.VolumeAttachment:
 		names = []string{x.Spec.NodeName}
+	case *storagev1.CSIDriver:
+		return // it is there from the beginning
 	default:
 		if names = []string{o.GetName()}; kind == "Pod" || kind == "VolumeAttachment" {
 			names = simNodes // it is gone, wherever it was
@@ -260,8 +265,8 @@ func (w *world) step() {
 // trouble is one thing that breaks, or is repaired.
 func (w *world) trouble() {
 	m := w.current(simNodes[w.rng.IntN(3)]) // two of the five stay well
-	switch w.rng.IntN(17) {
-	case 16:
+	switch w.rng.IntN(19) {
+	case 18:
 		if !m.on && !m.gone {
 			m.resume()
 			w.count["resumed"]++
@@ -311,8 +316,10 @@ func (w *world) trouble() {
 	case 13:
 		w.noOutage = time.Now().Add(time.Duration(w.rng.IntN(8000)) * time.Millisecond)
 		w.say("the API server is gone until %.2f", w.noOutage.Sub(w.begun).Seconds())
-	default:
+	case 14, 15:
 		w.people(m)
+	default:
+		w.plane.forceDelete()
 	}
 }
 
@@ -380,7 +387,7 @@ func (w *world) people(m *hardware) {
 	case 1: // another machine in the place of one that is off, or cut off
 		if !m.on || m.cut {
 			m.gone = true
-			other := &hardware{name: m.name, uuid: m.uuid + "'", on: true, boot: 1, runs: map[string]string{}, lied: map[int]bool{}}
+			other := &hardware{name: m.name, uuid: m.uuid + "'", on: true, boot: 1, runs: map[string]string{}, refused: map[string]bool{}, lied: map[int]bool{}}
 			w.machines = append(w.machines, other)
 			w.say("%s comes in the place of %s", other, m)
 		}
@@ -432,6 +439,10 @@ func (w *world) heal() {
 	for _, name := range simNodes {
 		m := w.current(name)
 		m.frozen, m.cut = false, false
+		if m.on && (m.lied[m.boot] || !m.resumed.IsZero()) { // Contradicted: it is for a person to decide
+			w.say("a person restarts %s", m)
+			m.powerOff()
+		}
 		if b := w.switches[name]; b != nil {
 			b.mode, b.wired = "ok", m
 		}
@@ -462,21 +473,16 @@ func (w *world) heal() {
 	}
 }
 
-// speak has people say what they know about machines that are gone, and that no switch speaks for, and restart those that run a boot which
-// was proven to have ended: the fence waits for that (Contradicted).
+// speak has people say what they know about machines that are gone, and that no switch speaks for.
 func (w *world) speak() {
 	for _, name := range simNodes {
 		f := w.fence(name)
-		if f == nil || finished(f) {
+		if f == nil || finished(f) || f.Spec.Statement != nil {
 			continue
 		}
-		switch m := w.byUUID(f.Spec.MachineID); {
-		case m.gone && f.Spec.Statement == nil:
+		if m := w.byUUID(f.Spec.MachineID); m.gone {
 			w.say("a person says that %s is off", m)
 			w.state(m, f)
-		case m.on && !m.resumed.IsZero() && m.bootID() == f.Spec.BootID:
-			w.say("a person restarts %s, whose boot had ended", m)
-			w.boot(m)
 		}
 	}
 }

@@ -77,6 +77,8 @@ type hardware struct {
 	heardFirst time.Time
 	// runs has the volumes that the pods of this boot write to, by the UIDs of the pods.
 	runs map[string]string
+	// refused has the pods of runs whose storage refuses what they write: their volumes were unpublished.
+	refused map[string]bool
 	// returns is when the power comes back by itself; zero for never.
 	returns time.Time
 	// lied has the boots that a switch called Off while they ran.
@@ -97,9 +99,10 @@ func (m *hardware) powerOff() {
 	}
 	m.on, m.frozen = false, false
 	clear(m.runs)
+	clear(m.refused)
 }
 
-// resume continues the boot that has ended from a snapshot of its memory, as a hypervisor can. The switch told the truth when it said Off.
+// resume continues the boot that has ended from a snapshot of its memory, as a hypervisor can. The switch was right when it said Off.
 func (m *hardware) resume() {
 	m.on, m.returns, m.resumed = true, time.Time{}, time.Now()
 	maps.Copy(m.runs, m.stopped)
@@ -136,7 +139,7 @@ func newWorld(t fataler, seed uint64) *world {
 	w.apart, w.replicas = w.chance(40), 1+w.rng.IntN(2)
 	w.plane = newPlane(w)
 	for _, name := range simNodes {
-		m := &hardware{name: name, uuid: "m-" + name, on: true, boot: 1, runs: map[string]string{}, lied: map[int]bool{}}
+		m := &hardware{name: name, uuid: "m-" + name, on: true, boot: 1, runs: map[string]string{}, refused: map[string]bool{}, lied: map[int]bool{}}
 		w.machines = append(w.machines, m)
 		w.kubeletRegisters(m)
 		if !w.chance(15) {
@@ -295,6 +298,7 @@ func (w *world) boot(m *hardware) {
 	m.boot++
 	m.on, m.frozen, m.returns, m.resumed = true, false, time.Time{}, time.Time{}
 	clear(m.runs)
+	clear(m.refused)
 	w.say("%s has power and boots: %d", m, m.boot)
 }
 

@@ -37,7 +37,7 @@ const (
 var (
 	cluster = apiserver.Server{Audit: `{"level": "Metadata", "users": [
 		"system:serviceaccount:belay-system:belay-recovery-detector", "system:serviceaccount:belay-system:belay-recovery-fencer",
-		"system:serviceaccount:belay-system:belay-recovery-actor"]}`}
+		"system:serviceaccount:belay-system:belay-recovery-actor", "system:serviceaccount:belay-system:belay-controller"]}`}
 	scheme = runtime.NewScheme()
 	// granted are the rights that are shipped for each part.
 	granted = map[string]map[string]bool{}
@@ -126,6 +126,7 @@ func (s *site) clear() {
 	must(s, s.client.DeleteAllOf(ctx, &fencingv1.FenceSource{}))
 	must(s, s.client.DeleteAllOf(ctx, &corev1.Node{}))
 	must(s, s.client.DeleteAllOf(ctx, &storagev1.VolumeAttachment{}))
+	must(s, s.client.DeleteAllOf(ctx, &storagev1.CSIDriver{}))
 	must(s, s.client.DeleteAllOf(ctx, &coordinationv1.Lease{}, client.InNamespace(corev1.NamespaceNodeLease)))
 	must(s, s.client.DeleteAllOf(ctx, &corev1.Pod{}, client.InNamespace("default"), client.GracePeriodSeconds(0)))
 	must(s, s.client.DeleteAllOf(ctx, &corev1.Event{}, client.InNamespace("default")))
@@ -364,19 +365,24 @@ func (s *site) dial(feed fencingv1.Feed, _ map[string][]byte) (Switch, error) {
 	return s.machines[strings.ToLower(string(feed.Options["ip"]))], nil
 }
 
-// run runs the three parts apart, each with the rights that are shipped for it, until the returned function is called.
+// run runs the three parts apart, each with the rights that are shipped for it, until the returned function is called. With Proofs the actor
+// has the rights of belay-controller, of which it is a part then.
 func (s *site) run(change ...func(*Options)) (stop func()) {
 	s.Helper()
 	ctx, cancel := context.WithCancel(s.Context())
 	var done sync.WaitGroup
 	for name, roles := range map[string]Roles{"detector": {Detector: true}, "fencer": {Fencer: true}, "actor": {Actor: true}} {
-		config := cluster.ServiceAccount(s, "belay-system", "belay-recovery-"+name, rbac+name+".yaml")
-		mgr, err := kube.NewManager(config, kube.ManagerConfig{MetricsAddress: "0", HealthAddress: "0"})
-		must(s, err)
 		o := Options{Roles: roles, Profile: quick, Brakes: fencing.DefaultBrakes(), Dial: s.dial}
 		for _, c := range change {
 			c(&o)
 		}
+		account, files := "belay-recovery-"+name, []string{rbac + name + ".yaml"}
+		if roles.Actor && o.Proofs != nil {
+			cluster.Apply(s, files...) // the role that it is bound to, too
+			account, files = "belay-controller", []string{rbac + "actor-in-controller.yaml", "../../deploy/belay-controller/belay-controller.yaml"}
+		}
+		mgr, err := kube.NewManager(cluster.ServiceAccount(s, "belay-system", account, files...), kube.ManagerConfig{MetricsAddress: "0", HealthAddress: "0"})
+		must(s, err)
 		must(s, Setup(mgr, name, o))
 		done.Go(func() {
 			if err := mgr.Start(ctx); err != nil {

@@ -73,7 +73,7 @@ func NewController(registry prometheus.Registerer) *Controller {
 		}),
 	}
 	for _, authority := range []attachment.Authority{
-		attachment.OutOfServiceTaint{}, attachment.UnmountTimeout{}, attachment.DeletedNode{}, attachment.Fenced{},
+		attachment.OutOfServiceTaint{}, attachment.UnmountTimeout{}, attachment.DeletedNode{}, attachment.Fenced{}, attachment.StorageFenced{},
 	} {
 		c.forced.WithLabelValues(authority.String())
 	}

@@ -240,6 +240,7 @@ func TestUpstreamsNames(t *testing.T) {
 	const forced = "attach_detach_controller_attachdetach_controller_forced_detaches"
 	l.want(forced, map[string]sample{
 		forced + "{reason=timeout}": {value: 1}, forced + "{reason=out-of-service}": {}, forced + "{reason=deleted-node}": {}, forced + "{reason=fenced}": {},
+		forced + "{reason=storage-fenced}": {},
 	})
 }
 

@@ -62,6 +62,7 @@ func upCommand() *cobra.Command {
 	flags.BoolVar(&options.BMC, "bmc", false, "give each node a BMC that speaks IPMI (ipmi_sim) and switches the node off and on")
 	flags.StringVar(&options.Recovery, "recovery", "", "run belay's recovery of volumes from dead nodes with this profile: default or fast; it implies --bmc")
 	flags.Lookup("recovery").NoOptDefVal = "default"
+	flags.BoolVar(&options.StorageEvidence, "storage-evidence", false, "declare to recovery that labdisk cuts a node off before it confirms an unpublish; with --recovery")
 	flags.Bool("print-env", false, "print only the export lines for the shell to stdout, also if the lab is running already (see belay-lab env)")
 	return command
 }

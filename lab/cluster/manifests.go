@@ -25,6 +25,8 @@ import (
 	"k8s.io/client-go/restmapper"
 
 	"belay.dev/belay/deploy"
+	"belay.dev/belay/internal/kube"
+	"belay.dev/belay/lab/labdisk"
 )
 
 // own are the lab's own documents: namespaces, what upstream's sidecars may do (the rules that
@@ -47,6 +49,13 @@ func documents(o Options) ([]*unstructured.Unstructured, error) {
 		return nil, err
 	}
 	all = slices.DeleteFunc(all, func(object *unstructured.Unstructured) bool { return !wanted(object, o.Drivers) })
+	if o.StorageEvidence {
+		for _, object := range all {
+			if object.GetKind() == "CSIDriver" && object.GetName() == labdisk.DriverDisk {
+				object.SetAnnotations(map[string]string{kube.CutsAtUnpublishAnnotation: "true"})
+			}
+		}
+	}
 	kinds := clusterKinds
 	dirs := []string{"belay-controller", "belay-attacher"}
 	if o.Recovery != "" {

@@ -66,6 +66,8 @@ type Options struct {
 	// Recovery is the profile of recovery, "default" or "fast"; empty runs none. It implies BMC. With "fast" the nodes have the settings
 	// that the profile assumes.
 	Recovery string `json:"recovery,omitempty"`
+	// StorageEvidence declares to recovery that labdisk cuts a node off before it confirms an unpublish, which its strict fabric does.
+	StorageEvidence bool `json:"storageEvidence,omitempty"`
 	// Bare starts etcd and the API server alone, with the rights of all components in place: no other
 	// controller, no scheduler, no storage, no nodes, whatever Nodes says. For numbers: the caller brings objects that
 	// play nodes, and starts and stops what it measures (StartController, StartSidecar, StartTool).
@@ -152,6 +154,9 @@ func (o Options) validate() error {
 	}
 	if !slices.Contains([]string{"", fencing.Default.Name, fencing.Fast.Name}, o.Recovery) {
 		return fmt.Errorf("--recovery must be %s or %s, not %q", fencing.Default.Name, fencing.Fast.Name, o.Recovery)
+	}
+	if o.StorageEvidence && (o.Recovery == "" || o.Permissive || o.Plane != PlaneBelay) {
+		return errors.New("--storage-evidence needs --recovery, and belay's plane on a storage that is not --permissive: that one cuts nothing")
 	}
 	if o.Plane != PlaneBelay && o.Plane != PlaneUpstream {
 		return fmt.Errorf("the plane is %s or %s, not %q", PlaneBelay, PlaneUpstream, o.Plane)
