@@ -42,7 +42,7 @@ another node. Evidence is the node's BMC alone: a real IPMI controller, asked by
   hung       all processes of the node are frozen, and its BMC says On: belay switches it off
 
 There is one lab of four nodes for each kind of node, profile and attach/detach controller, and all its runs move one volume from node to
-node. A node that was lost is switched on again after its run and joins while the next runs go on. After each run, all acknowledged
+node. A node that was lost is switched on again after its run and joins while the next runs continue. After each run, all acknowledged
 records are read back, and the storage is asked for writes that it had to refuse: either is a failure of the run.
 
 The clock starts when the lab kills or freezes the node, at a random time since its last heartbeat, and ends with the first record that
@@ -170,7 +170,7 @@ func (o recoveryOptions) run(command *cobra.Command) error {
 	report := &recoveryReport{Machine: machine()}
 	failed := o.measure(command.Context(), report, say)
 	if ctx := command.Context(); ctx.Err() != nil {
-		return fmt.Errorf("the bench was stopped (%w); the lab is down", context.Cause(ctx))
+		failed = fmt.Errorf("the bench was stopped (%w); the lab is down", context.Cause(ctx))
 	}
 	report.Seconds = time.Since(started).Seconds()
 	if err := errors.Join(failed, report.write(command.OutOrStdout(), o.output)); err != nil {

@@ -55,7 +55,7 @@ type recoveryRun struct {
 	Failure string `json:"failure,omitempty"`
 }
 
-// spread is how long something took in all runs, in seconds.
+// spread is the duration of something over all runs, in seconds.
 type spread struct {
 	Name string `json:"name"`
 	// Of is in how many runs it was seen.

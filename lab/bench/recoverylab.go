@@ -134,7 +134,7 @@ func (r recoveryRun) String() string {
 	return fmt.Sprintf("%s: %s -> %s in %.2f s (%s)", r.Fault, r.From, r.To, r.Seconds, strings.Join(hops, ", "))
 }
 
-// run takes the writer's node away, and switches it on again at the end. The error is that of a lab that cannot go on; what went wrong in
+// run takes the writer's node away, and switches it on again at the end. The error is that of a lab that cannot continue; what went wrong in
 // the run alone is in it.
 func (r *recoveryRig) run(ctx context.Context, fault string) (recoveryRun, error) {
 	run := recoveryRun{Fault: fault}

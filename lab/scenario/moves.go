@@ -221,8 +221,8 @@ type Verified struct {
 	// Writers counts the records by node/pod that wrote them.
 	Writers map[string]int64 `json:"writers"`
 	// Since is when the pod that wrote the last record began its first one.
-	Since time.Time `json:"since"`
-	Problem string           `json:"problem,omitempty"`
+	Since   time.Time `json:"since"`
+	Problem string    `json:"problem,omitempty"`
 }
 
 // Verify reads every record back in a pod and fails unless all that were
