@@ -62,6 +62,10 @@ bench-attacher: upstream ## Compare belay-attacher with csi-attacher: throughput
 bench-node: upstream ## Measure belay-node: latency, a hundred volumes at once, CPU, memory of one agent and of a thousand.
 	$(BELAY_LAB) bench node $(ARGS)
 
+.PHONY: bench-recovery
+bench-recovery: upstream ## Measure recovery: power cut or hung node -> a StatefulSet's pod writing elsewhere, per hop (two hours).
+	$(BELAY_LAB) bench recovery $(ARGS)
+
 # Fewer seeds than `make test`, no vet (lint has it) and no debug information: what is left is what a first contribution needs.
 .PHONY: unit
 unit: check-go ## The tests that need neither root nor an API server, nor anything of upstream (two minutes on two cores).

@@ -10,4 +10,7 @@
 //
 // `belay-lab bench node` measures the latency, CPU and memory of belay-node with a driver in memory. There the bench acts as controller
 // and attacher: it creates attached volumes and reports them.
+//
+// `belay-lab bench recovery` takes the nodes of a complete lab away, one after the other, and measures how long it takes until a
+// StatefulSet's pod writes again on another node, hop by hop.
 package bench

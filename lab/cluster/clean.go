@@ -70,6 +70,7 @@ func cleanLab(ctx context.Context, p paths) ([]string, error) {
 		report = append(report, removed...)
 		errs = append(errs, err)
 	}
+	add(nil, killFrozen(p))
 	add(endRecorded(p))
 	add(endInits(p))
 	add(unmountAll(p.dir()))
@@ -87,6 +88,22 @@ func cleanLab(ctx context.Context, p paths) ([]string, error) {
 		return report, fmt.Errorf("removing the folder of lab %s: %w", p.name, err)
 	}
 	return append(report, "folder "+p.dir()), nil
+}
+
+// killFrozen kills what is left of the nodes: processes of a frozen one do not end before they are thawed.
+func killFrozen(p paths) error {
+	var errs []error
+	for _, name := range nodesOf(p) {
+		node := &nodes.Node{Config: nodes.Config{Lab: p.name, Name: name, LabDir: p.dir()}}
+		err := node.KillFrozen()
+		if err == nil {
+			err = node.Thaw()
+		}
+		if !errors.Is(err, fs.ErrNotExist) { // it has no cgroup any more
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // endRecorded kills every process that has a record, nodes first: they are users of all others.

@@ -53,7 +53,7 @@ func (c *Cluster) isDown() bool {
 }
 
 // stopNodes shuts all nodes down side by side while the storage still answers, so that file
-// systems are unmounted; a node that does not manage loses its power.
+// systems are unmounted; a node that does not manage, or hangs, loses its power.
 func (c *Cluster) stopNodes(ctx context.Context) error {
 	c.mu.Lock()
 	handles := make([]*nodes.Node, 0, len(c.nodes))
@@ -72,6 +72,9 @@ func (c *Cluster) stopNodes(ctx context.Context) error {
 
 func (c *Cluster) stopNode(ctx context.Context, node *nodes.Node) error {
 	name := node.Config.Name
+	if slices.Contains(c.frozenNodes(), name) {
+		return c.PowerOff(name)
+	}
 	if c.IsOn(name) {
 		orderly, cancel := context.WithTimeout(ctx, shutdownWithin)
 		defer cancel()

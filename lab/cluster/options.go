@@ -76,6 +76,8 @@ type Options struct {
 	Audit bool `json:"audit,omitempty"`
 	// ControllerArgs are flags that belay-controller is given besides the lab's own.
 	ControllerArgs []string `json:"controllerArgs,omitempty"`
+	// RecoveryArgs are flags that each part of recovery is given besides the lab's own.
+	RecoveryArgs []string `json:"recoveryArgs,omitempty"`
 	// AttacherArgs are flags that the attachers, whichever plane's, are given besides the lab's own.
 	AttacherArgs []string `json:"attacherArgs,omitempty"`
 	// NodeArgs are flags that each node's agent is given besides the lab's own: kubelet's flags, or on belay's nodes

@@ -27,7 +27,7 @@ const (
 
 // recoveryArgs are the flags of a process that runs one part of recovery.
 func (s specs) recoveryArgs(role string) []string {
-	return []string{"--recovery-roles=" + role, "--recovery-profile=" + s.options.Recovery}
+	return append([]string{"--recovery-roles=" + role, "--recovery-profile=" + s.options.Recovery}, s.options.RecoveryArgs...)
 }
 
 // recoveryParts are the processes of recovery.

@@ -87,7 +87,7 @@ func (c *Cluster) Status() Status {
 			s.BMCs[node] = bmc
 		}
 	}
-	s.Children = c.children(s.Off)
+	s.Children = c.children(s.Off, s.Frozen)
 	s.Logs = logsOf(c.paths, s)
 	s.Metrics = metricsOf(c.ports, s)
 	return s
@@ -110,11 +110,12 @@ func (c *Cluster) frozenNodes() []string {
 	return slices.Sorted(maps.Keys(c.frozen))
 }
 
-// childrenWithin bounds how long a node may take to report its children: one that is frozen never answers.
+// childrenWithin bounds how long a node may take to report its children.
 const childrenWithin = time.Second
 
-// children asks all nodes side by side what runs on them.
-func (c *Cluster) children(off []string) map[string][]Child {
+// children asks all nodes side by side what runs on them, but for frozen ones: they never answer, and a BMC that asks for the power does not
+// wait for its machine.
+func (c *Cluster) children(off, frozen []string) map[string][]Child {
 	c.mu.Lock()
 	handles := make([]*nodes.Node, 0, len(c.nodes))
 	for _, node := range c.nodes {
@@ -127,6 +128,10 @@ func (c *Cluster) children(off []string) map[string][]Child {
 		group.Go(func() {
 			if slices.Contains(off, node.Config.Name) {
 				found[i] = childrenOf(node.Config, nil, ChildOff)
+				return
+			}
+			if slices.Contains(frozen, node.Config.Name) {
+				found[i] = childrenOf(node.Config, nil, ChildUnknown)
 				return
 			}
 			ctx, cancel := context.WithTimeout(context.Background(), childrenWithin)

@@ -197,11 +197,15 @@ func TestProgram(t *testing.T) {
 	}
 	step("broken, append", "append", "--file", file, "--count", "1")
 	step("broken, verify", "verify", "--file", file)
+	since, err := parse(bytes.Split(content, []byte("\n"))[5]) // the first record of the second writer
+	if err != nil {
+		t.Fatal(err)
+	}
 	want := map[string]result{
 		"first five":     {"acknowledged 5", 0},
 		"five more":      {"acknowledged 10", 0},
 		"all there":      {"10 records, 0 torn bytes: the chain holds", 0},
-		"json":           {`{"count":10,"writers":{"a":5,"b_c":5},"tornBytes":0}`, 0},
+		"json":           {fmt.Sprintf(`{"count":10,"writers":{"a":5,"b_c":5},"since":%q,"tornBytes":0}`, since.Time.Format(time.RFC3339Nano)), 0},
 		"too few":        {"10 records, 0 torn bytes: acknowledged records are missing: 10 of 11 are there", ExitBroken},
 		"no file":        {"", ExitFailed},
 		"broken, append": {"", ExitBroken},

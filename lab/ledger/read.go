@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"time"
 )
 
 // ErrBroken says that the chain of records does not hold: a record is missing,
@@ -18,6 +19,8 @@ type Report struct {
 	Count int64 `json:"count"`
 	// Writers counts the records of each writer.
 	Writers map[string]int64 `json:"writers"`
+	// Since is when the writer of the last record wrote its first one after the records of another writer.
+	Since time.Time `json:"since,omitzero"`
 	// TornBytes follow the last good record: the begin of one that was never acknowledged.
 	TornBytes int64 `json:"tornBytes"`
 	// Problem is empty if the chain holds.
@@ -31,6 +34,9 @@ type Report struct {
 func (r *Report) add(record Record, length int64) error {
 	if err := record.follow(r.last); err != nil {
 		return fmt.Errorf("%w at byte %d: %w", ErrBroken, r.end, err)
+	}
+	if record.Writer != r.last.Writer {
+		r.Since = record.Time
 	}
 	r.last, r.Count, r.end = record, record.Number, r.end+length
 	r.Writers[record.Writer]++

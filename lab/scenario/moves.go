@@ -113,7 +113,8 @@ func (s *Scene) PowerCut(ctx context.Context, title string) (*timeline.Move, err
 	return s.lose(ctx, title, "power of %s is cut", s.Cluster.PowerOff)
 }
 
-// Hang freezes all processes of the writer's node, as a machine that hangs, and waits until the writer runs elsewhere. It needs recovery.
+// Hang freezes all processes of the writer's node, as a machine that hangs, and waits until the writer runs elsewhere. In a lab without
+// recovery it does what PowerCut does there, and switches the machine off before that.
 func (s *Scene) Hang(ctx context.Context, title string) (*timeline.Move, error) {
 	return s.lose(ctx, title, "%s hangs", s.Cluster.Freeze)
 }
@@ -141,12 +142,17 @@ func (s *Scene) lose(ctx context.Context, title, says string, take func(node str
 	return s.Timeline(ctx, query(title, from, to, start))
 }
 
-// confirmOff waits until the cluster takes a node for dead, and marks it out of service.
+// confirmOff waits until the cluster takes a node for dead, makes sure that it is off, and marks it out of service.
 func (s *Scene) confirmOff(ctx context.Context, from string, start time.Time) error {
 	if err := s.AwaitNotReady(ctx, from); err != nil {
 		return err
 	}
-	s.say("%s is NotReady after %.1f s; it is off, so it is marked out of service", from, time.Since(start).Seconds())
+	if s.Cluster.IsOn(from) {
+		if err := s.Cluster.PowerOff(from); err != nil {
+			return fmt.Errorf("switch %s off: %w", from, err)
+		}
+	}
+	s.say("%s is NotReady and off after %.1f s, so it is marked out of service", from, time.Since(start).Seconds())
 	return s.MarkOutOfService(ctx, from)
 }
 
@@ -210,7 +216,9 @@ type Verified struct {
 	TornBytes    int64 `json:"tornBytes"`
 	// Writers counts the records by node/pod that wrote them.
 	Writers map[string]int64 `json:"writers"`
-	Problem string           `json:"problem,omitempty"`
+	// Since is when the pod that wrote the last record began its first one.
+	Since   time.Time `json:"since"`
+	Problem string    `json:"problem,omitempty"`
 }
 
 // Verify reads every record back in a pod and fails unless all that were

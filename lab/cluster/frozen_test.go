@@ -1,0 +1,70 @@
+package cluster_test
+
+import (
+	"bufio"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"belay.dev/belay/lab/cluster"
+	"belay.dev/belay/lab/labtest"
+)
+
+// TestNothingIsLeftOfAFrozenNode: the kernel ends no process of a frozen node, neither when its lab goes down nor when the lab was killed.
+func TestNothingIsLeftOfAFrozenNode(t *testing.T) {
+	labtest.Needs(t)
+	cache, err := cluster.CacheDir()
+	if err != nil {
+		t.Fatal(err)
+	}
+	const name = "hl-frozen"
+	dir := filepath.Join(cache, "labs", name)
+	for how, end := range map[string]func(*testing.T, *cluster.Remote, *os.Process){
+		"down": func(t *testing.T, lab *cluster.Remote, _ *os.Process) {
+			if err := lab.Stop(t.Context()); err != nil {
+				t.Error(err)
+			}
+		},
+		"killed": func(t *testing.T, _ *cluster.Remote, holder *os.Process) {
+			if err := holder.Kill(); err != nil {
+				t.Fatal(err)
+			}
+		},
+	} {
+		t.Run(how, func(t *testing.T) {
+			holder := exec.Command(filepath.Join(os.Getenv("BELAY_BIN"), "belay-lab"), "supervise",
+				"--options", `{"name":"`+name+`","nodes":1,"nodeKind":"belay"}`)
+			reader, writer, err := os.Pipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			holder.ExtraFiles = []*os.File{writer}
+			err = holder.Start()
+			_ = writer.Close()
+			if err != nil {
+				t.Fatal(err)
+			}
+			progress := bufio.NewScanner(reader)
+			for progress.Scan() && !strings.Contains(progress.Text(), `"ready":true`) {
+				t.Log(progress.Text())
+			}
+			_ = reader.Close()
+			lab, err := cluster.Find(name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := lab.Freeze(t.Context(), "node-1"); err != nil {
+				t.Error(err)
+			}
+			end(t, lab, holder.Process)
+			_ = holder.Wait()
+			labtest.Until(t, startWithin, "the lock of the lab", func() error {
+				_, err := cluster.Clean(t.Context(), name)
+				return err
+			})
+			assertNothingLeft(t, dir)
+		})
+	}
+}
