@@ -15,7 +15,8 @@ func proves(at time.Time, change ...func(*fencing.Boot)) func(*Node) {
 		c(&boot)
 	}
 	ended := fencing.Decide(at, fencing.Fence{Phase: fencing.Evicting, Boot: boot, Evidence: fencing.PoweredOff}, fencing.Observed{Exists: fencing.No, Ended: true})
-	return func(n *Node) { n.Proof = &ended.Proof }
+	proof := ended.Proof.At(t0)
+	return func(n *Node) { n.Proof = &proof }
 }
 
 // TestProof (S2): the proof that a boot has ended permits a detach from that boot, whatever its node seems to be, and from no other.
@@ -62,7 +63,8 @@ func cuts(at time.Time, of fencing.Volume, change ...func(*fencing.Boot)) func(*
 	proven := fencing.Decide(at, fencing.Fence{Phase: fencing.Fencing, Boot: boot, StorageProven: true}, fencing.Observed{
 		Exists: fencing.Yes, Now: boot, Silent: true, ReadAt: at, Isolated: true, Cut: []fencing.Volume{of},
 	})
-	return func(n *Node) { n.Proof = &proven.Proof }
+	proof := proven.Proof.At(t0)
+	return func(n *Node) { n.Proof = &proof }
 }
 
 func finalized(a *Attachment) { a.Finalized = true }

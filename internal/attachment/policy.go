@@ -111,7 +111,7 @@ func (n Node) runs(a *Attachment) bool { return n.Life.Of(n.bootOf(a)) }
 // asked to: the object must not go before the driver confirmed it. A shared volume stays: to take it from one node gives it to no other.
 func (p *plan) proof(a *Attachment, node Node) Authority {
 	switch {
-	case node.Proof == nil || !node.Proof.Holds(p.now, node.bootOf(a), fencing.Volume(p.seen.Volume)):
+	case node.Proof == nil || !node.Proof.Holds(node.bootOf(a), fencing.Volume(p.seen.Volume)):
 		return nil
 	case node.Proof.Class() != fencing.StorageFenced:
 		return Fenced{}

@@ -347,14 +347,14 @@ func TestProof(t *testing.T) {
 	unknown := boot1
 	unknown.ID = ""
 	for b, want := range map[Boot]bool{boot1: true, boot2: false, other: false, unknown: false, {}: false} {
-		if p.Holds(s.now, b, v) != want {
+		if p.At(s.now).Holds(b, v) != want {
 			t.Errorf("%+v: %t, want %t", b, !want, want)
 		}
 	}
-	if p.Holds(s.now.Add(proofFor), boot1, v) {
+	if p.At(s.now.Add(proofFor)).Holds(boot1, v) {
 		t.Error("a proof lasts for ever")
 	}
-	if (Proof{}).Holds(s.now, boot1, v) || (Proof{}).Holds(s.now, Boot{}, v) {
+	if (Proof{}).Holds(boot1, v) || (Proof{}).Holds(Boot{}, v) {
 		t.Error("the zero Proof proves something")
 	}
 }

@@ -146,9 +146,18 @@ func (p Proof) Equal(q Proof) bool {
 	return p.boot == q.boot && p.class == q.class && slices.Equal(p.volumes, q.volumes)
 }
 
-// Holds reports whether the proof says, now, that a boot cannot write to a volume, or will not be able to once the driver has confirmed the unpublish. A boot with an unknown field is never covered.
-func (p Proof) Holds(now time.Time, b Boot, v Volume) bool {
-	if p.class == "" || !b.Complete() || b != p.boot || !now.Before(p.until) {
+// At returns the proof if it still counts, on the clock of the process that made it, and the zero value otherwise.
+func (p Proof) At(now time.Time) Proof {
+	if !now.Before(p.until) {
+		return Proof{}
+	}
+	return p
+}
+
+// Holds reports whether the proof says that a boot cannot write to a volume, or will not be able to once the driver has confirmed the
+// unpublish. A boot with an unknown field is never covered. It takes no time, because that of a decision is the API server's: see At.
+func (p Proof) Holds(b Boot, v Volume) bool {
+	if p.class == "" || !b.Complete() || b != p.boot {
 		return false
 	}
 	return p.class != StorageFenced || slices.Contains(p.volumes, v)

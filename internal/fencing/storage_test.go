@@ -42,17 +42,17 @@ func TestStorageFenced(t *testing.T) {
 		s := newCut(t)
 		change(&s.seen.Source)
 		p := s.proof()
-		if p.Class() != StorageFenced || !p.Holds(s.now, boot1, vol1) {
+		if p.Class() != StorageFenced || !p.At(s.now).Holds(boot1, vol1) {
 			t.Errorf("%s: proof %+v", name, p)
 		}
 		unknown := boot1
 		unknown.Machine = ""
 		for b, v := range map[Boot]Volume{boot1: vol2, boot2: vol1, other: vol1, unknown: vol1} {
-			if p.Holds(s.now, b, v) {
+			if p.Holds(b, v) {
 				t.Errorf("%s: the proof holds for %v of %v", name, v, b)
 			}
 		}
-		if p.Holds(s.now, boot1, Volume{}) || p.Holds(s.now.Add(proofFor), boot1, vol1) {
+		if p.Holds(boot1, Volume{}) || p.At(s.now.Add(proofFor)).Holds(boot1, vol1) {
 			t.Errorf("%s: the proof holds for a volume without a name, or for ever", name)
 		}
 		if s.seen.Ended || count[ProveVolumes](s) != 1 {
@@ -112,7 +112,7 @@ func TestStorageFencedNeedsTheRest(t *testing.T) {
 		if s.power == PowerOn {
 			s.seen.Source.Status = s.answer()
 		}
-		if d := Decide(s.now, s.fence, s.seen); d.Proof.Class() != "" && d.Proof.Holds(s.now, boot1, vol1) {
+		if d := Decide(s.now, s.fence, s.seen); d.Proof.Class() != "" && d.Proof.Holds(boot1, vol1) {
 			t.Errorf("%s: %+v", name, d.Proof)
 		}
 	}

@@ -2,11 +2,13 @@ package recovery
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -175,9 +177,15 @@ func (f *fencer) call(ctx context.Context, state *sourceState, source *fencingv1
 	if e, known := state.unstored[nonce]; known && e.BootID == fence.Spec.BootID {
 		return f.store(ctx, state, fence, e)
 	}
-	levels, _, err := f.dial(ctx, source)
+	levels, version, err := f.dial(ctx, source)
 	if err != nil {
 		return f.answer(ctx, state, fence, nonce, reply{raw: err.Error()})
+	}
+	before := source.DeepCopy()
+	worked, may := mayLogin(source, version)
+	if !may {
+		setFenceReady(source, metav1.ConditionFalse, reasonLocked, lockedMessage)
+		return errors.Join(f.storeSource(ctx, source, before), f.answer(ctx, state, fence, nonce, reply{raw: lockedMessage}))
 	}
 	ctx, cancel := context.WithTimeout(ctx, agentWithin)
 	defer cancel()
@@ -193,7 +201,11 @@ func (f *fencer) call(ctx context.Context, state *sourceState, source *fencingv1
 		ctx, cancel = context.WithDeadline(ctx, r.Fence.Intent.NotAfter)
 		defer cancel()
 	}
-	return f.answer(ctx, state, fence, nonce, levels.ask(ctx, machine))
+	a := levels.ask(ctx, machine)
+	if source.Status.FailedLogins = failures(source, a, worked); !worked && a.power == fencing.PowerUnknown {
+		setFenceReady(source, metav1.ConditionFalse, reasonNoAnswer, "asked while the node was being fenced: "+truncate(a.raw, 900))
+	}
+	return errors.Join(f.answer(ctx, state, fence, nonce, a), f.storeSource(context.WithoutCancel(ctx), source, before))
 }
 
 // answer appends the answer to a nonce to the record.
@@ -243,10 +255,50 @@ func (f *fencer) exercise(ctx context.Context, state *sourceState, source *fenci
 	before := source.DeepCopy()
 	f.check(ctx, source, node, quiet || !heard)
 	f.Metrics.Source(source.Name, meta.IsStatusConditionTrue(source.Status.Conditions, conditionFenceReady))
-	if err := f.client.Status().Patch(ctx, source, client.MergeFrom(before)); err != nil {
-		return 0, fmt.Errorf("patch the status of FenceSource %s: %w", source.Name, err)
+	return lookEvery, f.storeSource(ctx, source, before)
+}
+
+// storeSource stores what was found out about the switch, if that is new.
+func (f *fencer) storeSource(ctx context.Context, source, before *fencingv1.FenceSource) error {
+	if equality.Semantic.DeepEqual(source.Status, before.Status) {
+		return nil
 	}
-	return lookEvery, nil
+	if err := f.client.Status().Patch(ctx, source, client.MergeFrom(before)); err != nil {
+		return fmt.Errorf("patch the status of FenceSource %s: %w", source.Name, err)
+	}
+	return nil
+}
+
+// mayLogin reports whether the switch may be asked with this version of its Secrets, and whether it has answered to it before: BMCs lock the
+// account of those who guess (hole 19), and what worked is no guess.
+func mayLogin(source *fencingv1.FenceSource, version string) (worked, may bool) {
+	status := &source.Status
+	if version != status.SecretVersion || changed(source) {
+		status.SecretVersion, status.FailedLogins = version, 0
+		return false, true
+	}
+	return status.FailedLogins == 0, status.FailedLogins < maxLogins
+}
+
+// failures is how often the switch has not answered in a row. A silent node says nothing about a login that worked: its BMC may have lost its
+// power too, and must be asked again and again.
+func failures(source *fencingv1.FenceSource, a reply, worked bool) int32 {
+	switch {
+	case a.power != fencing.PowerUnknown:
+		return 0
+	case worked:
+		return source.Status.FailedLogins
+	}
+	return source.Status.FailedLogins + 1
+}
+
+const lockedMessage = "the power switch did not answer three times in a row: correct the Secret or the FenceSource; it is not asked again before that"
+
+// setFenceReady sets the condition FenceReady.
+func setFenceReady(source *fencingv1.FenceSource, ready metav1.ConditionStatus, reason, message string) {
+	meta.SetStatusCondition(&source.Status.Conditions, metav1.Condition{
+		Type: conditionFenceReady, Status: ready, Reason: reason, Message: message, ObservedGeneration: source.Generation,
+	})
 }
 
 // changed reports whether the FenceSource was changed since it was last exercised.
@@ -257,11 +309,8 @@ func changed(source *fencingv1.FenceSource) bool {
 
 // check asks the switch, and describes in the status what came out.
 func (f *fencer) check(ctx context.Context, source *fencingv1.FenceSource, node *corev1.Node, quiet bool) {
-	status := &source.Status
 	set := func(ready metav1.ConditionStatus, reason, message string) {
-		meta.SetStatusCondition(&status.Conditions, metav1.Condition{
-			Type: conditionFenceReady, Status: ready, Reason: reason, Message: message, ObservedGeneration: source.Generation,
-		})
+		setFenceReady(source, ready, reason, message)
 	}
 	if shared, err := f.shared(ctx, source); err != nil || shared {
 		set(metav1.ConditionFalse, reasonShared, "another FenceSource has the same address and plug, or another Node the same system UUID: one of them is wrong")
@@ -272,24 +321,19 @@ func (f *fencer) check(ctx context.Context, source *fencingv1.FenceSource, node 
 		set(metav1.ConditionFalse, reasonSecret, truncate(err.Error(), 1024))
 		return
 	}
-	if version != status.SecretVersion || changed(source) {
-		status.SecretVersion, status.FailedLogins = version, 0
-	}
-	if status.FailedLogins >= maxLogins {
-		set(metav1.ConditionFalse, reasonLocked, "the power switch did not answer three times in a row: correct the Secret or the FenceSource; it is not asked again before that")
+	worked, may := mayLogin(source, version)
+	if !may {
+		set(metav1.ConditionFalse, reasonLocked, lockedMessage)
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, agentWithin)
 	defer cancel()
 	a := levels.ask(ctx, "")
+	source.Status.FailedLogins = failures(source, a, worked && quiet)
 	if a.power == fencing.PowerUnknown {
-		if !quiet {
-			status.FailedLogins++
-		}
 		set(metav1.ConditionFalse, reasonNoAnswer, truncate(a.raw, 1024))
 		return
 	}
-	status.FailedLogins = 0
 	f.bind(source, node, a, quiet, set)
 }
 

@@ -97,6 +97,9 @@ func askLevel(ctx context.Context, level []Switch, off string) reply {
 		if r.power != fencing.PowerOn && power != fencing.PowerOff {
 			r.power = power
 		}
+		if err != nil {
+			continue // one login that fails is enough (hole 19)
+		}
 		hardware, err := s.Identity(ctx)
 		switch {
 		case errors.Is(err, ErrNoIdentity):

@@ -11,29 +11,17 @@ import (
 // zero value has none.
 type Proofs struct {
 	mu     sync.Mutex
-	byNode map[string]held
+	byNode map[string]fencing.Proof
 	lives  map[string]fencing.Life // of the power switches
 	onNew  []func(node string)
 	ear    *listener // knows the leases; nil before Setup
 }
 
-type held struct {
-	proof fencing.Proof
-	at    time.Time
-}
-
-// keepFor is how long a proof is given out. The actor renews it well before that.
-const keepFor = 30 * time.Second
-
 // Of returns the proof about a node, which proves nothing if there is none.
 func (p *Proofs) Of(node string) fencing.Proof {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	h, known := p.byNode[node]
-	if !known || time.Since(h.at) >= keepFor {
-		return fencing.Proof{}
-	}
-	return h.proof
+	return p.byNode[node].At(time.Now())
 }
 
 // Life returns which boot of a node runs: the one that its power switch says is on, or the one that the Node shows and its lease vouches for.
@@ -73,7 +61,7 @@ func (p *Proofs) decided(node string, d fencing.Decision) {
 	}
 	p.mu.Lock()
 	if p.byNode == nil {
-		p.byNode, p.lives = map[string]held{}, map[string]fencing.Life{}
+		p.byNode, p.lives = map[string]fencing.Proof{}, map[string]fencing.Life{}
 	}
 	switch {
 	case proof.Class() != "" && proof.Class() != fencing.StorageFenced:
@@ -81,10 +69,10 @@ func (p *Proofs) decided(node string, d fencing.Decision) {
 	case d.Life.Sign() != "":
 		p.lives[node] = d.Life
 	}
-	before := p.byNode[node].proof
+	before := p.byNode[node]
 	delete(p.byNode, node)
 	if proof.Class() != "" {
-		p.byNode[node] = held{proof, time.Now()}
+		p.byNode[node] = proof
 	}
 	call := p.onNew
 	p.mu.Unlock()

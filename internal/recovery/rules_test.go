@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -73,7 +74,8 @@ func TestLogins(t *testing.T) {
 		Feeds: []fencingv1.Feed{{Agent: "fence_test", SecretRef: &fencingv1.SecretReference{Namespace: "default", Name: "bmc"}}},
 	}}}}
 	refuses := &machine{uuid: "hw-n1", failing: errors.New("login failed")}
-	p := partsOver(func(fencingv1.Feed, map[string][]byte) (Switch, error) { return refuses, nil }, nodeOf("n1", 0), source, secret)
+	fence := &fencingv1.NodeFence{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}
+	p := partsOver(func(fencingv1.Feed, map[string][]byte) (Switch, error) { return refuses, nil }, nodeOf("n1", 0), source, secret, fence)
 	f := &fencer{parts: p, sources: map[string]*sourceState{}}
 	exercise := func() (asked int) {
 		t.Helper()
@@ -96,6 +98,33 @@ func TestLogins(t *testing.T) {
 	must(t, p.client.Update(t.Context(), secret))
 	if n := exercise(); n != maxLogins {
 		t.Errorf("asked %d times after the Secret was changed", n)
+	}
+	served := func() (asked int) {
+		t.Helper()
+		for range 5 {
+			now := &fencingv1.FenceSource{}
+			must(t, p.client.Get(t.Context(), client.ObjectKey{Name: "n1"}, now))
+			must(t, p.client.Get(t.Context(), client.ObjectKey{Name: "n1"}, fence))
+			must(t, f.call(t.Context(), f.state("n1"), now, fence, fencing.Requested{Question: fencing.Question{Nonce: uuid.NewString()}}, false))
+		}
+		asked, refuses.asked = refuses.asked, 0
+		return asked
+	}
+	if n := served(); n != 0 {
+		t.Errorf("asked %d times for a fence after the last attempt", n)
+	}
+	secret.Data["password"] = []byte("rotated")
+	must(t, p.client.Update(t.Context(), secret))
+	if n := served(); n != maxLogins {
+		t.Errorf("asked %d times for a fence after the Secret was rotated", n)
+	}
+	secret.Data["password"] = []byte("right")
+	must(t, p.client.Update(t.Context(), secret))
+	refuses.failing, refuses.power = nil, fencing.PowerOff
+	served()
+	refuses.failing = errors.New("no answer")
+	if n := served(); n != 5 {
+		t.Errorf("asked %d of 5 times for a fence with a Secret that had worked", n)
 	}
 }
 

@@ -233,7 +233,7 @@ func (w *world) judgeProofs() {
 			}
 			if proof.Class() == fencing.StorageFenced {
 				for _, b := range []fencing.Volume{{Driver: otherDriver, Handle: "v3"}, {}} {
-					if w.plane.detaches != withProofs || proof.Holds(time.Now(), boot, b) {
+					if w.plane.detaches != withProofs || proof.Holds(boot, b) {
 						w.breaks("coverage", "%s has a proof about %v of boot %s", p.name, b, boot.ID)
 					}
 				}

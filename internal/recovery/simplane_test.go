@@ -240,7 +240,7 @@ func (p *plane) forces(va *storagev1.VolumeAttachment) bool {
 		}
 		for _, process := range p.processes {
 			volume := fencing.Volume{Driver: va.Spec.Attacher, Handle: *va.Spec.Source.PersistentVolumeName}
-			if proof := process.proofs.Of(va.Spec.NodeName); proof.Holds(time.Now(), boot, volume) {
+			if proof := process.proofs.Of(va.Spec.NodeName); proof.Holds(boot, volume) {
 				p.byStorage = proof.Class() == fencing.StorageFenced
 				return true
 			}

@@ -3,7 +3,6 @@ package recovery
 import (
 	"strings"
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -57,7 +56,7 @@ func TestStorageEvidence(t *testing.T) {
 	m.dies(fencing.PowerOn)
 	boot := fencing.Boot{Node: m.name, NodeUID: string(m.node().UID), ID: m.boot, Machine: machineID(m.uuid)}
 	proves := func(driver, handle string) bool {
-		return proofs.Of(m.name).Holds(time.Now(), boot, fencing.Volume{Driver: driver, Handle: handle})
+		return proofs.Of(m.name).Holds(boot, fencing.Volume{Driver: driver, Handle: handle})
 	}
 	wait.Until(t, "vol-1 is proven", func() bool { return proves(cutting, "vol-1") })
 	if node := <-woken; node != m.name {

@@ -19,6 +19,9 @@ import (
 // replayLimit holds upstream's six minutes, which are a constant, and the minute of PodGC before.
 const replayLimit = 10 * time.Minute
 
+// movedWithin bounds a recovery with the profile fast: ten seconds of silence, and the work of a machine of two cores.
+const movedWithin = 40 * time.Second
+
 // TestReplay replays the recoveries of the article that the project began with, on both planes: the power of the writer's node is cut, a
 // person does what the article says, and the time is taken until the writer has written elsewhere. It logs one table, that of docs/recovery.md.
 // Upstream's six minutes are not shortened.
