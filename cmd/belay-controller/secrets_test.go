@@ -67,7 +67,7 @@ func TestSecretsNeverShow(t *testing.T) {
 	})
 	power := func(p string) { must(t, os.WriteFile(filepath.Join(dir, "power"), []byte(p), 0o600)) }
 	power("broken")
-	must(t, os.WriteFile(filepath.Join(dir, "fence_test"), []byte(indiscreet), 0o700)) //nolint:gosec // it is run
+	must(t, os.WriteFile(filepath.Join(dir, "fence_test"), []byte(indiscreet), 0o700))
 	must(t, c.Create(ctx, &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "bmc"}, Data: map[string][]byte{"username": []byte("root"), "password": []byte(bmcPassword)},
 	}))

@@ -97,11 +97,15 @@ func (p *plan) detach(a *Attachment, node Node, wait Wait) {
 	case free:
 		p.do(Detach{Node: a.Node, Attachment: a.Ref})
 	default:
-		_, proven := authority.(Fenced)
-		p.do(ForceDetach{
-			Node: a.Node, Attachment: a.Ref, Authority: authority, Reason: p.waitReason(node, gone), Runs: !proven && node.runs(a),
-		})
+		p.forceDetach(a, node, authority)
 	}
+}
+
+func (p *plan) forceDetach(a *Attachment, node Node, authority Authority) {
+	_, proven := authority.(Fenced)
+	p.do(ForceDetach{
+		Node: a.Node, Attachment: a.Ref, Authority: authority, Reason: p.waitReason(node, node.goneFor(a)), Runs: !proven && node.runs(a),
+	})
 }
 
 func (p *plan) waitDetaching(wait Wait) {

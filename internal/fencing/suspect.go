@@ -6,40 +6,6 @@ import (
 	"belay.dev/belay/internal/decision"
 )
 
-// Reasons why a node is not suspected, or why a fence waits.
-const (
-	// Settled: there is nothing to do.
-	Settled decision.Reason = "Settled"
-	// NodeAlive: the node renews its lease.
-	NodeAlive decision.Reason = "NodeAlive"
-	// SilenceTooShort: the node is silent, and not for long enough.
-	SilenceTooShort decision.Reason = "SilenceTooShort"
-	// NodeOptedOut: the annotation fencing.belay.dev/opt-out keeps the node from being fenced.
-	NodeOptedOut decision.Reason = "NodeOptedOut"
-	// NodeUnderMaintenance: its owner declared a maintenance, so silence is expected.
-	NodeUnderMaintenance decision.Reason = "NodeUnderMaintenance"
-	// ControlPlaneNode: nodes of the control plane, and the node of the detector itself, are never fenced.
-	ControlPlaneNode decision.Reason = "ControlPlaneNode"
-	// NodeIdentityUnknown: the Node object has no boot ID or no system UUID, which evidence has to match.
-	NodeIdentityUnknown decision.Reason = "NodeIdentityUnknown"
-	// NoSecondSignal: nothing but the lease says that the node is lost.
-	NoSecondSignal decision.Reason = "NoSecondSignal"
-	// SignOfLife: something shows that the machine runs with a working network.
-	SignOfLife decision.Reason = "SignOfLife"
-	// NotReadLive: the API server itself was not asked within the last second.
-	NotReadLive decision.Reason = "NotReadLive"
-	// DetectorCutOff: no node at all is heard, so the fault is more likely the detector's.
-	DetectorCutOff decision.Reason = "DetectorCutOff"
-	// TooManySilent: more nodes are silent than the brake allows.
-	TooManySilent decision.Reason = "TooManySilent"
-	// ZoneSilent: more nodes of the zone are silent than the brake allows: the zone may be cut off and run on.
-	ZoneSilent decision.Reason = "ZoneSilent"
-	// TooManyFenced: as many nodes were fenced lately as the brake allows.
-	TooManyFenced decision.Reason = "TooManyFenced"
-	// TooManyInFlight: as many nodes are being fenced as the brake allows.
-	TooManyInFlight decision.Reason = "TooManyInFlight"
-)
-
 // LiveFor is how long an answer of the API server counts as live: a node that is suspected, and one that is about to be switched off, has
 // been read no longer ago.
 const LiveFor = time.Second
@@ -130,12 +96,8 @@ func (n Node) suspicious(p Profile) Suspicion {
 	switch {
 	case n.Deleted:
 		return Suspicion{Reason: NodeIdentityUnknown}
-	case n.OptedOut:
-		return Suspicion{Reason: NodeOptedOut}
-	case n.Maintenance:
-		return Suspicion{Reason: NodeUnderMaintenance}
-	case n.ControlPlane:
-		return Suspicion{Reason: ControlPlaneNode}
+	case n.spared() != Settled:
+		return Suspicion{Reason: n.spared()}
 	case !n.Heard || n.Silent < n.Limit/2:
 		return Suspicion{Reason: NodeAlive, After: max(n.Limit/2-n.Silent, 0)}
 	case n.Silent < n.Limit:
@@ -148,6 +110,19 @@ func (n Node) suspicious(p Profile) Suspicion {
 		return Suspicion{Reason: NoSecondSignal, After: MaxTickGap}
 	}
 	return Suspicion{Suspected: true, Reason: Settled}
+}
+
+// spared is why a node is never fenced; Settled for other nodes.
+func (n Node) spared() decision.Reason {
+	switch {
+	case n.OptedOut:
+		return NodeOptedOut
+	case n.Maintenance:
+		return NodeUnderMaintenance
+	case n.ControlPlane:
+		return ControlPlaneNode
+	}
+	return Settled
 }
 
 // hold returns why a node is not fenced now although it is suspicious.
