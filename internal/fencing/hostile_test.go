@@ -89,8 +89,8 @@ func TestHostileStatementAboutADeletedNodeAsksTheSwitchFirst(t *testing.T) {
 }
 
 // A machine is never switched off because its Node was deleted: without a lease, one that runs well cannot show that it does
-// (docs/recovery.md, ADR 25). That has to hold too when a person or an autoscaler deletes the Node a moment after the silence began, and
-// for a new leader, which has listened to nothing: Exists No counts as silent at once.
+// (docs/recovery.md, ADR 25). A Node that is deleted in the middle of a fence makes a new leader, which has listened to nothing, command at
+// once, because Exists No counts as silent. Expected: who did not hear the silence itself does not command.
 func TestHostileNodeDeletedWhileFencingIsNotSwitchedOff(t *testing.T) {
 	s := newStand(t)
 	s.until(Fencing)
