@@ -2,6 +2,7 @@ package recovery
 
 import (
 	"context"
+	"strconv"
 	"testing"
 	"time"
 
@@ -9,6 +10,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
@@ -163,12 +165,13 @@ func TestHostileSlowServerBetweenTheLiveReadAndOff(t *testing.T) {
 func TestHostileBrakeCountsFencesThatWereDeleted(t *testing.T) {
 	node := nodeOf("n1", 0)
 	p := partsOver(nil, node)
+	p.Brakes = fencing.DefaultBrakes()
 	d := &detector{parts: p, held: map[string]hold{}}
-	for range 5 {
+	for i := range 5 {
 		must(t, d.suspect(t.Context(), fencing.Node{Boot: bootOf(node)}))
 		f := &fencingv1.NodeFence{}
 		must(t, p.client.Get(t.Context(), client.ObjectKey{Name: "n1"}, f))
-		f.CreationTimestamp = metav1.Now()
+		f.CreationTimestamp, f.UID = metav1.Now(), types.UID(strconv.Itoa(i)) // the fake client sets neither
 		must(t, p.client.Update(t.Context(), f))
 		_, _, err := d.fleet(t.Context())
 		must(t, err)
