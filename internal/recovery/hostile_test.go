@@ -2,11 +2,13 @@ package recovery
 
 import (
 	"context"
+	"slices"
 	"strconv"
 	"testing"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -17,6 +19,7 @@ import (
 	fencingv1 "belay.dev/belay/api/fencing/v1alpha1"
 	"belay.dev/belay/internal/fencing"
 	"belay.dev/belay/internal/kube"
+	"belay.dev/belay/internal/testing/apiserver"
 	"belay.dev/belay/internal/testing/fixture"
 )
 
@@ -219,5 +222,74 @@ func TestHostileAttachmentsOfAnotherMachineAreNotOfTheBoot(t *testing.T) {
 	va.Annotations = map[string]string{kube.BootIDAnnotation: "boot-old"}
 	if left := turn.ofBoot(&storagev1.VolumeAttachmentList{Items: []storagev1.VolumeAttachment{*va}}); len(left) != 1 {
 		t.Errorf("%v: the old machine's is left", left)
+	}
+}
+
+// The ClusterRole for people who may state that a machine is off lets them create NodeFences too. Only recovery creates them
+// (kubectl belay fence --help): one that a person creates passes by the detector, and with it the brakes and the exclusion of control-plane
+// nodes, neither of which Decide and Serve look at again: a silent control-plane node is switched off.
+func TestHostileConfirmingDoesNotCreateFences(t *testing.T) {
+	for _, role := range apiserver.Decode[rbacv1.ClusterRole](t, apiserver.Manifests(t, rbac+"admission.yaml"), "ClusterRole") {
+		for _, rule := range role.Rules {
+			if slices.Contains(rule.Resources, "nodefences") && slices.Contains(rule.Verbs, "create") {
+				t.Errorf("ClusterRole %s may create nodefences", role.Name)
+			}
+		}
+	}
+}
+
+// evidenceOf is one entry of the record.
+func evidenceOf(f *fencingv1.NodeFence, class, power string) fencingv1.Evidence {
+	return fencingv1.Evidence{Class: class, Power: power, BootID: f.Spec.BootID, Time: metav1.NowMicro()}
+}
+
+// What is about single volumes, or says that nothing is to be taken at all, satisfies the rule that "nothing is evicted or detached without
+// evidence of this boot": neither may (hole 10, hole 9).
+func TestHostileCRDEvictingNeedsEvidenceAboutTheNode(t *testing.T) {
+	s := newSite(t)
+	for i, class := range []fencing.Class{fencing.StorageFenced, fencing.Restarted} {
+		m := s.machine("n" + strconv.Itoa(i))
+		f := m.makeFence(fencing.Tainting)
+		f.Status.Evidence = []fencingv1.Evidence{evidenceOf(f, string(class), "")}
+		f.Status.Phase = fencingv1.Phase(fencing.Evicting)
+		if err := s.client.Status().Update(t.Context(), f); err == nil {
+			t.Errorf("Evicting with evidence of the class %s alone", class)
+		}
+	}
+}
+
+// The transitions are checked against the phase before, and a fence without a phase has none: it may begin with any.
+func TestHostileCRDFirstPhase(t *testing.T) {
+	s := newSite(t)
+	m := s.machine("n1")
+	f := &fencingv1.NodeFence{ObjectMeta: metav1.ObjectMeta{Name: "n1"}, Spec: fencingv1.NodeFenceSpec{
+		NodeName: "n1", NodeUID: string(m.node().UID), BootID: m.boot, MachineID: m.uuid, Epoch: 1,
+	}}
+	must(t, s.client.Create(t.Context(), f))
+	f.Status.Evidence = []fencingv1.Evidence{evidenceOf(f, string(fencing.Stated), "")}
+	f.Status.Phase = fencingv1.Phase(fencing.Detaching)
+	if err := s.client.Status().Update(t.Context(), f); err == nil {
+		t.Error("the first phase of a fence is Detaching")
+	}
+}
+
+// The record keeps 32 answers. After a change of leader in Evicting or Detaching the switch is asked once a second, and a machine that starts
+// says On for minutes: the one entry with a class is pushed out, and then the API server refuses every answer without a class, because the
+// phase needs evidence. The fencer retries the same answer for ever, and the actor never learns that the machine is on, or that the switch is
+// silent so that a person may speak. Expected: the latest entry with a class is kept.
+func TestHostileAnswersDoNotPushOutTheEvidence(t *testing.T) {
+	s := newSite(t)
+	m := s.machine("n1")
+	f := m.makeFence(fencing.Tainting)
+	f.Status.Evidence = []fencingv1.Evidence{evidenceOf(f, string(fencing.Stated), "")}
+	f.Status.Phase = fencingv1.Phase(fencing.Evicting)
+	must(t, s.client.Status().Update(t.Context(), f))
+	p := partsOver(nil)
+	p.client = s.client
+	n := &fencer{parts: p, sources: map[string]*sourceState{}}
+	for i := range maxEvidence + 1 {
+		if err := n.answer(t.Context(), n.state("n1"), f, "nonce-"+strconv.Itoa(i), reply{power: fencing.PowerOn}); err != nil {
+			t.Fatalf("answer %d: %v", i, err)
+		}
 	}
 }
