@@ -233,7 +233,7 @@ func (f *fencer) answer(ctx context.Context, state *sourceState, fence *fencingv
 // again.
 func (f *fencer) store(ctx context.Context, state *sourceState, fence *fencingv1.NodeFence, e fencingv1.Evidence) error {
 	before := fence.DeepCopy()
-	fence.Status.Evidence = lastOf(append(fence.Status.Evidence, e), maxEvidence)
+	fence.Status.Evidence = withEvidence(fence.Status.Evidence, e)
 	if err := f.client.Status().Patch(ctx, fence, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})); err != nil {
 		return fmt.Errorf("store the answer of the power switch: %w", err)
 	}
