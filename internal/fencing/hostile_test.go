@@ -213,3 +213,15 @@ func TestHostileNodeOfAnotherUIDIsNotTainted(t *testing.T) {
 		t.Errorf("a Node with another UID that names no machine was tainted")
 	}
 }
+
+// "One that vanished means a new bracket" (hole 14): medik8s' FAR removes the out-of-service taint without looking at its value. In Detaching
+// nothing sets it again, because the boot is known to have ended: beside kube-controller-manager nothing detaches then, and the fence waits
+// for the VolumeAttachments for ever.
+func TestHostileTaintThatVanishedInDetachingIsSetAgain(t *testing.T) {
+	s := newStand(t)
+	s.until(Detaching)
+	s.seen.OutOfService, s.seen.TaintSeen = false, time.Time{}
+	if d := s.waits(); s.fence.Phase == Detaching {
+		t.Errorf("%s, %s: %d taints", s.fence.Phase, d.Reason, count[Taint](s))
+	}
+}
