@@ -299,13 +299,18 @@ func (d *decider) offAgain() bool {
 	return false
 }
 
+// tainted reports whether what has to be tainted is. A taint that vanished means a new bracket (hole 14).
+func (d *decider) tainted() bool {
+	return !d.sameMachine() || d.seen.OutOfService || d.seen.ForeignTaint
+}
+
 // proven reports whether the boot has ended, as this process knows, and otherwise says what is missing.
 func (d *decider) proven() bool {
 	switch {
 	case d.seen.alive(d.fence):
 		d.wait(Contradicted, 0)
 		return false
-	case d.seen.Ended || d.bracketed():
+	case d.seen.Ended && d.tainted() || d.bracketed():
 		d.out.Proof = Proof{boot: d.fence.Boot, class: d.fence.Evidence, until: d.now.Add(proofFor)}
 		d.wait(Settled, proofFor/2)
 		return true
