@@ -357,12 +357,17 @@ func (f *fencer) bind(source *fencingv1.FenceSource, node *corev1.Node, a reply,
 	}
 	bound := source.Status.Bound
 	source.Status.Bound = nil // what it says now counts
+	before := meta.FindStatusCondition(source.Status.Conditions, conditionFenceReady)
+	again := before != nil && before.Reason == reasonNotOn
 	switch {
 	case hardware == "":
 		set(metav1.ConditionFalse, reasonNoIdentity, "no switch reports the identity of its hardware: state it with the annotation "+fenceMachine)
 	case !boot.Complete() || hardware != boot.Machine:
 		set(metav1.ConditionFalse, reasonOtherNode, "the hardware has the system UUID "+hardware+", and the Node "+boot.Machine)
 	case a.power != fencing.PowerOn:
+		if !again { // a machine that has just lost its power is not silent for long enough yet
+			source.Status.Bound = bound
+		}
 		set(metav1.ConditionFalse, reasonNotOn, "the switch says Off while the node runs: it switches another machine")
 	default:
 		set(metav1.ConditionTrue, reasonReady, "the switch said On while the node renewed its lease")

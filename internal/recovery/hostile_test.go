@@ -57,6 +57,10 @@ func TestHostileSwitchThatSaysOffOfARunningNodeIsNotBound(t *testing.T) {
 	}
 	outlet.power = fencing.PowerOff // the outlet is not that of the node: it is off, and the node renews its lease
 	f.check(t.Context(), source, node, false)
+	if boundSource(source).SaidOn != bootOf(node) {
+		t.Fatal("one answer Off, as of a machine that lost its power a moment ago, has ended the binding")
+	}
+	f.check(t.Context(), source, node, false) // a minute later, and the node has renewed its lease since
 	if c := meta.FindStatusCondition(source.Status.Conditions, conditionFenceReady); c.Reason != reasonNotOn {
 		t.Fatalf("FenceReady is %+v", c)
 	}
