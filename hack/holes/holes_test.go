@@ -65,7 +65,7 @@ var holes = []hole{
 	{"11", "a shared volume is taken from one node", "internal/attachment/policy.go", "p.want.Shared != No || ", "", "internal/attachment", "TestStorageProof"},
 	{"11", "a node that may have a volume mounted that was taken from it gets pods", storage, "case len(d.seen.Mounted) > 0:", "case false:", pure, "TestReturnOfAnotherKind"},
 	{"12", "the VolumeAttachments of a deleted Node stay", decide, "if !d.sameMachine() && !a.Deleting {", "if false {", pure, "TestDeletedNode"},
-	{"12", "the machine of a deleted Node is switched off", decide, "case d.fence.NodeDeleted:", "case false:", pure, "TestNodeDeletedMachineOn"},
+	{"12", "the machine of a deleted Node is switched off", decide, "case d.fence.NodeDeleted || d.seen.Exists == No && !d.seen.Silent:", "case false:", pure, "TestNodeDeletedMachineOn"},
 	{"12", "the fence of a deleted Node waits for its machine for ever", decide, "back := d.seen.Exists == No ||", "back :=", pure, "TestMovedWithoutNode"},
 	{"12", "Nodes that are deleted all at once pass the brakes", suspect, "return n.Deleted || n.Heard", "return n.Heard", pure, "TestSuspectDeleted"},
 	{
@@ -83,7 +83,7 @@ var holes = []hole{
 	{"13", "an epoch is used twice", detectorFile, "max(stored, old.Spec.Epoch) + 1", "max(min(stored, 0), old.Spec.Epoch) + 1", shell, "TestEpoch"},
 	{"13", "an epoch is used twice if the Node lost it", detectorFile, "max(stored, old.Spec.Epoch) + 1", "stored + 1", shell, "TestEpoch"},
 	{"13", "nothing keeps a fence whose taints are there", detectorFile, "Name: name, Finalizers: []string{finalizer}", "Name: name", shell, "TestEpoch"},
-	{"13", "a fence with taints makes room for the next", detectorFile, "!slices.Contains(f.Finalizers, finalizer)", "true", shell, "TestDeletedFenceStays"},
+	{"13", "a fence with taints makes room for the next", "internal/kube/fence.go", "!slices.Contains(f.Finalizers, FenceFinalizer)", "true", shell, "TestDeletedFenceStays"},
 	{"14", "a taint of another client does not count", decide, "tainted := d.seen.OutOfService || d.seen.ForeignTaint", "tainted := d.seen.OutOfService", pure, "TestForeignTaint"},
 	{"15", "pods come at once after the untaint", decide, "case d.now.Before(settled):", "case false:", pure, "TestFence"},
 	{

@@ -72,6 +72,7 @@ func New(ctx context.Context, path string, options map[string]string, plug strin
 			a.secrets = append(a.secrets, text)
 		}
 	}
+	slices.SortFunc(a.secrets, func(x, y string) int { return len(y) - len(x) }) // no rest of a longer one stays
 	if a.options["password"] != "" && a.options["passwd"] != "" {
 		return nil, errors.New("the options password and passwd are the same: set one of them")
 	}

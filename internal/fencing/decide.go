@@ -79,6 +79,11 @@ func (d *decider) sameMachine() bool {
 	return d.seen.Exists == Yes && d.seen.Now.Since(d.fence.Boot) != OtherMachine
 }
 
+// replaced reports whether another machine uses the name of the node.
+func (d *decider) replaced() bool {
+	return d.seen.Exists == Yes && d.seen.Now.Since(d.fence.Boot) == OtherMachine
+}
+
 // leftAlone reports whether the owner of the node wants it left alone, or a client has deleted the fence.
 func (d *decider) leftAlone() bool { return d.seen.OptedOut || d.seen.Maintenance || d.fence.Deleting }
 
@@ -138,7 +143,7 @@ func (d *decider) fencing() {
 		d.awaitAnswer()
 	case !d.seen.silent(d.fence):
 		d.wait(SilenceTooShort, AskEvery)
-	case d.fence.NodeDeleted:
+	case d.fence.NodeDeleted || d.seen.Exists == No && !d.seen.Silent: // who has not listened knows no silence
 		d.askEvery(AskDeletedEvery, NodeDeletedMachineOn)
 	default:
 		d.switchOff()
@@ -153,7 +158,7 @@ func (d *decider) survived() {
 	switch {
 	case intent.open(d.now):
 		d.wait(IntentOpen, intent.NotAfter.Sub(d.now))
-	case source.Name != "" && !source.settled(intent.NotAfter):
+	case source.Name != "" && !d.fence.Deleting && !source.settled(intent.NotAfter):
 		d.askAgain(AwaitingSource)
 	case d.unmounted():
 		d.enter(Cancelled)
@@ -211,7 +216,7 @@ func (d *decider) tainting() {
 	switch {
 	case d.seen.restarted(d.fence):
 		d.retreat(Releasing, Restarted)
-	case d.seen.alive(d.fence) || d.doubted():
+	case d.seen.alive(d.fence) || d.doubted() || d.leftAlone() && !d.fence.offSent() || d.fence.Evidence != Stated && d.spoken():
 		d.retreat(Fencing, "")
 	case d.bracketed():
 		d.enter(Evicting)
@@ -247,11 +252,13 @@ func (d *decider) doubted() bool {
 // nothing here: only answers to this process do (hole 4).
 func (d *decider) bracketed() bool {
 	source := d.seen.Source
-	byPerson := d.fence.Evidence == Stated
+	byPerson := d.spoken()
 	tainted := d.seen.OutOfService || d.seen.ForeignTaint
 	switch {
 	case !d.seen.silent(d.fence):
 		d.wait(SilenceTooShort, AskEvery)
+	case !byPerson && !source.off(d.now, d.fence.Boot) && !source.bound(d.fence.Boot):
+		d.wait(NoEvidence, 0)
 	case !byPerson && !source.off(d.now, d.fence.Boot):
 		d.askAgain(NotOff)
 	case !d.sameMachine():
@@ -271,6 +278,12 @@ func (d *decider) bracketed() bool {
 	return false
 }
 
+// spoken reports whether a person's statement counts now, and the switch leaves the word to it.
+func (d *decider) spoken() bool {
+	source := d.seen.Source
+	return d.fence.Statement.holds(d.now, d.fence.Boot) && !source.off(d.now, d.fence.Boot) && source.allows(d.fence.Boot, time.Time{})
+}
+
 // offAgain reports whether the machine was off when asked after the taint.
 func (d *decider) offAgain() bool {
 	source := d.seen.Source
@@ -286,13 +299,18 @@ func (d *decider) offAgain() bool {
 	return false
 }
 
+// tainted reports whether what has to be tainted is. A taint that vanished means a new bracket (hole 14).
+func (d *decider) tainted() bool {
+	return !d.sameMachine() || d.seen.OutOfService || d.seen.ForeignTaint
+}
+
 // proven reports whether the boot has ended, as this process knows, and otherwise says what is missing.
 func (d *decider) proven() bool {
 	switch {
 	case d.seen.alive(d.fence):
 		d.wait(Contradicted, 0)
 		return false
-	case d.seen.Ended || d.bracketed():
+	case d.seen.Ended && d.tainted() || d.bracketed():
 		d.out.Proof = Proof{boot: d.fence.Boot, class: d.fence.Evidence, until: d.now.Add(proofFor)}
 		d.wait(Settled, proofFor/2)
 		return true
@@ -305,6 +323,8 @@ func (d *decider) evicting() {
 	case d.seen.restarted(d.fence): // its kubelet does the rest
 		d.retreat(Releasing, Restarted)
 	case !d.proven():
+	case d.replaced(): // its kubelet runs the pods of the name
+		d.enter(Detaching)
 	case !d.seen.Listed:
 		d.do(List{})
 	default:
@@ -372,7 +392,7 @@ func (d *decider) releasing() {
 		d.wait(Contradicted, 0)
 	case intent.open(d.now):
 		d.wait(IntentOpen, intent.NotAfter.Sub(d.now))
-	case d.fence.offSent() && d.seen.Exists == Yes && source.Name != "" && !source.saysOn(intent.NotAfter):
+	case d.fence.offSent() && d.sameMachine() && !d.fence.Deleting && source.Name != "" && !source.saysOn(intent.NotAfter):
 		d.askAgain(AwaitingSource)
 	case d.seen.OutOfService:
 		d.untaint()

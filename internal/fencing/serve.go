@@ -53,6 +53,9 @@ func (r *Requested) overtaken() bool {
 	return r.Renewal != r.Fence.Intent.Renewal || r.Exists == Yes && since != SameBoot && since != OtherMachine
 }
 
+// Overtaken reports whether the node, as it was read last, gave a sign of life since the command was stored.
+func Overtaken(r Requested) bool { return r.overtaken() }
+
 // questionFor is how long after it was stored a question is answered, by a clock that may differ from the actor's.
 const questionFor = time.Minute
 

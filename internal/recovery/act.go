@@ -119,7 +119,7 @@ func (t *turn) prove(status *fencingv1.NodeFenceStatus, class fencing.Class) {
 	if s := t.fence.Spec.Statement; class == fencing.Stated && s != nil {
 		e.Source, e.Raw = s.By, s.Reason
 	}
-	status.Evidence = lastOf(append(status.Evidence, e), maxEvidence)
+	status.Evidence = withEvidence(status.Evidence, e)
 }
 
 // upstreamForces records while kube-controller-manager's timer may run (hole 18): from the first deleted pod on, until no volume is left.
@@ -134,6 +134,19 @@ func upstreamForces(status *fencingv1.NodeFenceStatus, p fencing.Phase) {
 
 func setCondition(status *fencingv1.NodeFenceStatus, name string, value metav1.ConditionStatus, reason, message string) {
 	meta.SetStatusCondition(&status.Conditions, metav1.Condition{Type: name, Status: value, Reason: reason, Message: message})
+}
+
+// withEvidence appends to the record. The latest entry that has a class stays in it: from Evicting on the API server accepts none without one.
+func withEvidence(list []fencingv1.Evidence, e fencingv1.Evidence) []fencingv1.Evidence {
+	list = append(list, e)
+	if len(list) <= maxEvidence {
+		return list
+	}
+	drop := 0
+	if !slices.ContainsFunc(list[1:], func(e fencingv1.Evidence) bool { return e.Class != "" }) {
+		drop = 1
+	}
+	return slices.Delete(list, drop, drop+1)
 }
 
 func lastOf[T any](list []T, n int) []T { return list[max(0, len(list)-n):] }

@@ -3,6 +3,8 @@ package recovery
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 	"strconv"
 	"time"
 
@@ -11,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/workqueue"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
@@ -36,6 +39,8 @@ type detector struct {
 	// departed has the boots of deleted Nodes with VolumeAttachments, as of searched.
 	departed map[string]fencing.Boot
 	searched time.Time
+	// began has when each fence of the window was created, also of those that were deleted since.
+	began map[types.UID]time.Time
 }
 
 type hold struct {
@@ -116,6 +121,9 @@ func closer(r decision.Reason) bool {
 // fleet returns what the caches say about all nodes.
 func (d *detector) fleet(ctx context.Context) (fencing.Fleet, map[string]*corev1.Node, error) {
 	fleet := fencing.Fleet{Fenced: map[string]bool{}}
+	if d.began == nil {
+		d.began = map[types.UID]time.Time{}
+	}
 	nodes, fences, sources := &corev1.NodeList{}, &fencingv1.NodeFenceList{}, &fencingv1.FenceSourceList{}
 	for _, list := range []client.ObjectList{nodes, fences, sources} {
 		if err := d.client.List(ctx, list, client.UnsafeDisableDeepCopy); err != nil {
@@ -124,7 +132,7 @@ func (d *detector) fleet(ctx context.Context) (fencing.Fleet, map[string]*corev1
 	}
 	for i := range fences.Items {
 		f := &fences.Items[i]
-		fleet.Began = append(fleet.Began, f.CreationTimestamp.Time)
+		d.began[f.UID] = f.CreationTimestamp.Time
 		if finished(f) {
 			continue
 		}
@@ -133,6 +141,8 @@ func (d *detector) fleet(ctx context.Context) (fencing.Fleet, map[string]*corev1
 			fleet.InFlight++
 		}
 	}
+	maps.DeleteFunc(d.began, func(_ types.UID, at time.Time) bool { return d.now().Sub(at) >= d.Brakes.Window })
+	fleet.Began = slices.Collect(maps.Values(d.began))
 	power := map[string]*fencingv1.PowerState{}
 	for i := range sources.Items {
 		power[sources.Items[i].Name] = sources.Items[i].Status.Power

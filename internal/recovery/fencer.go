@@ -200,6 +200,12 @@ func (f *fencer) call(ctx context.Context, state *sourceState, source *fencingv1
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithDeadline(ctx, r.Fence.Intent.NotAfter)
 		defer cancel()
+		if err := f.readNode(ctx, &r); err != nil { // the writes may have taken long
+			return err
+		}
+		if r.Fence = fenceState(fence); fencing.Overtaken(r) {
+			return f.answer(ctx, state, fence, nonce, reply{raw: "not sent: the node shows a sign of life"})
+		}
 	}
 	a := levels.ask(ctx, machine)
 	if source.Status.FailedLogins = failures(source, a, worked); !worked && a.power == fencing.PowerUnknown {
@@ -227,7 +233,7 @@ func (f *fencer) answer(ctx context.Context, state *sourceState, fence *fencingv
 // again.
 func (f *fencer) store(ctx context.Context, state *sourceState, fence *fencingv1.NodeFence, e fencingv1.Evidence) error {
 	before := fence.DeepCopy()
-	fence.Status.Evidence = lastOf(append(fence.Status.Evidence, e), maxEvidence)
+	fence.Status.Evidence = withEvidence(fence.Status.Evidence, e)
 	if err := f.client.Status().Patch(ctx, fence, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})); err != nil {
 		return fmt.Errorf("store the answer of the power switch: %w", err)
 	}
@@ -349,17 +355,24 @@ func (f *fencer) bind(source *fencingv1.FenceSource, node *corev1.Node, a reply,
 	if hardware == "" {
 		hardware = machineID(source.Annotations[fenceMachine])
 	}
+	bound := source.Status.Bound
+	source.Status.Bound = nil // what it says now counts
+	before := meta.FindStatusCondition(source.Status.Conditions, conditionFenceReady)
+	again := before != nil && before.Reason == reasonNotOn
 	switch {
 	case hardware == "":
 		set(metav1.ConditionFalse, reasonNoIdentity, "no switch reports the identity of its hardware: state it with the annotation "+fenceMachine)
 	case !boot.Complete() || hardware != boot.Machine:
 		set(metav1.ConditionFalse, reasonOtherNode, "the hardware has the system UUID "+hardware+", and the Node "+boot.Machine)
 	case a.power != fencing.PowerOn:
+		if !again { // a machine that has just lost its power is not silent for long enough yet
+			source.Status.Bound = bound
+		}
 		set(metav1.ConditionFalse, reasonNotOn, "the switch says Off while the node runs: it switches another machine")
 	default:
 		set(metav1.ConditionTrue, reasonReady, "the switch said On while the node renewed its lease")
-		b := source.Status.Bound
-		if b == nil || b.BootID != boot.ID || b.NodeUID != boot.NodeUID || b.MachineID != boot.Machine || b.HardwareID != hardware ||
+		b := bound
+		if source.Status.Bound = b; b == nil || b.BootID != boot.ID || b.NodeUID != boot.NodeUID || b.MachineID != boot.Machine || b.HardwareID != hardware ||
 			f.now().Sub(b.Time.Time) > 10*exerciseEvery {
 			source.Status.Bound = &fencingv1.Bound{
 				NodeUID: boot.NodeUID, BootID: boot.ID, MachineID: boot.Machine, HardwareID: hardware, Time: micro(f.now()),

@@ -164,12 +164,14 @@ func evictable(pod *corev1.Pod) bool {
 	return owner == nil || owner.Kind != "DaemonSet"
 }
 
-// ofBoot returns the VolumeAttachments of the node that were not made for another boot.
+// ofBoot returns the VolumeAttachments of the node that were not made for another boot. Once another machine has the name, one without a
+// record may be that machine's.
 func (t *turn) ofBoot(list *storagev1.VolumeAttachmentList) (left []fencing.Attachment) {
+	replaced := t.node != nil && bootOf(t.node).Since(fenceState(t.fence).Boot) == fencing.OtherMachine
 	for i := range list.Items {
 		va := &list.Items[i]
 		boot := va.Annotations[kube.BootIDAnnotation]
-		if va.Spec.NodeName != t.fence.Name || boot != "" && boot != t.fence.Spec.BootID {
+		if va.Spec.NodeName != t.fence.Name || boot != t.fence.Spec.BootID && (boot != "" || replaced) {
 			continue
 		}
 		a := fencing.Attachment{Name: va.Name, UID: string(va.UID), Version: va.ResourceVersion, Deleting: va.DeletionTimestamp != nil}

@@ -16,7 +16,7 @@ import (
 // +kubebuilder:printcolumn:name="Epoch",type=integer,JSONPath=`.spec.epoch`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 // +kubebuilder:validation:XValidation:rule="self.metadata.name == self.spec.nodeName",message="the name of a NodeFence is that of its node"
-// +kubebuilder:validation:XValidation:rule="!has(self.status) || !has(self.status.phase) || !(self.status.phase in ['Evicting', 'Detaching', 'Moved']) || (has(self.status.evidence) && self.status.evidence.exists(e, has(e.class) && e.bootID == self.spec.bootID))",message="nothing is evicted or detached without evidence of this boot"
+// +kubebuilder:validation:XValidation:rule="!has(self.status) || !has(self.status.phase) || !(self.status.phase in ['Evicting', 'Detaching', 'Moved']) || (has(self.status.evidence) && self.status.evidence.exists(e, has(e.class) && e.class in ['PoweredOff', 'Stated'] && e.bootID == self.spec.bootID))",message="nothing is evicted or detached without evidence of this boot"
 type NodeFence struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`

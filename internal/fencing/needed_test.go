@@ -1,0 +1,80 @@
+package fencing
+
+import (
+	"testing"
+	"time"
+)
+
+// These rules could be taken out of Decide without a test that failed.
+
+// A new leader has listened to nothing: it does not switch off a node that it has not heard to be silent itself (hole 16).
+func TestNewLeaderListensBeforeOff(t *testing.T) {
+	s := newStand(t)
+	s.until(Fencing)
+	s.seen.Silent = false
+	if d := s.waits(); count[Command](s) != 0 || d.Reason != SilenceTooShort {
+		t.Errorf("%d commands to a node that is not silent, %s", count[Command](s), d.Reason)
+	}
+}
+
+// A switch that locked the account is neither asked nor commanded (hole 19).
+func TestLockedSwitchIsNotUsed(t *testing.T) {
+	s := newStand(t)
+	s.seen.Source.Locked = true
+	if d := s.waits(); d.Reason != SourceLocked || count[Command](s)+count[Ask](s) != 0 {
+		t.Errorf("%s after %T", d.Reason, s.did)
+	}
+}
+
+// The boot that was proven to have ended renews its lease while the node is being released: its taints stay.
+func TestContradictedInReleasing(t *testing.T) {
+	s := newStand(t)
+	s.until(Moved)
+	s.fence.Phase, s.seen.Renewed, s.seen.Silent = Releasing, true, false
+	s.now = s.now.Add(time.Hour)
+	s.power = PowerOn
+	if d := s.waits(); d.Reason != Contradicted || !s.seen.OutOfService {
+		t.Errorf("%s, out-of-service %v", d.Reason, s.seen.OutOfService)
+	}
+}
+
+// A machine that has restarted is released once its node is Ready, not before. One whose release is Manual waits for a person, who deletes
+// the fence.
+func TestMovedWaitsForReadyAndThePerson(t *testing.T) {
+	s := newStand(t)
+	s.until(Moved)
+	s.fence.ManualRelease, s.seen.Now, s.seen.Ready = true, boot2, No
+	if d := s.waits(); d.Reason != AwaitingBoot {
+		t.Fatalf("not Ready: %s, %s", s.fence.Phase, d.Reason)
+	}
+	s.seen.Ready = Yes
+	if d := s.waits(); d.Reason != AwaitingRelease {
+		t.Fatalf("Ready: %s, %s", s.fence.Phase, d.Reason)
+	}
+	s.fence.Deleting = true
+	if s.waits(); s.fence.Phase == Moved {
+		t.Fatal("the person deleted the fence, and it stays")
+	}
+}
+
+// The out-of-service taint is set on a reading of the Node that is not older than a second.
+func TestLiveReadBeforeTaint(t *testing.T) {
+	s := newStand(t)
+	s.until(Tainting)
+	s.seen.Source.Status, s.seen.ReadAt = Answer{Power: PowerOff, Asked: s.now, Machine: boot1.Machine}, s.now.Add(-2*LiveFor)
+	d := Decide(s.now, s.fence, s.seen)
+	if _, ok := d.Steps[0].(ReadNode); !ok {
+		t.Errorf("%T on a reading that is two seconds old", d.Steps[0])
+	}
+}
+
+// The VolumeAttachments of a machine without a Node are deleted once its pods are gone, not while they are being deleted.
+func TestDetachingWaitsForPods(t *testing.T) {
+	s := newStand(t)
+	s.until(Evicting)
+	s.seen.Listed, s.seen.Pods[0].Leaving = true, true
+	s.seen.Ended = true
+	if d := Decide(s.now, s.fence, s.seen); d.Reason != AwaitingPods || len(d.Steps) != 0 {
+		t.Errorf("%s, %#v", d.Reason, d.Steps)
+	}
+}
