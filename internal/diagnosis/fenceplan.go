@@ -174,9 +174,16 @@ func (r StatementRequest) preconditions(f *fence) []Precondition {
 // preconditions are those of the fence and its node.
 func (x *state) preconditions(f *fence) []Precondition {
 	n := x.node(f.object.Name)
-	awaits := slices.Contains([]fencing.Phase{fencing.Suspected, fencing.Isolating, fencing.Fencing}, f.Phase) && !f.Deleting
-	phase := precondition("phase", awaits, "the fence is in phase %s and awaits evidence", f.Phase)
-	if !awaits {
+	early := slices.Contains([]fencing.Phase{fencing.Suspected, fencing.Isolating, fencing.Fencing}, f.Phase)
+	late := slices.Contains([]fencing.Phase{fencing.Tainting, fencing.Evicting, fencing.Detaching}, f.Phase)
+	ends := f.Deleting && f.Intent.Nonce == ""
+	phase := precondition("phase", (early || late) && !ends, "the fence is in phase %s and awaits evidence", f.Phase)
+	switch {
+	case ends:
+		phase.Message = "the NodeFence is being deleted, and no command was sent: recovery cancels it"
+	case late:
+		phase.Message = fmt.Sprintf("the fence is in phase %s, in which a statement counts while the power switch does not answer", f.Phase)
+	case !early:
 		phase.Message = fmt.Sprintf("the fence is in phase %s, in which a statement is not looked at", f.Phase)
 	}
 	silent := precondition("silence", n.State == NodeDeleted, "the Node was deleted")

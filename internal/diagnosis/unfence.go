@@ -49,7 +49,7 @@ func PlanUnfence(s *Snapshot, node string, author Author) (FencePlan, error) {
 
 // unfence decides as fencing.Decide does for a NodeFence that a client deletes.
 func (x *state) unfence(p *FencePlan, f *fence) {
-	early := slices.Contains([]fencing.Phase{fencing.Suspected, fencing.Isolating, fencing.Fencing}, f.Phase)
+	early := slices.Contains([]fencing.Phase{fencing.Suspected, fencing.Isolating, fencing.Fencing, fencing.Tainting}, f.Phase)
 	switch {
 	case f.Deleting:
 		p.Refusal = "the NodeFence is being deleted already; recovery waits for " + f.missing
@@ -59,8 +59,6 @@ func (x *state) unfence(p *FencePlan, f *fence) {
 		x.cancel(p, f)
 	case early:
 		p.Refusal = "a command to switch the machine off may have been sent, so the fence cannot be cancelled: it ends by itself if the node shows a sign of life"
-	case f.Phase == fencing.Tainting:
-		p.Refusal = "the evidence is being confirmed: the deletion would change nothing. If the evidence does not hold, the fence is in phase Fencing again"
 	case f.Phase == fencing.Evicting || f.Phase == fencing.Detaching:
 		p.Refusal = "pods were deleted, so the fence cannot be cancelled: recovery releases the node by itself once its machine runs another boot"
 	case f.Phase == fencing.Moved:

@@ -79,6 +79,11 @@ func (d *decider) sameMachine() bool {
 	return d.seen.Exists == Yes && d.seen.Now.Since(d.fence.Boot) != OtherMachine
 }
 
+// unnamed reports whether the Node is another object that does not name its machine yet: it may be any.
+func (d *decider) unnamed() bool {
+	return d.seen.Exists == Yes && d.seen.Now.Since(d.fence.Boot) == RelationUnknown && d.seen.Now.NodeUID != d.fence.Boot.NodeUID
+}
+
 // replaced reports whether another machine uses the name of the node.
 func (d *decider) replaced() bool {
 	return d.seen.Exists == Yes && d.seen.Now.Since(d.fence.Boot) == OtherMachine
@@ -255,6 +260,8 @@ func (d *decider) bracketed() bool {
 	byPerson := d.spoken()
 	tainted := d.seen.OutOfService || d.seen.ForeignTaint
 	switch {
+	case d.unnamed():
+		d.wait(NodeUnknown, AskEvery)
 	case !d.seen.silent(d.fence):
 		d.wait(SilenceTooShort, AskEvery)
 	case !byPerson && !source.off(d.now, d.fence.Boot) && !source.bound(d.fence.Boot):

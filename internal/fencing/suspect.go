@@ -61,8 +61,8 @@ type Fleet struct {
 	// Began is when each fence of the window was created, whatever became of it, and InFlight is how many are under way.
 	Began    []time.Time
 	InFlight int
-	// Fenced has the names of the nodes that have a NodeFence. They count as silent.
-	Fenced map[string]bool
+	// Fenced has the names of the nodes that have a NodeFence. They count as silent, unless they are in Back: those that are being released.
+	Fenced, Back map[string]bool
 }
 
 // Suspicion is whether a node is to be fenced, and why not.
@@ -129,7 +129,7 @@ func (n Node) spared() decision.Reason {
 func (b Brakes) hold(now time.Time, fleet Fleet, n Node) decision.Reason {
 	var all, silent, zone, zoneSilent, heard int
 	for _, other := range fleet.Nodes {
-		quiet := other.quiet() || fleet.Fenced[other.Boot.Node]
+		quiet := other.quiet() || fleet.Fenced[other.Boot.Node] && !fleet.Back[other.Boot.Node]
 		all++
 		if quiet {
 			silent++

@@ -64,7 +64,7 @@ func boundSource(s *fencingv1.FenceSource) fencing.Source {
 			source.Shared, source.Locked = c.Reason == reasonShared, c.Reason == reasonLocked
 		}
 	}
-	if b := s.Status.Bound; b != nil {
+	if b := s.Status.Bound; b != nil && b.Generation == s.Generation {
 		source.SaidOn = fencing.Boot{Node: s.Name, NodeUID: b.NodeUID, ID: b.BootID, Machine: b.MachineID}
 		source.Machine = b.HardwareID
 	}

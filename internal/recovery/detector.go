@@ -120,7 +120,7 @@ func closer(r decision.Reason) bool {
 
 // fleet returns what the caches say about all nodes.
 func (d *detector) fleet(ctx context.Context) (fencing.Fleet, map[string]*corev1.Node, error) {
-	fleet := fencing.Fleet{Fenced: map[string]bool{}}
+	fleet := fencing.Fleet{Fenced: map[string]bool{}, Back: map[string]bool{}}
 	if d.began == nil {
 		d.began = map[types.UID]time.Time{}
 	}
@@ -137,7 +137,11 @@ func (d *detector) fleet(ctx context.Context) (fencing.Fleet, map[string]*corev1
 			continue
 		}
 		fleet.Fenced[f.Name] = true
-		if f.Status.Phase != fencingv1.Phase(fencing.Moved) && f.Status.Phase != fencingv1.Phase(fencing.Releasing) {
+		switch {
+		case f.Status.Phase == fencingv1.Phase(fencing.Releasing):
+			fleet.Back[f.Name] = true
+		case f.Spec.Trigger == fencingv1.TriggerNodeDeleted: // it commands nothing, and may wait for days
+		case f.Status.Phase != fencingv1.Phase(fencing.Moved):
 			fleet.InFlight++
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -54,6 +55,8 @@ type fencer struct {
 
 // sourceState is what this process knows about the switch of a node.
 type sourceState struct {
+	// failed is how often a level did not answer while its node lived, by the version of the Secrets and the level.
+	failed map[string]int
 	// answered has the nonces that this process has answered, or is about to.
 	answered map[string]bool
 	// unstored has the answers that are not in the record yet, by nonce.
@@ -99,7 +102,7 @@ func (f *fencer) state(node string) *sourceState {
 	defer f.mu.Unlock()
 	s := f.sources[node]
 	if s == nil {
-		s = &sourceState{answered: map[string]bool{}, unstored: map[string]fencingv1.Evidence{}}
+		s = &sourceState{failed: map[string]int{}, answered: map[string]bool{}, unstored: map[string]fencingv1.Evidence{}}
 		f.sources[node] = s
 	}
 	return s
@@ -107,6 +110,9 @@ func (f *fencer) state(node string) *sourceState {
 
 // serve does what the record asks, if fencing.Serve allows.
 func (f *fencer) serve(ctx context.Context, state *sourceState, source *fencingv1.FenceSource, fence *fencingv1.NodeFence) (time.Duration, error) {
+	if err := f.reconsider(ctx, source); err != nil {
+		return 0, err
+	}
 	r, err := f.requested(ctx, state, source, fence)
 	if err != nil {
 		return 0, err
@@ -127,6 +133,17 @@ func (f *fencer) serve(ctx context.Context, state *sourceState, source *fencingv
 		}
 	}
 	return readWithin, nil
+}
+
+// reconsider looks at a source that a person has corrected while its node is being fenced, or whose twin was corrected.
+func (f *fencer) reconsider(ctx context.Context, source *fencingv1.FenceSource) error {
+	b, c := source.Status.Bound, meta.FindStatusCondition(source.Status.Conditions, conditionFenceReady)
+	if b == nil || b.Generation == source.Generation && (c == nil || c.Reason != reasonShared) {
+		return nil
+	}
+	before := source.DeepCopy()
+	f.check(ctx, source, &corev1.Node{}, true)
+	return f.storeSource(ctx, source, before)
 }
 
 // requested turns the record into what is asked.
@@ -207,7 +224,7 @@ func (f *fencer) call(ctx context.Context, state *sourceState, source *fencingv1
 			return f.answer(ctx, state, fence, nonce, reply{raw: "not sent: the node shows a sign of life"})
 		}
 	}
-	a := levels.ask(ctx, machine)
+	a := levels.ask(ctx, machine, knownLevels(source))
 	if source.Status.FailedLogins = failures(source, a, worked); !worked && a.power == fencing.PowerUnknown {
 		setFenceReady(source, metav1.ConditionFalse, reasonNoAnswer, "asked while the node was being fenced: "+truncate(a.raw, 900))
 	}
@@ -334,21 +351,44 @@ func (f *fencer) check(ctx context.Context, source *fencingv1.FenceSource, node 
 	}
 	ctx, cancel := context.WithTimeout(ctx, agentWithin)
 	defer cancel()
-	a := levels.ask(ctx, "")
+	var a reply
+	var on []int32
+	if quiet {
+		a = levels.ask(ctx, "", knownLevels(source))
+	} else {
+		a, on = levels.exercise(ctx, f.state(source.Name).failed, version)
+	}
 	source.Status.FailedLogins = failures(source, a, worked && quiet)
 	if a.power == fencing.PowerUnknown {
 		set(metav1.ConditionFalse, reasonNoAnswer, truncate(a.raw, 1024))
 		return
 	}
-	f.bind(source, node, a, quiet, set)
+	if quiet {
+		answersInSilence(source, a, f.now())
+		return
+	}
+	f.bind(source, node, a, on)
 }
 
-// bind records the boot that the switch said On for.
-func (f *fencer) bind(source *fencingv1.FenceSource, node *corev1.Node, a reply, quiet bool, set func(metav1.ConditionStatus, string, string)) {
-	boot := bootOf(node)
-	if quiet { // what it says now is a signal, and binds nothing
-		source.Status.Power = &fencingv1.PowerState{State: powerName(a.power), Time: micro(f.now())}
+// answersInSilence records what the switch of a silent node says: a signal, which binds nothing. A source that was changed, or was shared until
+// another one was corrected, stays bound if it is the same hardware that answers.
+func answersInSilence(source *fencingv1.FenceSource, a reply, now time.Time) {
+	source.Status.Power = &fencingv1.PowerState{State: powerName(a.power), Time: micro(now)}
+	b := source.Status.Bound
+	if b == nil || a.machine(b.HardwareID) != b.HardwareID {
 		return
+	}
+	if b.Generation != source.Generation {
+		b.Generation, b.Levels = source.Generation, nil
+	}
+	setFenceReady(source, metav1.ConditionTrue, reasonReady, "the switch that said On while the node renewed its lease answers")
+}
+
+// bind records the boot that the switch said On for, and which of its levels did.
+func (f *fencer) bind(source *fencingv1.FenceSource, node *corev1.Node, a reply, on []int32) {
+	boot := bootOf(node)
+	set := func(ready metav1.ConditionStatus, reason, message string) {
+		setFenceReady(source, ready, reason, message)
 	}
 	source.Status.Power = nil
 	hardware := a.hardware
@@ -373,9 +413,10 @@ func (f *fencer) bind(source *fencingv1.FenceSource, node *corev1.Node, a reply,
 		set(metav1.ConditionTrue, reasonReady, "the switch said On while the node renewed its lease")
 		b := bound
 		if source.Status.Bound = b; b == nil || b.BootID != boot.ID || b.NodeUID != boot.NodeUID || b.MachineID != boot.Machine || b.HardwareID != hardware ||
-			f.now().Sub(b.Time.Time) > 10*exerciseEvery {
+			b.Generation != source.Generation || !slices.Equal(b.Levels, on) || f.now().Sub(b.Time.Time) > 10*exerciseEvery {
 			source.Status.Bound = &fencingv1.Bound{
-				NodeUID: boot.NodeUID, BootID: boot.ID, MachineID: boot.Machine, HardwareID: hardware, Time: micro(f.now()),
+				NodeUID: boot.NodeUID, BootID: boot.ID, MachineID: boot.Machine, HardwareID: hardware,
+				Levels: on, Generation: source.Generation, Time: micro(f.now()),
 			}
 		}
 	}

@@ -210,7 +210,7 @@ func leftoverCommands(t *testing.T) string {
 	page, err := os.ReadFile("../../docs/recovery.md")
 	must(t, err)
 	for i, block := range strings.Split(string(page), "```") {
-		if i%2 == 1 && strings.Contains(block, kube.IsolationTaint+"-") {
+		if i%2 == 1 && strings.Contains(block, kube.IsolationTaint+"-") && strings.Contains(block, "finalizers") {
 			return strings.ReplaceAll(block, "NODE", "n1")
 		}
 	}

@@ -121,6 +121,14 @@ type Bound struct {
 	// HardwareID is the identity that the hardware gave. A source whose agent can give none is bound by the person who set the annotation
 	// fencing.belay.dev/machine on the FenceSource, whose value is this then.
 	HardwareID string `json:"hardwareID"`
+	// Levels are the levels, from 0, that said On then. In a fence a level whose hardware gives no identity counts only if it is one of them.
+	// +kubebuilder:validation:MaxItems=8
+	// +listType=set
+	// +optional
+	Levels []int32 `json:"levels,omitempty"`
+	// Generation is that of the FenceSource then. One that was changed since is bound only if its hardware gives the same identity.
+	// +optional
+	Generation int64 `json:"generation,omitempty"`
 	// Time is when it said so.
 	Time metav1.MicroTime `json:"time"`
 }

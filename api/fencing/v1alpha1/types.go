@@ -17,6 +17,7 @@ import (
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 // +kubebuilder:validation:XValidation:rule="self.metadata.name == self.spec.nodeName",message="the name of a NodeFence is that of its node"
 // +kubebuilder:validation:XValidation:rule="!has(self.status) || !has(self.status.phase) || !(self.status.phase in ['Evicting', 'Detaching', 'Moved']) || (has(self.status.evidence) && self.status.evidence.exists(e, has(e.class) && e.class in ['PoweredOff', 'Stated'] && e.bootID == self.spec.bootID))",message="nothing is evicted or detached without evidence of this boot"
+// +kubebuilder:validation:XValidation:rule="!has(self.status) || !has(self.status.phase) || self.status.phase in ['Suspected', 'Isolating', 'Cancelled'] || (has(oldSelf.status) && has(oldSelf.status.phase))",message="a fence begins with Suspected, Isolating or Cancelled"
 type NodeFence struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
