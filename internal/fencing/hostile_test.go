@@ -121,7 +121,7 @@ func TestHostileStatementIsHeardInTainting(t *testing.T) {
 	}
 }
 
-// The same from Evicting on, after a change of leader: there is no way back from there, so without an exit the volumes are held for ever.
+// The same from Evicting on, after a change of leader: there is no return to Fencing from there, so without an exit the volumes are held forever.
 func TestHostileStatementIsHeardFromEvictingOn(t *testing.T) {
 	for _, phase := range []Phase{Evicting, Detaching} {
 		s := successor(t, phase, PoweredOff)
@@ -135,7 +135,7 @@ func TestHostileStatementIsHeardFromEvictingOn(t *testing.T) {
 }
 
 // kubectl belay unfence: "As long as no command was sent and no pod was deleted, that cancels the fence." In Tainting it does not, although
-// there is a way back (to Fencing). A person who stated a wrong thing and takes it back by the delete loses the volumes all the same. The
+// there is a return to Fencing (to Fencing). A person who stated a wrong thing and takes it back by the delete loses the volumes all the same. The
 // same for an owner who opts the node out.
 func TestHostileDeletedFenceIsCancelledInTainting(t *testing.T) {
 	for _, name := range []string{"deleted", "opted out"} {
@@ -155,7 +155,7 @@ func TestHostileDeletedFenceIsCancelledInTainting(t *testing.T) {
 }
 
 // A machine that broke was replaced by another one under the same Node object, with the fence's taints on it. The switch of the broken
-// machine says Off, rightly and for ever: a late Off could not hit the new one anyway. The taint must not stay on a healthy node.
+// machine says Off, rightly and forever: a late Off could not hit the new one anyway. The taint must not stay on a healthy node.
 func TestHostileAnotherMachineIsReleasedWhileTheFirstIsOff(t *testing.T) {
 	s := newStand(t)
 	s.until(Moved)
@@ -170,7 +170,7 @@ func TestHostileAnotherMachineIsReleasedWhileTheFirstIsOff(t *testing.T) {
 }
 
 // A command was stored, the node lives, and its switch gives no answer any more (or is locked after three logins). The node stays isolated
-// for ever, and the exit that the wait names, a statement, is not heard for a node that lives. A person who deletes the fence must be able
+// forever, and the exit that the wait names, a statement, is not heard for a node that lives. A person who deletes the fence must be able
 // to end that, once the command cannot be carried out any more.
 func TestHostileDeletedFenceOfALiveNodeEndsWithoutItsSwitch(t *testing.T) {
 	s := newStand(t)
@@ -216,7 +216,7 @@ func TestHostileNodeOfAnotherUIDIsNotTainted(t *testing.T) {
 
 // "One that vanished means a new bracket" (hole 14): medik8s' FAR removes the out-of-service taint without looking at its value. In Detaching
 // nothing sets it again, because the boot is known to have ended: beside kube-controller-manager nothing detaches then, and the fence waits
-// for the VolumeAttachments for ever.
+// for the VolumeAttachments forever.
 func TestHostileTaintThatVanishedInDetachingIsSetAgain(t *testing.T) {
 	s := newStand(t)
 	s.until(Detaching)

@@ -45,7 +45,7 @@ func dialing(switches map[string]Switch) Dial {
 
 // The fencer itself finds that a switch says Off while the node runs: "it switches another machine" (FenceReady False, NotOn). What it had
 // said before still binds it: when the node is cut off, that Off is taken for the node's, twice, and its volumes get two writers. The same
-// after somebody corrected the FenceSource to a wrong outlet. Expected: what contradicts the binding ends it.
+// after another client corrected the FenceSource to a wrong outlet. Expected: what contradicts the binding ends it.
 func TestHostileSwitchThatSaysOffOfARunningNodeIsNotBound(t *testing.T) {
 	outlet := &machine{power: fencing.PowerOn}
 	source, node := sourceOf("n1", "pdu"), nodeOf("n1", 0)
@@ -279,7 +279,7 @@ func TestHostileCRDFirstPhase(t *testing.T) {
 
 // The record keeps 32 answers. After a change of leader in Evicting or Detaching the switch is asked once a second, and a machine that starts
 // says On for minutes: the one entry with a class is pushed out, and then the API server refuses every answer without a class, because the
-// phase needs evidence. The fencer retries the same answer for ever, and the actor never learns that the machine is on, or that the switch is
+// phase needs evidence. The fencer retries the same answer forever, and the actor never learns that the machine is on, or that the switch is
 // silent so that a person may speak. Expected: the latest entry with a class is kept.
 func TestHostileAnswersDoNotPushOutTheEvidence(t *testing.T) {
 	s := newSite(t)
