@@ -28,7 +28,7 @@ func taken(d Decision) (n int) {
 
 // A pod that is bound to the name of the node is run by the machine that has the name now: its kubelet lists them all. Once another machine
 // has registered, a delete without grace ends a pod object whose containers run on a healthy machine, and a StatefulSet starts it a second
-// time. Expected: the fence goes on to the VolumeAttachments of the boot that ended, and deletes no pod.
+// time. Expected: the fence continues with the VolumeAttachments of the boot that ended, and deletes no pod.
 func TestHostilePodsOfAnotherMachineAreNotDeleted(t *testing.T) {
 	s := successor(t, Evicting, PoweredOff)
 	s.seen.Ended, s.seen.Now, s.seen.Ready = true, other, Yes
@@ -135,7 +135,7 @@ func TestHostileStatementIsHeardFromEvictingOn(t *testing.T) {
 }
 
 // kubectl belay unfence: "As long as no command was sent and no pod was deleted, that cancels the fence." In Tainting it does not, although
-// there is a return to Fencing (to Fencing). A person who stated a wrong thing and takes it back by the delete loses the volumes all the same. The
+// Fencing could be entered again. A person who stated a wrong thing and takes it back by the delete loses the volumes all the same. The
 // same for an owner who opts the node out.
 func TestHostileDeletedFenceIsCancelledInTainting(t *testing.T) {
 	for _, name := range []string{"deleted", "opted out"} {
