@@ -174,18 +174,6 @@ func (r StatementRequest) preconditions(f *fence) []Precondition {
 // preconditions are those of the fence and its node.
 func (x *state) preconditions(f *fence) []Precondition {
 	n := x.node(f.object.Name)
-	early := slices.Contains([]fencing.Phase{fencing.Suspected, fencing.Isolating, fencing.Fencing}, f.Phase)
-	late := slices.Contains([]fencing.Phase{fencing.Tainting, fencing.Evicting, fencing.Detaching}, f.Phase)
-	ends := f.Deleting && f.Intent.Nonce == ""
-	phase := precondition("phase", (early || late) && !ends, "the fence is in phase %s and awaits evidence", f.Phase)
-	switch {
-	case ends:
-		phase.Message = "the NodeFence is being deleted, and no command was sent: recovery cancels it"
-	case late:
-		phase.Message = fmt.Sprintf("the fence is in phase %s, in which a statement counts while the power switch does not answer", f.Phase)
-	case !early:
-		phase.Message = fmt.Sprintf("the fence is in phase %s, in which a statement is not looked at", f.Phase)
-	}
 	silent := precondition("silence", n.State == NodeDeleted, "the Node was deleted")
 	if lease := x.heartbeats[n.Name]; n.State != NodeDeleted {
 		switch {
@@ -207,7 +195,24 @@ func (x *state) preconditions(f *fence) []Precondition {
 		power.Met = a.Power != powerOn
 		power.Message = fmt.Sprintf("the power switch said %s at %s", a.Power, stamp(a.Time.Time))
 	}
-	return []Precondition{phase, silent, ready, power}
+	return []Precondition{awaitsEvidence(f), silent, ready, power}
+}
+
+// awaitsEvidence is the precondition that recovery looks at a statement in this phase.
+func awaitsEvidence(f *fence) Precondition {
+	early := slices.Contains([]fencing.Phase{fencing.Suspected, fencing.Isolating, fencing.Fencing}, f.Phase)
+	late := slices.Contains([]fencing.Phase{fencing.Tainting, fencing.Evicting, fencing.Detaching}, f.Phase)
+	ends := f.Deleting && f.Intent.Nonce == ""
+	phase := precondition("phase", (early || late) && !ends, "the fence is in phase %s and awaits evidence", f.Phase)
+	switch {
+	case ends:
+		phase.Message = "the NodeFence is being deleted, and no command was sent: recovery cancels it"
+	case late:
+		phase.Message = fmt.Sprintf("the fence is in phase %s, in which a statement counts while the power switch does not answer", f.Phase)
+	case !early:
+		phase.Message = fmt.Sprintf("the fence is in phase %s, in which a statement is not looked at", f.Phase)
+	}
+	return phase
 }
 
 // powerOn is the answer of a power switch that a person cannot overrule.

@@ -275,14 +275,22 @@ func (d *decider) bracketed() bool {
 		d.wait(NotReadLive, 0)
 	case !tainted:
 		d.do(Taint{NodeUID: d.seen.Now.NodeUID, Version: d.seen.Version})
-	case byPerson && !source.allows(d.fence.Boot, d.seen.TaintSeen):
-		d.askAgain(AwaitingSource)
-	case byPerson:
-		return true
 	default:
-		return d.offAgain()
+		return d.confirmed(byPerson)
 	}
 	return false
+}
+
+// confirmed reports whether the switch, or the silence of one that leaves the word to a person, was asked for again after the taint.
+func (d *decider) confirmed(byPerson bool) bool {
+	switch {
+	case byPerson && !d.seen.Source.allows(d.fence.Boot, d.seen.TaintSeen):
+		d.askAgain(AwaitingSource)
+		return false
+	case byPerson:
+		return true
+	}
+	return d.offAgain()
 }
 
 // spoken reports whether a person's statement counts now, and the switch leaves the word to it.

@@ -65,6 +65,22 @@ type Fleet struct {
 	Fenced, Back map[string]bool
 }
 
+// count counts some nodes, and which of them are silent or heard.
+func (f *Fleet) count(which func(Node) bool) (all, silent, heard int) {
+	for _, n := range f.Nodes {
+		switch quiet := n.quiet() || f.Fenced[n.Boot.Node] && !f.Back[n.Boot.Node]; {
+		case !which(n):
+			continue
+		case quiet:
+			silent++
+		case n.Heard:
+			heard++
+		}
+		all++
+	}
+	return all, silent, heard
+}
+
 // Suspicion is whether a node is to be fenced, and why not.
 type Suspicion struct {
 	Suspected bool
@@ -127,22 +143,8 @@ func (n Node) spared() decision.Reason {
 
 // hold returns why a node is not fenced now although it is suspicious.
 func (b Brakes) hold(now time.Time, fleet Fleet, n Node) decision.Reason {
-	var all, silent, zone, zoneSilent, heard int
-	for _, other := range fleet.Nodes {
-		quiet := other.quiet() || fleet.Fenced[other.Boot.Node] && !fleet.Back[other.Boot.Node]
-		all++
-		if quiet {
-			silent++
-		} else if other.Heard {
-			heard++
-		}
-		if n.Zone != "" && other.Zone == n.Zone {
-			zone++
-			if quiet {
-				zoneSilent++
-			}
-		}
-	}
+	all, silent, heard := fleet.count(func(Node) bool { return true })
+	zone, zoneSilent, _ := fleet.count(func(other Node) bool { return n.Zone != "" && other.Zone == n.Zone })
 	lately := 0
 	for _, began := range fleet.Began {
 		if now.Sub(began) < b.Window {

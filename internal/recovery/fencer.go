@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 	"time"
 
@@ -332,21 +331,19 @@ func changed(source *fencingv1.FenceSource) bool {
 
 // check asks the switch, and describes in the status what came out.
 func (f *fencer) check(ctx context.Context, source *fencingv1.FenceSource, node *corev1.Node, quiet bool) {
-	set := func(ready metav1.ConditionStatus, reason, message string) {
-		setFenceReady(source, ready, reason, message)
-	}
+	cannot := func(reason, message string) { setFenceReady(source, metav1.ConditionFalse, reason, message) }
 	if shared, err := f.shared(ctx, source); err != nil || shared {
-		set(metav1.ConditionFalse, reasonShared, "another FenceSource has the same address and plug, or another Node the same system UUID: one of them is wrong")
+		cannot(reasonShared, "another FenceSource has the same address and plug, or another Node the same system UUID: one of them is wrong")
 		return
 	}
 	levels, version, err := f.dial(ctx, source)
 	if err != nil {
-		set(metav1.ConditionFalse, reasonSecret, truncate(err.Error(), 1024))
+		cannot(reasonSecret, truncate(err.Error(), 1024))
 		return
 	}
 	worked, may := mayLogin(source, version)
 	if !may {
-		set(metav1.ConditionFalse, reasonLocked, lockedMessage)
+		cannot(reasonLocked, lockedMessage)
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, agentWithin)
@@ -360,7 +357,7 @@ func (f *fencer) check(ctx context.Context, source *fencingv1.FenceSource, node 
 	}
 	source.Status.FailedLogins = failures(source, a, worked && quiet)
 	if a.power == fencing.PowerUnknown {
-		set(metav1.ConditionFalse, reasonNoAnswer, truncate(a.raw, 1024))
+		cannot(reasonNoAnswer, truncate(a.raw, 1024))
 		return
 	}
 	if quiet {
@@ -382,6 +379,18 @@ func answersInSilence(source *fencingv1.FenceSource, a reply, now time.Time) {
 		b.Generation, b.Levels = source.Generation, nil
 	}
 	setFenceReady(source, metav1.ConditionTrue, reasonReady, "the switch that said On while the node renewed its lease answers")
+}
+
+// keepTime keeps the time of what was found out before, and is so still: a write of the status each minute would say nothing new.
+func keepTime(now, before *fencingv1.Bound, at time.Time) {
+	if before == nil || at.Sub(before.Time.Time) > 10*exerciseEvery {
+		return
+	}
+	same := before.DeepCopy()
+	same.Time = now.Time
+	if equality.Semantic.DeepEqual(same, now) {
+		now.Time = before.Time
+	}
 }
 
 // bind records the boot that the switch said On for, and which of its levels did.
@@ -411,13 +420,9 @@ func (f *fencer) bind(source *fencingv1.FenceSource, node *corev1.Node, a reply,
 		set(metav1.ConditionFalse, reasonNotOn, "the switch says Off while the node runs: it switches another machine")
 	default:
 		set(metav1.ConditionTrue, reasonReady, "the switch said On while the node renewed its lease")
-		b := bound
-		if source.Status.Bound = b; b == nil || b.BootID != boot.ID || b.NodeUID != boot.NodeUID || b.MachineID != boot.Machine || b.HardwareID != hardware ||
-			b.Generation != source.Generation || !slices.Equal(b.Levels, on) || f.now().Sub(b.Time.Time) > 10*exerciseEvery {
-			source.Status.Bound = &fencingv1.Bound{
-				NodeUID: boot.NodeUID, BootID: boot.ID, MachineID: boot.Machine, HardwareID: hardware,
-				Levels: on, Generation: source.Generation, Time: micro(f.now()),
-			}
+		source.Status.Bound = &fencingv1.Bound{
+			NodeUID: boot.NodeUID, BootID: boot.ID, MachineID: boot.Machine, HardwareID: hardware, Levels: on, Generation: source.Generation, Time: micro(f.now()),
 		}
+		keepTime(source.Status.Bound, bound, f.now())
 	}
 }

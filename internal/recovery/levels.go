@@ -86,11 +86,12 @@ func (l levels) exercise(ctx context.Context, failed map[string]int, version str
 		}
 		r := askLevel(ctx, level, "", true)
 		said = append(said, r.raw)
-		switch {
-		case r.power == fencing.PowerOn:
-			on = append(on, int32(i)) //nolint:gosec // of at most 8
-		case r.power == fencing.PowerUnknown:
+		switch r.power {
+		case fencing.PowerOn:
+			on = append(on, int32(i))
+		case fencing.PowerUnknown:
 			failed[key]++
+		case fencing.PowerOff:
 		}
 		if first.power == fencing.PowerUnknown {
 			first = r
@@ -104,7 +105,7 @@ func (l levels) exercise(ctx context.Context, failed map[string]int, version str
 func (l levels) ask(ctx context.Context, off string, known []int32) reply {
 	var said []string
 	for i, level := range l {
-		r := askLevel(ctx, level, off, slices.Contains(known, int32(i))) //nolint:gosec // of at most 8
+		r := askLevel(ctx, level, off, slices.Contains(known, int32(i)))
 		said = append(said, r.raw)
 		if r.power != fencing.PowerUnknown {
 			r.raw = strings.Join(said, "; ")

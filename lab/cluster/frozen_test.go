@@ -23,11 +23,13 @@ func TestNothingIsLeftOfAFrozenNode(t *testing.T) {
 	dir := filepath.Join(cache, "labs", name)
 	for how, end := range map[string]func(*testing.T, *cluster.Remote, *os.Process){
 		"down": func(t *testing.T, lab *cluster.Remote, _ *os.Process) {
+			t.Helper()
 			if err := lab.Stop(t.Context()); err != nil {
 				t.Error(err)
 			}
 		},
 		"killed": func(t *testing.T, _ *cluster.Remote, holder *os.Process) {
+			t.Helper()
 			if err := holder.Kill(); err != nil {
 				t.Fatal(err)
 			}

@@ -154,11 +154,8 @@ func (o Options) validate() error {
 	if o.NodeKind != NodeKindKubelet && o.NodeKind != NodeKindBelay {
 		return fmt.Errorf("--nodes must be %s or %s, not %q", NodeKindKubelet, NodeKindBelay, o.NodeKind)
 	}
-	if !slices.Contains([]string{"", fencing.Default.Name, fencing.Fast.Name}, o.Recovery) {
-		return fmt.Errorf("--recovery must be %s or %s, not %q", fencing.Default.Name, fencing.Fast.Name, o.Recovery)
-	}
-	if o.StorageEvidence && (o.Recovery == "" || o.Permissive || o.Plane != PlaneBelay) {
-		return errors.New("--storage-evidence needs --recovery, and belay's plane on a storage that is not --permissive: that one cuts nothing")
+	if err := o.validateRecovery(); err != nil {
+		return err
 	}
 	if o.Plane != PlaneBelay && o.Plane != PlaneUpstream {
 		return fmt.Errorf("the plane is %s or %s, not %q", PlaneBelay, PlaneUpstream, o.Plane)
@@ -176,6 +173,16 @@ func (o Options) validate() error {
 	}
 	if o.NodeKind == NodeKindBelay {
 		return nodes.CheckAgentArgs(o.NodeArgs)
+	}
+	return nil
+}
+
+func (o Options) validateRecovery() error {
+	if !slices.Contains([]string{"", fencing.Default.Name, fencing.Fast.Name}, o.Recovery) {
+		return fmt.Errorf("--recovery must be %s or %s, not %q", fencing.Default.Name, fencing.Fast.Name, o.Recovery)
+	}
+	if o.StorageEvidence && (o.Recovery == "" || o.Permissive || o.Plane != PlaneBelay) {
+		return errors.New("--storage-evidence needs --recovery, and belay's plane on a storage that is not --permissive: that one cuts nothing")
 	}
 	return nil
 }
