@@ -35,8 +35,6 @@ func checkRights() error {
 // rare are rights that the tests need not use.
 var rare = map[string]bool{
 	"patch /events": true, // only when an event repeats
-	// Only the first leader of all creates the lease, and in another order of the tests that is one with other rights.
-	"create coordination.k8s.io/leases": true,
 	// Only where lists cannot be streamed, or a watch fails; TestRights of the lab covers both.
 	"list storage.k8s.io/csidrivers": true, "list /persistentvolumeclaims": true, "list /persistentvolumes": true,
 }
