@@ -30,8 +30,12 @@ func TestFlowSchemasMatch(t *testing.T) {
 			return err
 		}, lease},
 		"renew a lease": {func(ctx context.Context) error {
-			stale := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: "belay-controller", ResourceVersion: "1"}}
-			_, err := own.CoordinationV1().Leases("kube-system").Update(ctx, stale, metav1.UpdateOptions{})
+			// Invalid, since an update of a lease that does not exist creates it: no leader would ever use its right to do so.
+			invalid := &coordinationv1.Lease{
+				ObjectMeta: metav1.ObjectMeta{Name: "belay-controller", ResourceVersion: "1"},
+				Spec:       coordinationv1.LeaseSpec{LeaseDurationSeconds: new(int32(-1))},
+			}
+			_, err := own.CoordinationV1().Leases("kube-system").Update(ctx, invalid, metav1.UpdateOptions{})
 			return err
 		}, lease},
 		"list VolumeAttachments": {func(ctx context.Context) error {
