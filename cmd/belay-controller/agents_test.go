@@ -10,7 +10,7 @@ import (
 	"belay.dev/belay/internal/recovery"
 )
 
-// TestDialAgent: what is wrong with the program is told from what is wrong with its options.
+// TestDialAgent: an error of the program itself is not one of its options.
 func TestDialAgent(t *testing.T) {
 	directory := t.TempDir()
 	for name, script := range map[string]string{

@@ -354,7 +354,7 @@ func (d *decider) evicting() {
 	}
 }
 
-// evict deletes the pods. One that a finalizer keeps does not run, and keeps no volume of another pod: the fence goes on once the API server
+// evict deletes the pods. One that a finalizer keeps does not run, and keeps no volume of another pod: the fence continues once the API server
 // has accepted each delete.
 func (d *decider) evict() {
 	for _, pod := range d.seen.Pods {

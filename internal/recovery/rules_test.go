@@ -176,7 +176,7 @@ func TestEvictable(t *testing.T) {
 	}
 }
 
-// TestForgottenNodes: the silence of a node is known as long as it has a lease, a Node object or a fence, and not for ever.
+// TestForgottenNodes: the silence of a node is known as long as it has a lease, a Node object or a fence, and is forgotten after that.
 func TestForgottenNodes(t *testing.T) {
 	node, lease, fence := nodeOf("n1", 0), leaseOf("n1"), &fencingv1.NodeFence{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}
 	p := partsOver(nil, node, lease, fence)
