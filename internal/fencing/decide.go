@@ -126,7 +126,7 @@ func (d *decider) isolating() {
 	}
 }
 
-// fencing gathers evidence.
+// fencing looks for evidence.
 func (d *decider) fencing() {
 	source := d.seen.Source
 	switch {
@@ -142,6 +142,15 @@ func (d *decider) fencing() {
 	case d.seen.OptedOut || d.seen.Maintenance: // a command may have been sent before that
 		d.survived()
 	case !d.storeProven():
+	default:
+		d.gather()
+	}
+}
+
+// gather has the switch asked, or the machine switched off.
+func (d *decider) gather() {
+	source := d.seen.Source
+	switch {
 	case source.Locked:
 		d.wait(SourceLocked, 0)
 	case !source.bound(d.fence.Boot):
