@@ -125,10 +125,9 @@ type Statement struct {
 // clocks that differ.
 const StatementFor, statementSlack = 24 * time.Hour, time.Minute
 
-// Limited reports whether the statement counts for a day after it was made, at most. Another one is no evidence at any time.
-func (s *Statement) Limited() bool {
-	return !s.Made.IsZero() && s.Expires.Sub(s.Made) <= StatementFor+statementSlack
-}
+// Limited reports whether the statement counts for a day after it was made, at most. Another one is no evidence at any time, and neither is one
+// that was made at an unknown time.
+func (s *Statement) Limited() bool { return s.Expires.Sub(s.Made) <= StatementFor+statementSlack }
 
 // holds reports whether the statement is about this boot's machine, and still in force.
 func (s *Statement) holds(now time.Time, b Boot) bool {
