@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	fencingv1 "belay.dev/belay/api/fencing/v1alpha1"
@@ -18,7 +19,7 @@ func dialAgent(directories string) recovery.Dial {
 	return func(feed fencingv1.Feed, secret map[string][]byte) (recovery.Switch, error) {
 		path, err := fenceagent.Find(directories, feed.Agent)
 		if err != nil {
-			return nil, err
+			return nil, dialError(err)
 		}
 		options := map[string]string{}
 		for key, value := range feed.Options {
@@ -28,10 +29,18 @@ func dialAgent(directories string) recovery.Dial {
 		defer cancel()
 		agent, err := fenceagent.New(ctx, path, options, feed.Plug, secret)
 		if err != nil {
-			return nil, err
+			return nil, dialError(err)
 		}
 		return agentSwitch{agent}, nil
 	}
+}
+
+// dialError marks an error about the program itself with recovery.ErrNoAgent.
+func dialError(err error) error {
+	if errors.As(err, new(fenceagent.AgentError)) {
+		return fmt.Errorf("%w: %w", recovery.ErrNoAgent, err)
+	}
+	return err
 }
 
 // agentSwitch is a fence agent as recovery uses it.

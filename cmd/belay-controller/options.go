@@ -98,7 +98,7 @@ func (o *options) validateAddresses() error {
 // policy returns when a volume that may be in use is detached. As upstream, the out-of-service taint is always
 // respected: the person who sets it is responsible.
 func (o *options) policy() attachment.Policy {
-	p := attachment.Policy{OutOfService: true, UnmountTimeout: o.maxWaitForUnmount}
+	p := attachment.Policy{OutOfService: true, UnmountTimeout: o.maxWaitForUnmount, FencesProve: o.recovers() && o.recovery.partsRun().Actor}
 	if o.disableForce || o.recovers() && !o.disableForceFlag.Changed {
 		p.UnmountTimeout = 0
 	}

@@ -83,13 +83,14 @@ func TestPolicyFromFlags(t *testing.T) {
 		"never by force": {
 			[]string{"--disable-force-detach-on-timeout", "--max-wait-for-unmount-duration=1h"}, attachment.Policy{OutOfService: true},
 		},
-		"with recovery": {[]string{"--controllers=attachdetach,recovery", "--recovery-roles=actor"}, attachment.Policy{OutOfService: true}},
+		"with recovery":     {[]string{"--controllers=attachdetach,recovery", "--recovery-roles=actor"}, attachment.Policy{OutOfService: true, FencesProve: true}},
+		"with the detector": {[]string{"--controllers=attachdetach,recovery", "--recovery-roles=detector"}, attachment.Policy{OutOfService: true}},
 		"with recovery, with a longer wait": {
-			[]string{"--controllers=attachdetach,recovery", "--max-wait-for-unmount-duration=1h"}, attachment.Policy{OutOfService: true},
+			[]string{"--controllers=attachdetach,recovery", "--max-wait-for-unmount-duration=1h"}, attachment.Policy{OutOfService: true, FencesProve: true},
 		},
 		"with recovery, by force": {
 			[]string{"--controllers=attachdetach,recovery", "--disable-force-detach-on-timeout=false"},
-			attachment.Policy{OutOfService: true, UnmountTimeout: 6 * time.Minute},
+			attachment.Policy{OutOfService: true, UnmountTimeout: 6 * time.Minute, FencesProve: true},
 		},
 		"with recovery that only reports": {
 			[]string{"--controllers=attachdetach,recovery", "--recovery-dry-run"}, attachment.Policy{OutOfService: true, UnmountTimeout: 6 * time.Minute},

@@ -252,5 +252,6 @@ func stateOf(node *corev1.Node, s volumeStatus) attachment.Node {
 		Healthy:         decision.Known(kube.Ready(node)),
 		DetachRequested: kube.ParseTime(s.requested),
 		OutOfService:    kube.OutOfService(node),
+		TaintedByFence:  kube.OutOfServiceByFence(node),
 	}
 }

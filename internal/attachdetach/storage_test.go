@@ -1,10 +1,15 @@
 package attachdetach
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"belay.dev/belay/internal/attachment"
 	"belay.dev/belay/internal/explain"
@@ -56,4 +61,30 @@ func TestStorageProofMovesOneVolume(t *testing.T) {
 	if va := l.read("w", "a"); va.DeletionTimestamp != nil {
 		t.Error("S2: another volume of the driver was taken")
 	}
+}
+
+// TestFenceTaintWaitsForTheProof (S2; hole 1): between the taint and the second answer of the power switch nothing is detached, although the
+// node is not Ready and no pod wants the volume there any more.
+func TestFenceTaintWaitsForTheProof(t *testing.T) {
+	l := newLab(t)
+	recovery := &proofs{}
+	l.options.Proofs, l.options.Policy.FencesProve = recovery, true
+	l.runAttachedOnA()
+	l.use("a", "v")
+	l.gone("p")
+	l.awaitWaiting("v", "a")
+	name := l.name("a")
+	m := kube.MachineOf(l.nodes[name])
+	body := fmt.Appendf(nil, `{"metadata": {"annotations": {%q: %q}}, "spec": {"taints": [{"key": %q, "value": "belay-1", "effect": "NoExecute"}]}}`,
+		kube.FencedBootAnnotation, m.BootID, kube.OutOfServiceTaint)
+	l.must(l.Patch(l.ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, client.RawPatch(types.MergePatchType, body)))
+	l.patchStatus(&corev1.Node{}, "", name, map[string]any{"conditions": []map[string]any{{"type": "Ready", "status": "Unknown"}}})
+	l.never("S2: detached before the proof", long, func() bool { return l.detaching("v", "a") })
+	boot := fencing.Boot{Node: name, NodeUID: m.NodeUID, ID: m.BootID, Machine: m.SystemUUID}
+	ended := fencing.Decide(time.Now(), fencing.Fence{Phase: fencing.Evicting, Boot: boot, Evidence: fencing.PoweredOff}, fencing.Observed{Exists: fencing.No, Ended: true})
+	recovery.mu.Lock()
+	recovery.proof = ended.Proof
+	recovery.mu.Unlock()
+	recovery.wake(name)
+	l.awaitDetached("v", "a")
 }

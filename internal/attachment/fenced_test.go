@@ -129,3 +129,44 @@ func TestStorageProof(t *testing.T) {
 		},
 	})
 }
+
+// TestFenceTaint (S2; hole 1): where recovery proves in this process, the taint of a fence forces nothing before the proof: the fence sets it
+// between two answers of the power switch. A person's taint, and one of a fence that is decided elsewhere, count as they are.
+func TestFenceTaint(t *testing.T) {
+	beside, here := Policy{OutOfService: true}, Policy{OutOfService: true, FencesProve: true}
+	tainted := func(n *Node) { n.OutOfService = true }
+	byFence := func(n *Node) { n.OutOfService, n.TaintedByFence = true, true }
+	older := func(a *Attachment) { a.Machine.BootID = "boot-0" }
+	forced := func(by Authority) []Step {
+		return []Step{ForceDetach{Node: "a", Attachment: ref("a"), Authority: by, Reason: StillInUse}}
+	}
+	held := []Step{Wait{Node: "a", Attachment: "csi-a", Reason: StillInUse}}
+	runTimed(t, map[string]timed{
+		"decided elsewhere": {
+			at: t0, policy: beside, seen: onA(attached("a", waiting), node("a", checked, inUse, unhealthy, byFence)), steps: forced(OutOfServiceTaint{}),
+		},
+		"a person's": {
+			at: t0, policy: here, seen: onA(attached("a", waiting), node("a", checked, inUse, unhealthy, tainted)), steps: forced(OutOfServiceTaint{}),
+		},
+		"S2: before the proof": {
+			at: t0, policy: here, seen: onA(attached("a", waiting), node("a", checked, reported, inUse, unhealthy, byFence)), steps: held,
+		},
+		"S2: the proof has expired": {
+			at: t0, policy: here, seen: onA(attached("a", waiting), node("a", checked, reported, inUse, unhealthy, byFence, proves(t0.Add(-time.Hour)))), steps: held,
+		},
+		"S2: the proof is about another boot": {
+			at: t0, policy: here, steps: held,
+			seen: onA(attached("a", waiting), node("a", checked, reported, inUse, unhealthy, byFence, proves(t0, func(b *fencing.Boot) { b.ID = "boot-b" }))),
+		},
+		"S2: the proof is about other volumes": {
+			at: t0, policy: here, steps: held,
+			seen: onA(attached("a", waiting), node("a", checked, reported, inUse, unhealthy, byFence, cuts(t0, fencing.Volume{Driver: "other", Handle: "w"}))),
+		},
+		"proven": {
+			at: t0, policy: here, seen: onA(attached("a", waiting), node("a", checked, inUse, unhealthy, byFence, proves(t0))), steps: forced(Fenced{}),
+		},
+		"proven, attached to an earlier boot": {
+			at: t0, policy: here, seen: onA(attached("a", waiting, older), node("a", checked, inUse, unhealthy, byFence, proves(t0))), steps: forced(OutOfServiceTaint{}),
+		},
+	})
+}

@@ -12,6 +12,9 @@ type Policy struct {
 	// OutOfService trusts the taint node.kubernetes.io/out-of-service on a node that is not Ready: the person who set it confirms
 	// that the machine is shut down. Upstream trusts it on a Ready node too (ADR 18).
 	OutOfService bool
+	// FencesProve is set where recovery's actor runs in this process: the taint that a fence set then counts once the boot that the Node
+	// shows is proven to have ended. The fence sets it before that, between two answers of the power switch (hole 1).
+	FencesProve bool
 	// UnmountTimeout is how long after the first request a detach is forced from a node that is not Ready. Zero, the default, never
 	// forces; upstream has six minutes.
 	UnmountTimeout time.Duration
@@ -133,7 +136,7 @@ func (n Node) bootOf(a *Attachment) fencing.Boot {
 // forces returns what permits a detach from the node although it may use the volume. gone: the attachment's machine has no Node
 // object.
 func (p Policy) forces(now time.Time, node Node, gone bool, requested time.Time) Authority {
-	if p.OutOfService && !gone && node.Exists == Yes && node.OutOfService && node.Healthy == No {
+	if p.OutOfService && !gone && node.Exists == Yes && node.OutOfService && node.Healthy == No && !p.unproven(node) {
 		// A Ready node is alive: the taint was set too early, or on the wrong node.
 		return OutOfServiceTaint{}
 	}
@@ -147,6 +150,13 @@ func (p Policy) forces(now time.Time, node Node, gone bool, requested time.Time)
 		return UnmountTimeout{}
 	}
 	return nil
+}
+
+// unproven reports whether the node has the taint of a fence that has not proven yet that the boot has ended.
+func (p Policy) unproven(node Node) bool {
+	proof := node.Proof
+	ended := proof != nil && proof.Class() != fencing.StorageFenced && proof.Boot().ID == node.Machine.BootID && proof.Boot().NodeUID == node.Machine.NodeUID
+	return p.FencesProve && node.TaintedByFence && !ended
 }
 
 // whenUnwanted is what will force a detach from a node once no pods want the volume there, as far as it is known now.

@@ -165,7 +165,7 @@ func (p *plan) waitReason(node Node, gone bool) Reason {
 		return NodeGone
 	case gone:
 		return NodeReplaced
-	case node.InUse == Yes && p.policy.OutOfService && node.OutOfService:
+	case node.InUse == Yes && p.policy.OutOfService && node.OutOfService && !p.policy.unproven(node):
 		return OutOfServiceNodeReady
 	case node.InUse == Yes:
 		return StillInUse

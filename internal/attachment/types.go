@@ -161,6 +161,8 @@ type Node struct {
 	DetachRequested time.Time
 	// OutOfService is set when the node carries the out-of-service taint.
 	OutOfService bool
+	// TaintedByFence is set when a fence of belay set that taint, and no other client.
+	TaintedByFence bool
 	// Proof, if there is one, says that a boot of the node has ended, or that some volumes can be taken from it. It counts for exactly that
 	// boot.
 	Proof *fencing.Proof

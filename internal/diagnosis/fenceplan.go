@@ -86,7 +86,7 @@ type Author struct {
 }
 
 // StatementAtMost is for how long a statement may count.
-const StatementAtMost = 24 * time.Hour
+const StatementAtMost = fencing.StatementFor
 
 // errNotInstalled is the error where there are no NodeFences at all.
 var errNotInstalled = errors.New("recovery is not installed: the API server has no NodeFences (docs/recovery.md)")

@@ -20,6 +20,7 @@ func init() {
 		}
 	}
 	maps.Copy(guides, lookingGuides)
+	maps.Copy(guides, sourceGuides)
 	for r, of := range fenceTitles {
 		guides[r] = Guide{
 			Title: of.title, Unsafe: of.unsafe,
@@ -157,7 +158,7 @@ var fenceClocks = map[decision.Reason]string{
 	fencing.IntentOpen:           "recovery continues when the command can no longer be carried out, at most 30 s after it was stored",
 	fencing.NotOff:               "recovery asks the power switch again every second, and continues when it says Off",
 	fencing.Contradicted:         "recovery deletes nothing more until the node shows another boot, or a person decides",
-	fencing.AwaitingPods:         "the volumes are detached when the pods of the node are gone",
+	fencing.AwaitingPods:         "a volume is detached once the pods that use it are gone, and waits for no other pod",
 	fencing.AwaitingDetach:       "the volumes are detached because of the fence, without an unmount",
 	fencing.AwaitingBoot:         "recovery releases the node when its machine has started again and the node is Ready",
 	fencing.AwaitingRelease:      "recovery does nothing more until the NodeFence is deleted",
@@ -211,8 +212,36 @@ const (
 	sourceNoAnswer         = "NoAnswer"
 )
 
+// The reasons of that condition that have a page of their own: no power switch was asked.
+const (
+	// AgentUnusable: the fence agent of a FenceSource is not installed where the fencer runs, or is no fence agent.
+	AgentUnusable decision.Reason = "AgentUnusable"
+	// OptionsRefused: the FenceSource or its Secret has an option that the agent does not know, or that must not be set.
+	OptionsRefused decision.Reason = "OptionsRefused"
+)
+
+// sourceGuides are the guides of the reasons that have a page of their own.
+var sourceGuides = map[decision.Reason]Guide{
+	AgentUnusable: {
+		Title: "The fence agent of the power switch cannot be run",
+		Summary: func(s Situation) string {
+			return fmt.Sprintf("the power switch of node %s cannot be asked: its fence agent is not installed where the fencer runs, or is no fence agent", s.Node)
+		},
+		Next: func(s Situation) []Step { return sourceNext(string(AgentUnusable), s.Node) },
+	},
+	OptionsRefused: {
+		Title: "An option of the power switch is refused",
+		Summary: func(s Situation) string {
+			return fmt.Sprintf("the power switch of node %s cannot be asked: its FenceSource or its Secret has an option that is refused", s.Node)
+		},
+		Next: func(s Situation) []Step { return sourceNext(string(OptionsRefused), s.Node) },
+	},
+}
+
 // SourceNext is what a person can do about a power switch that cannot be used, by the reason of its condition FenceReady.
-func SourceNext(reason, node string) []Step {
+func SourceNext(reason, node string) []Step { return sourceNext(reason, ShellWord(node)) }
+
+func sourceNext(reason, node string) []Step {
 	text := map[string]string{ //nolint:gosec // texts about Secrets
 		SourceTooManyFailures:  "Correct the Secret of the FenceSource, or the FenceSource: the power switch is asked again after that.",
 		sourceSecretUnreadable: "Create the Secret that the FenceSource names, or allow the fencer to read it.",
@@ -220,10 +249,12 @@ func SourceNext(reason, node string) []Step {
 		sourceOtherMachine:     "Correct the address or the plug: the power switch belongs to another machine.",
 		sourceNotOn:            "Correct the address or the plug: the power switch says Off while the node runs.",
 		sourceShared:           "Correct the FenceSources: two nodes have the same power switch, or two Nodes the same system UUID.",
+		string(AgentUnusable):  "Install the agent in the image of the fencer, name its directory with --recovery-agent-path, or correct the name of the agent in the FenceSource.",
+		string(OptionsRefused): "Correct the option that the message names, in the FenceSource or in its Secret.",
 		sourceNoAnswer:         "Check the address, the network between the fencer and the power switch, and the options of the agent.",
 	}[reason]
 	if text == "" {
 		text = "Wait for a minute: the fencer asks the power switch about that often. Then check that it runs."
 	}
-	return []Step{{Text: text, Command: "kubectl describe fencesource " + ShellWord(node)}}
+	return []Step{{Text: text, Command: "kubectl describe fencesource " + node}}
 }

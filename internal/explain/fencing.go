@@ -47,6 +47,17 @@ const FenceNodeDeleted = "The Node was deleted while volumes are attached to its
 // WouldFence is the event of a dry run.
 const WouldFence = "The node would be fenced now; --recovery-dry-run is set, so nothing is changed"
 
+// FenceStatementTooLong is the event of a statement that counts for too long.
+func FenceStatementTooLong(node string) string {
+	return fmt.Sprintf("The statement about the machine is no evidence: it must expire within %d hours after it was written. State it again with kubectl belay fence %s", int(fencing.StatementFor.Hours()), node)
+}
+
+// FenceTooLate is the event of a fencer that did not carry out what a fence asked for, because it is too old by the fencer's clock.
+func FenceTooLate(now time.Time) string {
+	return fmt.Sprintf("The fencer did not ask or command the power switch: what the fence asked for is too old by its clock, which says %s. "+
+		"Either the fencer did not run or could not read the node, or its clock is ahead of the actor's: correct the clock. The actor asks again", now.UTC().Format(time.RFC3339))
+}
+
 // FencePhase is the event of a phase.
 func FencePhase(p fencing.Phase, class fencing.Class) string {
 	switch p {
@@ -72,6 +83,19 @@ func FencePhase(p fencing.Phase, class fencing.Class) string {
 		return "The node was not fenced: it showed a sign of life, was excepted, or the NodeFence was deleted; no pod was deleted"
 	}
 	return string(p)
+}
+
+// FenceWithoutNode is the event of a phase that a fence enters while there is no Node object.
+func FenceWithoutNode(p fencing.Phase, class fencing.Class, f fencing.Fence) string {
+	switch {
+	case p == fencing.Isolating:
+		return "The Node was deleted, so there is nothing to isolate"
+	case p == fencing.Fencing && f.NodeDeleted:
+		return "The Node was deleted: the power switch of its machine is asked, and the machine is not switched off"
+	case p == fencing.Moved:
+		return "No volume is attached to the machine of the deleted Node any more"
+	}
+	return FencePhase(p, class)
 }
 
 // UpstreamForces is the message of the condition of that name.

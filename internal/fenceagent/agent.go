@@ -22,6 +22,13 @@ const (
 // ErrNoIdentity is returned for an agent that cannot report which hardware it switches.
 var ErrNoIdentity = errors.New("the agent does not report the identity of its hardware")
 
+// AgentError is an error about the program itself: it is not installed, or does not describe itself as a fence agent. Other errors of New are
+// about the options.
+type AgentError struct{ error }
+
+// Unwrap returns what is wrong with the program.
+func (e AgentError) Unwrap() error { return e.error }
+
 // Agent is one power switch, and the program that speaks to it.
 type Agent struct {
 	path    string
@@ -44,7 +51,7 @@ var (
 // Find returns the path of an agent in a list of directories, separated by colons.
 func Find(directories, name string) (string, error) {
 	if !agentName.MatchString(name) {
-		return "", fmt.Errorf("agent %q: the name must begin with fence_ and have no slash", name)
+		return "", AgentError{fmt.Errorf("agent %q: the name must begin with fence_ and have no slash", name)}
 	}
 	for _, directory := range filepath.SplitList(directories) {
 		path := filepath.Join(directory, name)
@@ -52,7 +59,7 @@ func Find(directories, name string) (string, error) {
 			return path, nil
 		}
 	}
-	return "", fmt.Errorf("agent %s is not in %s: install it there, or name its directory with --recovery-agent-path", name, directories)
+	return "", AgentError{fmt.Errorf("agent %s is not in %s: install it there, or name its directory with --recovery-agent-path", name, directories)}
 }
 
 // New returns the agent for a power switch. The values of secret are options too, and never appear in an error, an argument or a result.
@@ -104,7 +111,7 @@ func (a *Agent) set(key, value string) error {
 func (a *Agent) checkKnown(ctx context.Context) error {
 	m, err := metadataOf(ctx, a.path)
 	if err != nil {
-		return err
+		return AgentError{err}
 	}
 	for key := range a.options {
 		if !m.has(key) && key != "plug" {

@@ -126,7 +126,7 @@ func (d *decider) isolating() {
 	}
 }
 
-// fencing gathers evidence.
+// fencing looks for evidence.
 func (d *decider) fencing() {
 	source := d.seen.Source
 	switch {
@@ -139,7 +139,18 @@ func (d *decider) fencing() {
 		d.do(Enter{Phase: Tainting, Evidence: PoweredOff})
 	case d.fence.Statement.holds(d.now, d.fence.Boot) && source.allows(d.fence.Boot, time.Time{}):
 		d.do(Enter{Phase: Tainting, Evidence: Stated})
+	case d.seen.OptedOut || d.seen.Maintenance: // a command may have been sent before that
+		d.survived()
 	case !d.storeProven():
+	default:
+		d.gather()
+	}
+}
+
+// gather has the switch asked, or the machine switched off.
+func (d *decider) gather() {
+	source := d.seen.Source
+	switch {
 	case source.Locked:
 		d.wait(SourceLocked, 0)
 	case !source.bound(d.fence.Boot):
@@ -155,7 +166,7 @@ func (d *decider) fencing() {
 	}
 }
 
-// survived handles a node that gave a sign of life after the command to switch it off was stored, and perhaps sent. Once the command cannot
+// survived handles a node that gave a sign of life, or was opted out, after the command to switch it off was stored, and perhaps sent. Once the command cannot
 // be carried out any more and the switch has given its state after that, the fence ends: nothing was deleted. If the machine is off, or falls
 // silent again, the next fence begins with its last sign of life.
 func (d *decider) survived() {
@@ -326,11 +337,16 @@ func (d *decider) proven() bool {
 		d.wait(Contradicted, 0)
 		return false
 	case d.seen.Ended && d.tainted() || d.bracketed():
-		d.out.Proof = Proof{boot: d.fence.Boot, class: d.fence.Evidence, until: d.now.Add(proofFor)}
-		d.wait(Settled, proofFor/2)
+		d.prove()
 		return true
 	}
 	return false
+}
+
+// prove has the decision say that the boot has ended, and be taken again before that no longer counts.
+func (d *decider) prove() {
+	d.out.Proof = Proof{boot: d.fence.Boot, class: d.fence.Evidence, until: d.now.Add(proofFor)}
+	d.wait(Settled, proofFor/2)
 }
 
 func (d *decider) evicting() {
@@ -347,13 +363,15 @@ func (d *decider) evicting() {
 	}
 }
 
+// evict deletes the pods. One that a finalizer keeps does not run, and keeps no volume of another pod: the fence continues once the API server
+// has accepted each delete.
 func (d *decider) evict() {
 	for _, pod := range d.seen.Pods {
 		if !pod.Leaving {
 			d.do(DeletePod{Pod: pod})
 		}
 	}
-	if len(d.seen.Pods) > 0 {
+	if len(d.out.Steps) > 0 {
 		d.wait(AwaitingPods, 0)
 		return
 	}
@@ -376,6 +394,10 @@ func (d *decider) detaching() {
 				d.do(DeleteAttachment{Attachment: a})
 			}
 		}
+		if len(d.seen.Pods) > 0 { // their volumes may be the ones that are left
+			d.wait(AwaitingPods, 0)
+			return
+		}
 		d.wait(AwaitingDetach, 0)
 	}
 }
@@ -393,6 +415,9 @@ func (d *decider) moved() {
 	case back:
 		d.enter(Releasing)
 	default:
+		if d.seen.Ended && d.tainted() { // a VolumeAttachment that was made for an earlier boot may be left
+			d.prove()
+		}
 		d.wait(AwaitingBoot, 0)
 	}
 }
@@ -428,7 +453,26 @@ func (d *decider) cancelled() {
 		d.untaint()
 	case d.seen.Isolated:
 		d.do(Unisolate{NodeUID: d.seen.Now.NodeUID})
+	case d.unfences():
 	default:
 		d.do(Finish{})
 	}
+}
+
+// unfences marks the VolumeAttachments of a boot whose Node was deleted, once a client has deleted the fence: without a Node and a NodeFence
+// nothing else keeps the detector from beginning the next fence at once.
+func (d *decider) unfences() bool {
+	switch {
+	case !d.fence.Deleting || !d.fence.NodeDeleted || d.seen.Exists != No:
+		return false
+	case !d.seen.Listed:
+		d.do(List{})
+		return true
+	}
+	for _, a := range d.seen.Attachments {
+		if !a.Unfenced && !a.Deleting {
+			d.do(Unfence{Attachment: a})
+		}
+	}
+	return len(d.out.Steps) > 0
 }

@@ -17,8 +17,8 @@ func TestFence(t *testing.T) {
 		}
 	}
 	s.until(Moved)
-	if d := s.waits(); d.Reason != AwaitingBoot {
-		t.Fatalf("waits for %s, want AwaitingBoot", d.Reason)
+	if d := s.waits(); d.Reason != AwaitingBoot || d.Proof.Class() != PoweredOff {
+		t.Fatalf("waits for %s, want AwaitingBoot, with the proof %+v", d.Reason, d.Proof)
 	}
 	s.power, s.seen.Now, s.seen.Ready, s.seen.Renewed = PowerOn, boot2, Yes, true
 	s.until(Releasing)
@@ -248,14 +248,22 @@ func TestLiveReadBeforeOff(t *testing.T) {
 
 // TestStatement (class E): a person's word about this machine counts until it expires, and not against a switch that says On.
 func TestStatement(t *testing.T) {
-	said := Statement{By: "jo", Reason: "pulled the plug", Machine: boot1.Machine, Expires: start.Add(time.Hour)}
+	said := Statement{By: "jo", Reason: "pulled the plug", Machine: boot1.Machine, Made: start, Expires: start.Add(time.Hour)}
 	for name, test := range map[string]struct {
 		change func(*stand)
 		want   Phase
 	}{
-		"as it is":                 {func(s *stand) { s.seen.Source = Source{} }, Moved},
-		"other machine":            {func(s *stand) { s.seen.Source = Source{}; s.fence.Statement.Machine = other.Machine }, Fencing},
-		"expired":                  {func(s *stand) { s.seen.Source = Source{}; s.fence.Statement.Expires = start }, Fencing},
+		"as it is":      {func(s *stand) { s.seen.Source = Source{} }, Moved},
+		"other machine": {func(s *stand) { s.seen.Source = Source{}; s.fence.Statement.Machine = other.Machine }, Fencing},
+		"expired":       {func(s *stand) { s.seen.Source = Source{}; s.fence.Statement.Expires = start }, Fencing},
+		"for a day":     {func(s *stand) { s.seen.Source = Source{}; s.fence.Statement.Expires = start.Add(StatementFor) }, Moved},
+		"for more than a day": {func(s *stand) {
+			s.seen.Source, s.fence.Statement.Expires = Source{}, start.Add(StatementFor+2*statementSlack)
+		}, Fencing},
+		"made days ago, for a week": {func(s *stand) {
+			s.seen.Source, s.fence.Statement.Made = Source{}, start.Add(-6*StatementFor)
+		}, Fencing},
+		"made at an unknown time":  {func(s *stand) { s.seen.Source = Source{}; s.fence.Statement.Made = time.Time{} }, Fencing},
 		"without a name":           {func(s *stand) { s.seen.Source = Source{}; s.fence.Statement.By = "" }, Fencing},
 		"no reason":                {func(s *stand) { s.seen.Source = Source{}; s.fence.Statement.Reason = "" }, Fencing},
 		"the switch says On":       {func(s *stand) { s.disobeys = true }, Fencing},
@@ -293,7 +301,7 @@ func TestSilentSwitch(t *testing.T) {
 func TestSwitchThatComesBack(t *testing.T) {
 	s := newStand(t)
 	s.disobeys, s.power = true, PowerUnknown
-	s.fence.Statement = &Statement{By: "jo", Reason: "pulled the plug", Machine: boot1.Machine, Expires: start.Add(time.Hour)}
+	s.fence.Statement = &Statement{By: "jo", Reason: "pulled the plug", Machine: boot1.Machine, Made: start, Expires: start.Add(time.Hour)}
 	s.until(Tainting)
 	for !s.seen.OutOfService {
 		s.turn()
@@ -422,7 +430,7 @@ func TestNoCancelAfterDelete(t *testing.T) {
 		"fence deleted":     func(s *stand) { s.fence.Deleting = true },
 	} {
 		s := newStand(t)
-		s.fence.Statement = &Statement{By: "jo", Reason: "pulled the plug", Machine: boot1.Machine, Expires: start.Add(time.Hour)}
+		s.fence.Statement = &Statement{By: "jo", Reason: "pulled the plug", Machine: boot1.Machine, Made: start, Expires: start.Add(time.Hour)}
 		s.seen.Source = Source{}
 		s.until(Evicting)
 		change(s)

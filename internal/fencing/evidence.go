@@ -116,12 +116,22 @@ type Statement struct {
 	By      string
 	Reason  string
 	Machine string
+	// Made is when it was written, by the clock of the API server; zero if that is unknown.
+	Made    time.Time
 	Expires time.Time
 }
 
+// StatementFor is for how long after it was made a statement may count: a machine that was off yesterday may run today. The minute is for
+// clocks that differ.
+const StatementFor, statementSlack = 24 * time.Hour, time.Minute
+
+// Limited reports whether the statement counts for a day after it was made, at most. Another one is no evidence at any time, and neither is one
+// that was made at an unknown time.
+func (s *Statement) Limited() bool { return s.Expires.Sub(s.Made) <= StatementFor+statementSlack }
+
 // holds reports whether the statement is about this boot's machine, and still in force.
 func (s *Statement) holds(now time.Time, b Boot) bool {
-	return s != nil && s.By != "" && s.Reason != "" && b.Machine != "" && s.Machine == b.Machine && now.Before(s.Expires)
+	return s != nil && s.Limited() && s.By != "" && s.Reason != "" && b.Machine != "" && s.Machine == b.Machine && now.Before(s.Expires)
 }
 
 // Volume names one volume of one driver.

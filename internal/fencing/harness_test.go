@@ -78,6 +78,10 @@ func (s *stand) do(step Step) {
 		seen.Pods = slices.DeleteFunc(seen.Pods, func(p Pod) bool { return p.UID == step.Pod.UID })
 	case DeleteAttachment:
 		seen.Attachments = nil
+	case Unfence:
+		for i := range seen.Attachments {
+			seen.Attachments[i].Unfenced = seen.Attachments[i].Unfenced || seen.Attachments[i].UID == step.Attachment.UID
+		}
 	case List:
 		seen.Listed = true
 	case ProveVolumes:

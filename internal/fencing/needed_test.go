@@ -68,13 +68,24 @@ func TestLiveReadBeforeTaint(t *testing.T) {
 	}
 }
 
-// The VolumeAttachments of a machine without a Node are deleted once its pods are gone, not while they are being deleted.
-func TestDetachingWaitsForPods(t *testing.T) {
+// The VolumeAttachments of a machine without a Node are deleted once the API server has accepted the delete of each pod, and not before. A
+// pod that a finalizer keeps does not run: it keeps no volume of another pod from moving, and is what the fence waits for if it is what is left.
+func TestPodWithFinalizer(t *testing.T) {
 	s := newStand(t)
 	s.until(Evicting)
-	s.seen.Listed, s.seen.Pods[0].Leaving = true, true
-	s.seen.Ended = true
-	if d := Decide(s.now, s.fence, s.seen); d.Reason != AwaitingPods || len(d.Steps) != 0 {
-		t.Errorf("%s, %#v", d.Reason, d.Steps)
+	s.seen.Exists, s.seen.Now, s.seen.OutOfService = No, Boot{}, false
+	stuck := Pod{Namespace: "default", Name: "stuck", UID: "pod-2"}
+	s.seen.Listed, s.seen.Pods, s.seen.Ended = true, []Pod{stuck, {Namespace: "default", Name: "db-0", UID: "pod-1", Leaving: true}}, true
+	if d := Decide(s.now, s.fence, s.seen); d.Reason != AwaitingPods || len(d.Steps) != 1 || d.Steps[0] != Step(DeletePod{Pod: stuck}) {
+		t.Errorf("before the delete was accepted: %s, %#v", d.Reason, d.Steps)
 	}
+	stuck.Leaving = true
+	s.seen.Pods = []Pod{stuck}
+	s.until(Detaching)
+	s.seen.Listed, s.seen.Attachments = true, []Attachment{{Name: "csi-1", UID: "va-1"}, {Name: "csi-2", UID: "va-2", Deleting: true}}
+	d := Decide(s.now, s.fence, s.seen)
+	if d.Reason != AwaitingPods || len(d.Steps) != 1 || d.Steps[0] != Step(DeleteAttachment{Attachment: s.seen.Attachments[0]}) {
+		t.Errorf("while a finalizer keeps a pod: %s, %#v", d.Reason, d.Steps)
+	}
+	s.until(Moved)
 }

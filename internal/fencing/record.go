@@ -127,6 +127,8 @@ type Attachment struct {
 	Volume             Volume
 	// Deleting is set when the delete was accepted.
 	Deleting bool
+	// Unfenced is set when it records that no other fence is to begin for the boot.
+	Unfenced bool
 }
 
 // alive reports whether the boot that is to be fenced shows a sign of life.

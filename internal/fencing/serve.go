@@ -19,10 +19,12 @@ const (
 	ServeStatus
 	// ServeOff: switch off, then ask.
 	ServeOff
-	// ServeRefusal: answer that the command was not sent, because the node shows a sign of life.
+	// ServeRefusal: answer that the command was not sent, because the node shows a sign of life or its owner wants it left alone.
 	ServeRefusal
 	// ServeRead: read Node and lease from the API server, and decide again.
 	ServeRead
+	// ServeLate: report that a command or a question is too old by this process's clock, so that nothing is sent.
+	ServeLate
 )
 
 // Requested is what a NodeFence asks of the fencer, and what the fencer knows itself. It trusts nothing that another process could have got
@@ -39,7 +41,9 @@ type Requested struct {
 	Now     Boot
 	Renewal string
 	ReadAt  time.Time
-	Source  Source
+	// OptedOut and Maintenance are as in Observed: the owner may have set them after the command was stored.
+	OptedOut, Maintenance bool
+	Source                Source
 }
 
 // live reports whether the node was read a moment ago.
@@ -47,13 +51,14 @@ func (r *Requested) live(now time.Time) bool {
 	return r.Exists != Unknown && !r.ReadAt.IsZero() && !now.Before(r.ReadAt) && now.Sub(r.ReadAt) <= LiveFor
 }
 
-// overtaken reports whether the node gave a sign of life since the command was stored. A node of another machine says nothing.
+// overtaken reports whether the node gave a sign of life since the command was stored, or its owner wants it left alone. A node of another
+// machine says nothing.
 func (r *Requested) overtaken() bool {
 	since := r.Now.Since(r.Fence.Boot)
-	return r.Renewal != r.Fence.Intent.Renewal || r.Exists == Yes && since != SameBoot && since != OtherMachine
+	return r.OptedOut || r.Maintenance || r.Renewal != r.Fence.Intent.Renewal || r.Exists == Yes && since != SameBoot && since != OtherMachine
 }
 
-// Overtaken reports whether the node, as it was read last, gave a sign of life since the command was stored.
+// Overtaken reports whether the node, as it was read last, gave a sign of life since the command was stored, or is to be left alone.
 func Overtaken(r Requested) bool { return r.overtaken() }
 
 // questionFor is how long after it was stored a question is answered, by a clock that may differ from the actor's.
@@ -64,6 +69,7 @@ func Serve(now time.Time, r Requested) Service {
 	intent := r.Fence.Intent
 	commanded := r.Fence.Phase == Fencing && intent.open(now) && !r.Answered(intent.Nonce)
 	asked := r.Question.Nonce != "" && now.Sub(r.Question.Asked) < questionFor && !r.Answered(r.Question.Nonce)
+	_, late := r.Late(now)
 	switch {
 	case !r.Source.bound(r.Fence.Boot):
 		return ServeNothing
@@ -77,6 +83,22 @@ func Serve(now time.Time, r Requested) Service {
 		return ServeOff
 	case asked:
 		return ServeStatus
+	case late:
+		return ServeLate
 	}
 	return ServeNothing
+}
+
+// Late returns the nonce of the command, or else of the question, that this process has not served and that is too old by its clock: it did
+// not run, or its clock is ahead of the actor's.
+func (r *Requested) Late(now time.Time) (nonce string, late bool) {
+	intent, question := r.Fence.Intent, r.Question
+	switch {
+	case r.Fence.Phase != Fencing && r.Fence.Phase != Tainting: // what was asked for before that is not waited for any more
+	case r.Fence.Phase == Fencing && r.Fence.offSent() && !intent.open(now) && !r.Answered(intent.Nonce) && !r.Sent(intent.Nonce):
+		return intent.Nonce, true
+	case question.Nonce != "" && now.Sub(question.Asked) >= questionFor && !r.Answered(question.Nonce):
+		return question.Nonce, true
+	}
+	return "", false
 }

@@ -24,11 +24,25 @@ func TestServe(t *testing.T) {
 		"another machine":            {func(r *Requested) { r.Now = other }, ServeOff},
 		"the Node is gone":           {func(r *Requested) { r.Exists, r.Now = No, Boot{} }, ServeOff},
 		"an earlier process sent it": {func(r *Requested) { r.Sent = func(nonce string) bool { return nonce == off } }, ServeStatus},
-		"the command is too old":     {func(r *Requested) { r.Fence.Intent.NotAfter = start }, ServeNothing},
-		"the fence is past Fencing":  {func(r *Requested) { r.Fence.Phase = Tainting }, ServeNothing},
-		"the command is answered":    {func(r *Requested) { r.Answered = func(nonce string) bool { return nonce == off } }, ServeNothing},
-		"a question":                 {func(r *Requested) { r.Fence.Phase, r.Question = Moved, Question{question, start} }, ServeStatus},
+		"the command is too old":     {func(r *Requested) { r.Fence.Intent.NotAfter = start }, ServeLate},
+		"it is too old, and was sent": {func(r *Requested) {
+			r.Fence.Intent.NotAfter, r.Sent = start, func(nonce string) bool { return nonce == off }
+		}, ServeNothing},
+		"it is too old, and answered": {func(r *Requested) {
+			r.Fence.Intent.NotAfter, r.Answered = start, func(nonce string) bool { return nonce == off }
+		}, ServeNothing},
+		"it is too old, and a question is not": {func(r *Requested) {
+			r.Fence.Intent.NotAfter, r.Question = start, Question{question, start}
+		}, ServeStatus},
+		"the owner opted out":       {func(r *Requested) { r.OptedOut = true }, ServeRefusal},
+		"a maintenance is declared": {func(r *Requested) { r.Maintenance = true }, ServeRefusal},
+		"the fence is past Fencing": {func(r *Requested) { r.Fence.Phase = Tainting }, ServeNothing},
+		"the command is answered":   {func(r *Requested) { r.Answered = func(nonce string) bool { return nonce == off } }, ServeNothing},
+		"a question":                {func(r *Requested) { r.Fence.Phase, r.Question = Moved, Question{question, start} }, ServeStatus},
 		"an old question": {func(r *Requested) {
+			r.Fence.Phase, r.Question = Tainting, Question{question, start.Add(-questionFor)}
+		}, ServeLate},
+		"an old question that is not waited for": {func(r *Requested) {
 			r.Fence.Phase, r.Question = Moved, Question{question, start.Add(-questionFor)}
 		}, ServeNothing},
 	} {

@@ -1,6 +1,9 @@
 package fencing
 
-import "time"
+import (
+	"slices"
+	"time"
+)
 
 // Profile is how soon a silent node is suspected. Each assumes settings of the kubelet; a node whose lease lasts longer is given more time.
 type Profile struct {
@@ -90,7 +93,18 @@ func (s *Silences) Renewed(now time.Time, node, renewal string, lease time.Durat
 	s.heard[node] = h
 }
 
-// Forget drops a node whose lease is gone.
+// Missing returns the nodes that were heard and whose leases are not there any more.
+func (s *Silences) Missing(there map[string]bool) (missing []string) {
+	for name := range s.heard {
+		if !there[name] {
+			missing = append(missing, name)
+		}
+	}
+	slices.Sort(missing)
+	return missing
+}
+
+// Forget drops a node. While it has a Node object or a fence, its silence must be known, also if its lease is gone.
 func (s *Silences) Forget(node string) { delete(s.heard, node) }
 
 // Of returns how long a node has been silent, and how long it may be. A node whose lease was never seen is not

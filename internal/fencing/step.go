@@ -62,6 +62,9 @@ type DeletePod struct{ Pod Pod }
 // DeleteAttachment deletes a VolumeAttachment by UID and resourceVersion.
 type DeleteAttachment struct{ Attachment Attachment }
 
+// Unfence records on a VolumeAttachment that no other fence is to begin for the boot.
+type Unfence struct{ Attachment Attachment }
+
 // ProveVolumes stores that volumes of the boot may be taken one by one from now on.
 type ProveVolumes struct{ Volumes []Volume }
 
@@ -81,6 +84,7 @@ func (Untaint) step()          {}
 func (Unisolate) step()        {}
 func (DeletePod) step()        {}
 func (DeleteAttachment) step() {}
+func (Unfence) step()          {}
 func (ProveVolumes) step()     {}
 func (List) step()             {}
 func (Finish) step()           {}

@@ -32,6 +32,13 @@ func OutOfService(node *corev1.Node) bool {
 	})
 }
 
+// OutOfServiceByFence reports whether the out-of-service taint of the node was set by a fence of belay, and by no other client.
+func OutOfServiceByFence(node *corev1.Node) bool {
+	return OutOfService(node) && !slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool {
+		return t.Key == OutOfServiceTaint && !strings.HasPrefix(t.Value, FenceTaintPrefix)
+	})
+}
+
 // CutsAtUnpublish reports whether the driver was declared to cut a node off before it confirms the unpublish of a volume. A driver without
 // attach has no unpublish.
 func CutsAtUnpublish(driver *storagev1.CSIDriver) bool {

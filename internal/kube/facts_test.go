@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -31,6 +32,14 @@ func TestOutOfServiceOfAFence(t *testing.T) {
 		}
 		if OutOfService(node) != test.want || OutOfService(StripNode(node)) != test.want {
 			t.Errorf("%s: %t, in the cache %t, want %t", name, OutOfService(node), OutOfService(StripNode(node)), test.want)
+		}
+		byFence := test.want && strings.HasPrefix(test.value, FenceTaintPrefix)
+		if OutOfServiceByFence(node) != byFence || OutOfServiceByFence(StripNode(node)) != byFence {
+			t.Errorf("%s: set by a fence %t, want %t", name, OutOfServiceByFence(node), byFence)
+		}
+		node.Spec.Taints = append(node.Spec.Taints, corev1.Taint{Key: OutOfServiceTaint, Value: "nodeshutdown", Effect: corev1.TaintEffectNoSchedule})
+		if OutOfServiceByFence(node) {
+			t.Errorf("%s: a person's taint beside it is a fence's", name)
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"encoding/json"
 	"slices"
 	"strconv"
 	"time"
@@ -73,9 +74,29 @@ func FenceState(f *fencingv1.NodeFence) fencing.Fence {
 		s.Untainted = f.Status.Untainted.Time
 	}
 	if x := f.Spec.Statement; x != nil {
-		s.Statement = &fencing.Statement{By: x.By, Reason: x.Reason, Machine: fencing.MachineID(x.MachineID), Expires: x.Expires.Time}
+		s.Statement = &fencing.Statement{By: x.By, Reason: x.Reason, Machine: fencing.MachineID(x.MachineID), Made: statementMade(f), Expires: x.Expires.Time}
 	}
 	return s
+}
+
+// statementMade is when the expiry of the statement was written, as the API server recorded it; zero if it did not.
+func statementMade(f *fencingv1.NodeFence) (at time.Time) {
+	for _, m := range f.ManagedFields {
+		var fields struct {
+			Spec struct {
+				Statement struct {
+					Expires json.RawMessage `json:"f:expires"`
+				} `json:"f:statement"`
+			} `json:"f:spec"`
+		}
+		if m.Time == nil || m.FieldsV1 == nil || json.Unmarshal(m.FieldsV1.GetRawBytes(), &fields) != nil || fields.Spec.Statement.Expires == nil {
+			continue
+		}
+		if at.IsZero() || m.Time.Time.Before(at) {
+			at = m.Time.Time
+		}
+	}
+	return at
 }
 
 // provenBy is the class of evidence with which the fence left Fencing.

@@ -34,6 +34,9 @@ const (
 	FencedBootAnnotation = "belay.dev/fenced-boot"
 	// FenceEpochAnnotation on a Node is the epoch of the latest NodeFence of the node.
 	FenceEpochAnnotation = "belay.dev/fence-epoch"
+	// UnfencedBootAnnotation on a VolumeAttachment of a deleted Node is the boot ID whose NodeFence a client deleted: recovery begins no other
+	// one for that boot.
+	UnfencedBootAnnotation = "belay.dev/unfenced-boot"
 	// IsolationTaint on a Node, with the effect NoSchedule and a value as of the out-of-service taint, keeps new pods from a node that is
 	// being fenced, or was released a moment ago.
 	IsolationTaint = "fencing.belay.dev/isolated"

@@ -240,7 +240,7 @@ func CalledByBelay(attachment *storagev1.VolumeAttachment) bool {
 // attachmentAnnotations are those that the controller reads.
 var attachmentAnnotations = []string{
 	DetachRequestedAnnotation, VolumeHandleAnnotation, NodeUIDAnnotation, BootIDAnnotation, SystemUUIDAnnotation,
-	ProviderIDAnnotation,
+	ProviderIDAnnotation, UnfencedBootAnnotation,
 }
 
 func stripDriver(driver *storagev1.CSIDriver) *storagev1.CSIDriver {

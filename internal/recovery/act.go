@@ -2,6 +2,7 @@ package recovery
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"slices"
 	"strconv"
@@ -55,6 +56,8 @@ func (t *turn) act(ctx context.Context, step fencing.Step) error {
 		return t.deletePod(ctx, s.Pod)
 	case fencing.DeleteAttachment:
 		return t.deleteAttachment(ctx, s.Attachment)
+	case fencing.Unfence:
+		return t.unfence(ctx, s.Attachment)
 	case fencing.ProveVolumes:
 		return t.proveVolumes(ctx, len(s.Volumes))
 	case fencing.Finish:
@@ -102,7 +105,11 @@ func (t *turn) enter(ctx context.Context, s fencing.Enter) error {
 	}
 	log.FromContext(ctx).Info("Fence entered phase", "phase", s.Phase, "from", before, "evidence", s.Evidence, "epoch", t.fence.Spec.Epoch)
 	t.Metrics.Entered(t.fence.Name, s.Phase, t.now().Sub(t.fence.CreationTimestamp.Time))
-	t.events.Eventf(t.regarding(), t.fence, eventType(s.Phase), string(s.Phase), "Fence", "%s", explain.FencePhase(s.Phase, s.Evidence))
+	text := explain.FencePhase(s.Phase, s.Evidence)
+	if t.node == nil {
+		text = explain.FenceWithoutNode(s.Phase, s.Evidence, fenceState(t.fence))
+	}
+	t.events.Eventf(t.regarding(), t.fence, eventType(s.Phase), string(s.Phase), "Fence", "%s", text)
 	return nil
 }
 
@@ -281,7 +288,23 @@ func (t *turn) deleteAttachment(ctx context.Context, a fencing.Attachment) error
 	return nil
 }
 
-// gone reports whether a delete found nothing, or another object or version: then it is listed and decided again.
+// unfence records on a VolumeAttachment, bound to its UID and version, that no other fence is to begin for the boot.
+func (t *turn) unfence(ctx context.Context, a fencing.Attachment) error {
+	va := &storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: a.Name}}
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{
+		"uid": a.UID, "resourceVersion": a.Version, "annotations": map[string]string{kube.UnfencedBootAnnotation: t.fence.Spec.BootID},
+	}})
+	if err != nil {
+		return fmt.Errorf("encode the annotation of VolumeAttachment %s: %w", a.Name, err)
+	}
+	if err := t.client.Patch(ctx, va, client.RawPatch(types.MergePatchType, patch)); err != nil && !gone(err) {
+		return fmt.Errorf("record on VolumeAttachment %s that its boot is not fenced again: %w", a.Name, err)
+	}
+	log.FromContext(ctx).Info("Recorded on a VolumeAttachment that its boot is not fenced again", "attachment", a.Name)
+	return nil
+}
+
+// gone reports whether a write found nothing, or another object or version: then it is listed and decided again.
 func gone(err error) bool { return apierrors.IsNotFound(err) || apierrors.IsConflict(err) }
 
 // finish drops the finalizer. A finished fence stays as a record until the next one, or until a client deletes it.

@@ -2,6 +2,7 @@ package recovery
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -15,6 +16,7 @@ import (
 
 	fencingv1 "belay.dev/belay/api/fencing/v1alpha1"
 	"belay.dev/belay/internal/decision"
+	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/fencing"
 )
 
@@ -45,6 +47,8 @@ type memory struct {
 	ended       bool
 	// alive is when this process first saw that the lease was renewed since the fence was created.
 	alive time.Time
+	// unlimited is the expiry of the statement that was reported because it counts for too long.
+	unlimited time.Time
 	// waits is the reason that was reported last.
 	waits decision.Reason
 	// left is what is left of the boot, as the API server itself said; nil if it was not asked since the last write.
@@ -108,7 +112,9 @@ func (t *turn) decide(ctx context.Context) (d fencing.Decision, done bool, err e
 	if err != nil {
 		return d, true, err
 	}
-	d = fencing.Decide(t.now(), fenceState(t.fence), seen)
+	state := fenceState(t.fence)
+	t.reportStatement(ctx, state.Statement)
+	d = fencing.Decide(t.now(), state, seen)
 	if c := d.Proof.Class(); c != "" && c != fencing.StorageFenced {
 		t.mem.ended = true
 	}
@@ -116,14 +122,29 @@ func (t *turn) decide(ctx context.Context) (d fencing.Decision, done bool, err e
 	if len(d.Steps) == 0 {
 		return d, true, t.waiting(ctx, d.Reason, seen)
 	}
-	for _, s := range d.Steps {
-		if err := t.act(ctx, s); err != nil {
-			return d, true, err
-		}
+	var failed error
+	for _, s := range d.Steps { // there are several only to delete, and one that is refused keeps none of the others
+		failed = errors.Join(failed, t.act(ctx, s))
+	}
+	if failed != nil {
+		return d, true, failed
 	}
 	// A question has been stored: its answer is an event.
 	_, asked := d.Steps[0].(fencing.Ask)
 	return d, asked, nil
+}
+
+// reasonStatement is the reason of the event about a statement that is no evidence.
+const reasonStatement = "StatementTooLong"
+
+// reportStatement reports once that a person's statement is no evidence because it counts for too long.
+func (t *turn) reportStatement(ctx context.Context, s *fencing.Statement) {
+	if s == nil || s.Limited() || t.mem.unlimited.Equal(s.Expires) {
+		return
+	}
+	t.mem.unlimited = s.Expires
+	log.FromContext(ctx).Info("The statement is no evidence", "reason", reasonStatement)
+	t.events.Eventf(t.regarding(), t.fence, corev1.EventTypeWarning, reasonStatement, "Fence", "%s", explain.FenceStatementTooLong(t.fence.Name))
 }
 
 // result says when to decide again without an event.

@@ -39,7 +39,7 @@ func (d *detector) deleted(ctx context.Context, nodes map[string]*corev1.Node, s
 }
 
 // bootsWithoutNode returns, by node, the boot that VolumeAttachments record whose Node is gone: the one that the node's power switch is bound
-// to, else the one of the newest VolumeAttachment. Another attach/detach controller records none: then it is what the switch is bound to.
+// to, else the one of the newest VolumeAttachment. A boot whose fence a client has deleted is none. Another attach/detach controller records none: then it is what the switch is bound to.
 func bootsWithoutNode(attachments *storagev1.VolumeAttachmentList, nodes map[string]*corev1.Node, sources *fencingv1.FenceSourceList) map[string]fencing.Boot {
 	bound := map[string]fencing.Boot{}
 	for i := range sources.Items {
@@ -56,6 +56,9 @@ func bootsWithoutNode(attachments *storagev1.VolumeAttachmentList, nodes map[str
 		if boot.ID == "" && boot.Machine == "" && bound[name].ID != "" {
 			boot = bound[name]
 		}
+		if va.Annotations[kube.UnfencedBootAnnotation] == boot.ID && boot.ID != "" {
+			continue // a client has deleted the fence of this boot
+		}
 		known, ok := found[name]
 		at := newest[name]
 		if !ok || known != bound[name] && (boot == bound[name] || at.Before(&va.CreationTimestamp)) {
@@ -63,6 +66,19 @@ func bootsWithoutNode(attachments *storagev1.VolumeAttachmentList, nodes map[str
 		}
 	}
 	return found
+}
+
+// leftBehind reports whether the API server itself has VolumeAttachments of a boot without a Node: those in the cache may be from before a fence
+// of the boot was deleted.
+func (d *detector) leftBehind(ctx context.Context, boot fencing.Boot) (bool, error) {
+	attachments, sources := &storagev1.VolumeAttachmentList{}, &fencingv1.FenceSourceList{}
+	if err := d.live.List(ctx, attachments); err != nil {
+		return false, fmt.Errorf("list VolumeAttachments: %w", err)
+	}
+	if err := d.client.List(ctx, sources, client.UnsafeDisableDeepCopy); err != nil {
+		return false, fmt.Errorf("list FenceSources in the cache: %w", err)
+	}
+	return bootsWithoutNode(attachments, nil, sources)[boot.Node] == boot, nil
 }
 
 // recordedBoot is the boot that belay's attach/detach controller recorded on a VolumeAttachment.

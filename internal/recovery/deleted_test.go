@@ -1,6 +1,7 @@
 package recovery
 
 import (
+	"context"
 	"maps"
 	"strings"
 	"testing"
@@ -9,11 +10,13 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	fencingv1 "belay.dev/belay/api/fencing/v1alpha1"
 	"belay.dev/belay/internal/fencing"
 	"belay.dev/belay/internal/kube"
+	"belay.dev/belay/internal/testing/fixture"
 	"belay.dev/belay/internal/testing/wait"
 )
 
@@ -93,6 +96,13 @@ func TestDeletedNodeOfARunningMachine(t *testing.T) {
 	if f.Status.Advice == "" || m.moved() {
 		t.Errorf("advice %q, moved %t", f.Status.Advice, m.moved())
 	}
+	events := &corev1.EventList{}
+	must(t, s.client.List(t.Context(), events))
+	for _, e := range events.Items {
+		if strings.Contains(e.Message, "is to be switched off") || strings.Contains(e.Message, "scheduled to the node") {
+			t.Errorf("the event %s of a deleted Node: %s", e.Reason, e.Message)
+		}
+	}
 	if l := proofs.Life(fencing.Boot{Node: m.name}); !l.Of(boot) || l.Sign() != fencing.SaysOn {
 		t.Error("the controller in the same process is not told that the machine runs")
 	}
@@ -162,6 +172,14 @@ func TestBootsWithoutNode(t *testing.T) {
 		}}}
 	}
 	old, last := va("a", "b1", time.Hour), va("b", "b2", time.Minute)
+	unfenced := func(id string, v storagev1.VolumeAttachment) storagev1.VolumeAttachment {
+		v.Annotations = maps.Clone(v.Annotations)
+		if v.Annotations == nil {
+			v.Annotations = map[string]string{}
+		}
+		v.Annotations[kube.UnfencedBootAnnotation] = id
+		return v
+	}
 	for name, c := range map[string]struct {
 		attachments []storagev1.VolumeAttachment
 		bound       string
@@ -174,6 +192,9 @@ func TestBootsWithoutNode(t *testing.T) {
 		"the bound one, listed last": {[]storagev1.VolumeAttachment{last, old}, "b1", nil, map[string]fencing.Boot{"n1": boot("b1")}},
 		"not recorded":               {[]storagev1.VolumeAttachment{va("a", "", 0)}, "b3", nil, map[string]fencing.Boot{"n1": boot("b3")}},
 		"unknown":                    {[]storagev1.VolumeAttachment{va("a", "", 0)}, "", nil, map[string]fencing.Boot{"n1": {Node: "n1"}}},
+		"unfenced":                   {[]storagev1.VolumeAttachment{unfenced("b2", last)}, "", nil, map[string]fencing.Boot{}},
+		"unfenced, not recorded":     {[]storagev1.VolumeAttachment{unfenced("b3", va("a", "", 0))}, "b3", nil, map[string]fencing.Boot{}},
+		"an earlier boot unfenced":   {[]storagev1.VolumeAttachment{unfenced("b1", last)}, "", nil, map[string]fencing.Boot{"n1": boot("b2")}},
 		"there is a Node":            {[]storagev1.VolumeAttachment{old}, "b1", map[string]*corev1.Node{"n1": {}}, map[string]fencing.Boot{}},
 	} {
 		got := bootsWithoutNode(&storagev1.VolumeAttachmentList{Items: c.attachments}, c.nodes, sources(c.bound))
@@ -181,4 +202,60 @@ func TestBootsWithoutNode(t *testing.T) {
 			t.Errorf("%s: %v, want %v", name, got, c.want)
 		}
 	}
+}
+
+// TestPodWithFinalizer: a pod that a finalizer keeps on a machine that is off keeps no volume of another pod from moving, with a Node and
+// without one.
+func TestPodWithFinalizer(t *testing.T) {
+	for name, deleted := range map[string]bool{"the Node is there": false, "the Node is deleted": true} {
+		t.Run(name, func(t *testing.T) {
+			s := newSite(t)
+			s.fleet("n2", "n3", "n4")
+			m := s.machine("n1")
+			stuck := fixture.Pod("default", "n1-a-stuck", m.name)
+			stuck.Finalizers = []string{"example.com/keep"}
+			must(t, s.client.Create(t.Context(), stuck))
+			t.Cleanup(func() {
+				must(t, client.IgnoreNotFound(s.client.Patch(context.Background(), stuck, client.RawPatch(types.MergePatchType, []byte(`{"metadata": {"finalizers": null}}`)))))
+			})
+			m.workload()
+			m.recorded()
+			m.source()
+			s.run()
+			m.bound()
+			m.dies(fencing.PowerOff)
+			if deleted {
+				m.vanishes()
+			}
+			wait.Until(t, "nothing of the other pod is left", m.moved)
+			m.past(fencing.Detaching)
+			if !m.exists(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: stuck.Name}}) {
+				t.Error("the finalizer did not keep the pod")
+			}
+		})
+	}
+}
+
+// TestUnfenceADeletedNodeAtTheAPI: a person who deletes the fence of a deleted Node has it stay so, although the machine runs and its volumes
+// are attached. Once the record is taken off, the next fence has a higher epoch.
+func TestUnfenceADeletedNodeAtTheAPI(t *testing.T) {
+	s := newSite(t)
+	s.fleet("n2", "n3", "n4")
+	m := s.machine("n1")
+	m.workload()
+	m.recorded()
+	m.source()
+	s.run()
+	m.bound()
+	m.vanishes()
+	f := m.waits("its power switch says On")
+	must(t, s.client.Delete(t.Context(), f))
+	wait.Until(t, "the fence is gone", func() bool { return m.fence() == nil })
+	time.Sleep(2 * deletedEvery) // nothing must happen
+	if m.fence() != nil || m.moved() {
+		t.Fatalf("fenced again: %+v, moved %t", m.fence(), m.moved())
+	}
+	va := &storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: m.name + "-va"}}
+	must(t, s.client.Patch(t.Context(), va, client.RawPatch(types.MergePatchType, []byte(`{"metadata": {"annotations": {"belay.dev/unfenced-boot": null}}}`))))
+	wait.Until(t, "the next fence has a higher epoch", func() bool { next := m.fence(); return next != nil && next.Spec.Epoch > f.Spec.Epoch })
 }

@@ -266,33 +266,29 @@ func (d *detector) suspect(ctx context.Context, n fencing.Node) error {
 		}
 		return nil
 	}
-	node, old := &corev1.Node{}, &fencingv1.NodeFence{}
-	err := d.live.Get(ctx, client.ObjectKey{Name: name}, old)
-	switch {
-	case err == nil && !finished(old):
-		return nil // the cache does not have it yet
-	case err == nil:
-		if err := d.client.Delete(ctx, old, client.Preconditions{UID: &old.UID, ResourceVersion: &old.ResourceVersion}); err != nil {
-			return client.IgnoreNotFound(fmt.Errorf("delete the finished NodeFence %s: %w", name, err))
-		}
-	case !apierrors.IsNotFound(err):
-		return fmt.Errorf("read NodeFence %s: %w", name, err)
-	}
+	node := &corev1.Node{}
 	trigger, text := fencingv1.TriggerNodeSilent, explain.FenceSuspected(n.Silent)
 	switch err := d.live.Get(ctx, client.ObjectKey{Name: name}, node); {
 	case apierrors.IsNotFound(err) && n.Deleted:
+		if left, err := d.leftBehind(ctx, n.Boot); err != nil || !left {
+			return err
+		}
 		node, trigger, text = nodeRef(n.Boot), fencingv1.TriggerNodeDeleted, explain.FenceNodeDeleted
 	case err != nil:
 		return fmt.Errorf("read node %s: %w", name, err)
 	case n.Deleted || bootOf(node) != n.Boot:
 		return nil // it changed in this moment
 	}
+	old, err := d.replace(ctx, name)
+	if err != nil || old == nil {
+		return err
+	}
 	stored, _ := strconv.ParseInt(node.Annotations[kube.FenceEpochAnnotation], 10, 64)
 	fence := &fencingv1.NodeFence{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Finalizers: []string{finalizer}},
 		Spec: fencingv1.NodeFenceSpec{
 			NodeName: name, NodeUID: n.Boot.NodeUID, BootID: n.Boot.ID, MachineID: n.Boot.Machine,
-			Epoch: max(stored, old.Spec.Epoch) + 1, Trigger: trigger, LastRenewal: n.Renewal, Release: fencingv1.ReleaseAuto,
+			Epoch: max(max(stored, old.Spec.Epoch)+1, d.now().Unix()), Trigger: trigger, LastRenewal: n.Renewal, Release: fencingv1.ReleaseAuto,
 		},
 	}
 	if err := d.client.Create(ctx, fence); err != nil {
@@ -301,6 +297,25 @@ func (d *detector) suspect(ctx context.Context, n fencing.Node) error {
 	logger.Info("Fencing node", "fence", fence.Name, "epoch", fence.Spec.Epoch, "reason", trigger)
 	d.events.Eventf(node, fence, corev1.EventTypeWarning, string(fencing.Suspected), "Fence", "%s", text)
 	return nil
+}
+
+// replace removes the record of a finished fence, and returns it: an empty one if there was none, nil if a fence is not finished. The epoch of
+// the next fence is higher, and no lower than the time: the Node and the record may both have been deleted since an earlier one.
+func (d *detector) replace(ctx context.Context, name string) (*fencingv1.NodeFence, error) {
+	old := &fencingv1.NodeFence{}
+	err := d.live.Get(ctx, client.ObjectKey{Name: name}, old)
+	switch {
+	case apierrors.IsNotFound(err):
+		return old, nil
+	case err != nil:
+		return nil, fmt.Errorf("read NodeFence %s: %w", name, err)
+	case !finished(old):
+		return nil, nil //nolint:nilnil // the cache does not have it yet
+	}
+	if err := d.client.Delete(ctx, old, client.Preconditions{UID: &old.UID, ResourceVersion: &old.ResourceVersion}); err != nil {
+		return nil, client.IgnoreNotFound(fmt.Errorf("delete the finished NodeFence %s: %w", name, err))
+	}
+	return old, nil
 }
 
 // dryRun marks in held that the node would be fenced.

@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	fencingv1 "belay.dev/belay/api/fencing/v1alpha1"
+	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/fencing"
 )
 
@@ -125,8 +126,11 @@ func (f *fencer) serve(ctx context.Context, state *sourceState, source *fencingv
 				return 0, err
 			}
 		case fencing.ServeRefusal:
-			log.FromContext(ctx).Info("Did not switch off: the node shows a sign of life", "nonce", r.Fence.Intent.Nonce)
-			return lookEvery, f.answer(ctx, state, fence, r.Fence.Intent.Nonce, reply{raw: "not sent: the node shows a sign of life"})
+			log.FromContext(ctx).Info("Did not switch off: the node shows a sign of life, or is to be left alone", "nonce", r.Fence.Intent.Nonce)
+			return lookEvery, f.answer(ctx, state, fence, r.Fence.Intent.Nonce, reply{raw: notSent})
+		case fencing.ServeLate:
+			f.reportLate(ctx, state, fence, r)
+			return lookEvery, nil
 		case fencing.ServeStatus, fencing.ServeOff:
 			return lookEvery, f.call(ctx, state, source, fence, r, s == fencing.ServeOff)
 		}
@@ -181,6 +185,7 @@ func (f *fencer) readNode(ctx context.Context, r *fencing.Requested) error {
 		return fmt.Errorf("read node %s and its lease: no answer of the API server", t.fence.Name)
 	}
 	r.Exists, r.Now, r.Renewal, r.ReadAt = seen.Exists, seen.Now, seen.Renewal, seen.ReadAt
+	r.OptedOut, r.Maintenance = seen.OptedOut, seen.Maintenance
 	return nil
 }
 
@@ -220,7 +225,7 @@ func (f *fencer) call(ctx context.Context, state *sourceState, source *fencingv1
 			return err
 		}
 		if r.Fence = fenceState(fence); fencing.Overtaken(r) {
-			return f.answer(ctx, state, fence, nonce, reply{raw: "not sent: the node shows a sign of life"})
+			return f.answer(ctx, state, fence, nonce, reply{raw: notSent})
 		}
 	}
 	a := levels.ask(ctx, machine, knownLevels(source))
@@ -228,6 +233,22 @@ func (f *fencer) call(ctx context.Context, state *sourceState, source *fencingv1
 		setFenceReady(source, metav1.ConditionFalse, reasonNoAnswer, "asked while the node was being fenced: "+truncate(a.raw, 900))
 	}
 	return errors.Join(f.answer(ctx, state, fence, nonce, a), f.storeSource(context.WithoutCancel(ctx), source, before))
+}
+
+// notSent is the answer to a command that fencing.Serve or the last read refused.
+const notSent = "not sent: the node shows a sign of life, or is to be left alone by its owner"
+
+// reasonLate is the reason of the event about a command or a question that was not carried out because it was too old.
+const reasonLate = "RequestTooOld"
+
+// reportLate reports once that the fence asked for something that is too old by this process's clock. Nothing is sent, and nothing is answered:
+// the actor asks again.
+func (f *fencer) reportLate(ctx context.Context, state *sourceState, fence *fencingv1.NodeFence, r fencing.Requested) {
+	now := f.now()
+	nonce, _ := r.Late(now)
+	state.answered[nonce] = true
+	log.FromContext(ctx).Info("Did not serve the fence: what it asks for is too old by the clock of this process", "reason", reasonLate, "nonce", nonce, "notAfter", r.Fence.Intent.NotAfter)
+	f.events.Eventf(nodeRef(r.Fence.Boot), fence, corev1.EventTypeWarning, reasonLate, "Fence", "%s", explain.FenceTooLate(now))
 }
 
 // answer appends the answer to a nonce to the record.
@@ -338,7 +359,7 @@ func (f *fencer) check(ctx context.Context, source *fencingv1.FenceSource, node 
 	}
 	levels, version, err := f.dial(ctx, source)
 	if err != nil {
-		cannot(reasonSecret, truncate(err.Error(), 1024))
+		cannot(dialReason(err), truncate(err.Error(), 1024))
 		return
 	}
 	worked, may := mayLogin(source, version)

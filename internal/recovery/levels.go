@@ -13,6 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	fencingv1 "belay.dev/belay/api/fencing/v1alpha1"
+	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/fencing"
 	"belay.dev/belay/internal/kube"
 )
@@ -39,6 +40,19 @@ func (r reply) machine(bound string) string {
 	return r.hardware
 }
 
+var errDial = errors.New("configure fence agent")
+
+// dialReason is the reason of the condition FenceReady for an error of dial.
+func dialReason(err error) string {
+	switch {
+	case errors.Is(err, ErrNoAgent):
+		return string(explain.AgentUnusable)
+	case errors.Is(err, errDial):
+		return string(explain.OptionsRefused)
+	}
+	return reasonSecret
+}
+
 // dial returns the switches of a node, and the versions of the Secrets that they log in with.
 func (f *fencer) dial(ctx context.Context, source *fencingv1.FenceSource) (levels, string, error) {
 	var all levels
@@ -57,7 +71,7 @@ func (f *fencer) dial(ctx context.Context, source *fencingv1.FenceSource) (level
 			}
 			s, err := f.Dial(feed, data)
 			if err != nil {
-				return nil, "", fmt.Errorf("configure fence agent %s: %w", feed.Agent, err)
+				return nil, "", fmt.Errorf("%w %s: %w", errDial, feed.Agent, err)
 			}
 			switches = append(switches, s)
 		}

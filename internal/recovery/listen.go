@@ -8,9 +8,11 @@ import (
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
+	fencingv1 "belay.dev/belay/api/fencing/v1alpha1"
 	"belay.dev/belay/internal/fencing"
 	"belay.dev/belay/internal/kube"
 )
@@ -42,16 +44,36 @@ func (l *listener) tick(ctx context.Context) error {
 	if err := l.client.List(ctx, leases, client.InNamespace(corev1.NamespaceNodeLease), client.UnsafeDisableDeepCopy); err != nil {
 		return fmt.Errorf("list leases of nodes in the cache: %w", err)
 	}
-	now := l.now()
+	l.forget(ctx, l.take(ctx, leases))
+	return nil
+}
+
+// take records all leases, and returns the nodes that were heard and have none.
+func (l *listener) take(ctx context.Context, leases *coordinationv1.LeaseList) []string {
+	now, there := l.now(), make(map[string]bool, len(leases.Items))
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.silences.Tick(now) {
 		log.FromContext(ctx).Info("Counting the silence of all nodes from now", "detail", "the API server or this process did not respond for a while")
 	}
 	for i := range leases.Items {
+		there[leases.Items[i].Name] = true
 		l.renewed(now, &leases.Items[i])
 	}
-	return nil
+	return l.silences.Missing(there)
+}
+
+// forget drops those of the nodes that have neither a Node object nor a NodeFence: nothing is decided about their silence any more.
+func (l *listener) forget(ctx context.Context, nodes []string) {
+	for _, name := range nodes {
+		key := client.ObjectKey{Name: name}
+		if !apierrors.IsNotFound(l.client.Get(ctx, key, &corev1.Node{})) || !apierrors.IsNotFound(l.client.Get(ctx, key, &fencingv1.NodeFence{})) {
+			continue
+		}
+		l.mu.Lock()
+		l.silences.Forget(name)
+		l.mu.Unlock()
+	}
 }
 
 // heard records a lease that was read from the API server itself.

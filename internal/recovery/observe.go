@@ -175,6 +175,7 @@ func (t *turn) ofBoot(list *storagev1.VolumeAttachmentList) (left []fencing.Atta
 			continue
 		}
 		a := fencing.Attachment{Name: va.Name, UID: string(va.UID), Version: va.ResourceVersion, Deleting: va.DeletionTimestamp != nil}
+		a.Unfenced = va.Annotations[kube.UnfencedBootAnnotation] == t.fence.Spec.BootID
 		if volume, ok := kube.VolumeOfAttachment(va); ok {
 			a.Volume = fencing.Volume{Driver: volume.Driver, Handle: volume.Handle}
 		}

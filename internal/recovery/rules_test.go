@@ -2,7 +2,9 @@ package recovery
 
 import (
 	"errors"
+	"fmt"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -46,8 +48,10 @@ func TestEpoch(t *testing.T) {
 	node := nodeOf("n1", 6)
 	old := &fencingv1.NodeFence{ObjectMeta: metav1.ObjectMeta{Name: "n1"}, Spec: fencingv1.NodeFenceSpec{NodeName: "n1", Epoch: 8}}
 	old.Status.Phase = fencingv1.Phase(fencing.Released)
-	for want, objects := range map[int64][]client.Object{7: {node}, 9: {node.DeepCopy(), old}, 1: {nodeOf("n1", 0)}} {
+	const now = 5
+	for want, objects := range map[int64][]client.Object{7: {node}, 9: {node.DeepCopy(), old}, now: {nodeOf("n1", 0)}} {
 		p := partsOver(nil, objects...)
+		p.now = func() time.Time { return time.Unix(now, 0) }
 		d := &detector{parts: p, held: map[string]hold{}}
 		must(t, d.suspect(t.Context(), fencing.Node{Boot: bootOf(node)}))
 		f := &fencingv1.NodeFence{}
@@ -55,6 +59,27 @@ func TestEpoch(t *testing.T) {
 		if f.Spec.Epoch != want || len(f.Finalizers) != 1 || finished(f) {
 			t.Errorf("epoch %d with finalizers %v, want %d", f.Spec.Epoch, f.Finalizers, want)
 		}
+	}
+}
+
+// TestEpochOfARecreatedNode (hole 13): a Node that was deleted and registered again has no epoch, and is looked at in a moment in which it
+// changes. The record of the fence before stays until the next fence takes its epoch over.
+func TestEpochOfARecreatedNode(t *testing.T) {
+	old := &fencingv1.NodeFence{ObjectMeta: metav1.ObjectMeta{Name: "n1"}, Spec: fencingv1.NodeFenceSpec{NodeName: "n1", Epoch: 8}}
+	old.Status.Phase = fencingv1.Phase(fencing.Released)
+	again := nodeOf("n1", 0)
+	p := partsOver(nil, again, old)
+	p.now = func() time.Time { return time.Unix(5, 0) }
+	d := &detector{parts: p, held: map[string]hold{}}
+	before := bootOf(again)
+	before.ID = "boot-before"
+	must(t, d.suspect(t.Context(), fencing.Node{Boot: before}))
+	must(t, p.client.Get(t.Context(), client.ObjectKey{Name: "n1"}, old))
+	must(t, d.suspect(t.Context(), fencing.Node{Boot: bootOf(again)}))
+	f := &fencingv1.NodeFence{}
+	must(t, p.client.Get(t.Context(), client.ObjectKey{Name: "n1"}, f))
+	if f.Spec.Epoch != 9 {
+		t.Errorf("epoch %d after 8", f.Spec.Epoch)
 	}
 }
 
@@ -147,6 +172,44 @@ func TestEvictable(t *testing.T) {
 		pod := &corev1.Pod{}
 		if c.change(pod); evictable(pod) != c.want {
 			t.Errorf("%s: %t, want %t", name, !c.want, c.want)
+		}
+	}
+}
+
+// TestForgottenNodes: the silence of a node is known as long as it has a lease, a Node object or a fence, and is forgotten after that.
+func TestForgottenNodes(t *testing.T) {
+	node, lease, fence := nodeOf("n1", 0), leaseOf("n1"), &fencingv1.NodeFence{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}
+	p := partsOver(nil, node, lease, fence)
+	for _, goes := range []client.Object{nil, lease, node, fence} {
+		if goes != nil {
+			must(t, p.client.Delete(t.Context(), goes))
+		}
+		must(t, p.ear.tick(t.Context()))
+		if _, _, known := p.ear.of("n1"); known == (goes == fence) {
+			t.Errorf("after the delete of %T: known %t", goes, known)
+		}
+	}
+}
+
+// TestReasonsOfASourceThatCannotBeAsked: an agent that is not there, an option that it does not have and a Secret that cannot be read each have
+// a reason of their own.
+func TestReasonsOfASourceThatCannotBeAsked(t *testing.T) {
+	for want, c := range map[string]struct {
+		failed error
+		secret *fencingv1.SecretReference
+	}{
+		"AgentUnusable":    {fmt.Errorf("%w: agent fence_x is not in /usr/sbin", ErrNoAgent), nil},
+		"OptionsRefused":   {errors.New("agent fence_x has no option colour"), nil},
+		"SecretUnreadable": {nil, &fencingv1.SecretReference{Namespace: "default", Name: "none"}},
+	} {
+		source := sourceOf("n1", "bmc")
+		source.Spec.Levels[0].Feeds[0].SecretRef = c.secret
+		p := partsOver(func(fencingv1.Feed, map[string][]byte) (Switch, error) { return nil, c.failed }, source, nodeOf("n1", 0))
+		f := &fencer{parts: p, sources: map[string]*sourceState{}}
+		f.check(t.Context(), source, nodeOf("n1", 0), false)
+		got := meta.FindStatusCondition(source.Status.Conditions, conditionFenceReady)
+		if got == nil || got.Reason != want || got.Status != metav1.ConditionFalse || c.failed != nil && !strings.Contains(got.Message, c.failed.Error()) {
+			t.Errorf("%+v, want %s", got, want)
 		}
 	}
 }

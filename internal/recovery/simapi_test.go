@@ -173,7 +173,8 @@ func newList(kind string) client.ObjectList {
 
 func newAPI(objects ...client.Object) client.Client {
 	return fake.NewClientBuilder().WithScheme(scheme).WithObjects(objects...).
-		WithStatusSubresource(&fencingv1.NodeFence{}, &fencingv1.FenceSource{}, &corev1.Node{}).Build()
+		WithStatusSubresource(&fencingv1.NodeFence{}, &fencingv1.FenceSource{}, &corev1.Node{}).
+		WithReturnManagedFields().Build() // how old a statement is
 }
 
 // stored are the objects of a kind, by namespace and name. They are shared, and never changed.

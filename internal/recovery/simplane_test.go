@@ -230,6 +230,7 @@ func (m *hardware) uses(volume string) bool {
 
 // forces reports whether the controller detaches a volume that may be in use.
 func (p *plane) forces(va *storagev1.VolumeAttachment) bool {
+	proven := p.detaches != withProofs
 	if p.detaches == withProofs {
 		boot := fencing.Boot{Node: va.Spec.NodeName, ID: va.Annotations[kube.BootIDAnnotation], Machine: machineID(va.Labels["machine"])}
 		if node := p.node(va.Spec.NodeName); node != nil {
@@ -240,10 +241,13 @@ func (p *plane) forces(va *storagev1.VolumeAttachment) bool {
 		}
 		for _, process := range p.processes {
 			volume := fencing.Volume{Driver: va.Spec.Attacher, Handle: *va.Spec.Source.PersistentVolumeName}
-			if proof := process.proofs.Of(va.Spec.NodeName); proof.Holds(boot, volume) {
+			proof := process.proofs.Of(va.Spec.NodeName)
+			if proof.Holds(boot, volume) {
 				p.byStorage = proof.Class() == fencing.StorageFenced
 				return true
 			}
+			node := p.node(va.Spec.NodeName)
+			proven = proven || node != nil && proof.Class() != "" && proof.Class() != fencing.StorageFenced && proof.Boot() == bootOf(node)
 		}
 	}
 	p.byStorage = false
@@ -254,7 +258,7 @@ func (p *plane) forces(va *storagev1.VolumeAttachment) bool {
 		if p.detaches == upstreams {
 			return slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool { return t.Key == kube.OutOfServiceTaint })
 		}
-		return kube.OutOfService(node)
+		return kube.OutOfService(node) && (proven || !kube.OutOfServiceByFence(node))
 	}
 	return false
 }

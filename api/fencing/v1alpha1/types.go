@@ -11,8 +11,8 @@ import (
 // +kubebuilder:subresource:status
 // +kubebuilder:resource:scope=Cluster,shortName=nf
 // +kubebuilder:printcolumn:name="Phase",type=string,JSONPath=`.status.phase`
-// +kubebuilder:printcolumn:name="Evidence",type=string,JSONPath=`.status.evidence[-1:].class`
-// +kubebuilder:printcolumn:name="Missing",type=string,JSONPath=`.status.missing`
+// +kubebuilder:printcolumn:name="Evidence",type=string,JSONPath=`.status.conditions[?(@.type=="Proven")].reason`
+// +kubebuilder:printcolumn:name="Missing",type=string,JSONPath=`.status.missing[0]`
 // +kubebuilder:printcolumn:name="Epoch",type=integer,JSONPath=`.spec.epoch`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 // +kubebuilder:validation:XValidation:rule="self.metadata.name == self.spec.nodeName",message="the name of a NodeFence is that of its node"
@@ -55,7 +55,7 @@ type NodeFenceSpec struct {
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=128
 	MachineID string `json:"machineID"`
-	// Epoch is higher than that of every earlier fence of the node. The taint that the fence sets has the value belay-EPOCH.
+	// Epoch is higher than that of every earlier fence of the node, and no lower than the time in seconds at which the fence began. The taint that the fence sets has the value belay-EPOCH.
 	// +kubebuilder:validation:Minimum=1
 	Epoch int64 `json:"epoch"`
 	// Trigger is why the fence began: the node was silent, or its Node was deleted while VolumeAttachments of the boot were left. The machine

@@ -1,0 +1,42 @@
+package main
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+
+	fencingv1 "belay.dev/belay/api/fencing/v1alpha1"
+	"belay.dev/belay/internal/recovery"
+)
+
+// TestDialAgent: an error of the program itself is not one of its options.
+func TestDialAgent(t *testing.T) {
+	directory := t.TempDir()
+	for name, script := range map[string]string{
+		"fence_test": `#!/bin/sh
+echo '<resource-agent><parameters><parameter name="ip"/></parameters><actions><action name="off"/><action name="status"/></actions></resource-agent>'
+`,
+		"fence_none": "#!/bin/sh\nexit 1\n",
+	} {
+		must(t, os.WriteFile(filepath.Join(directory, name), []byte(script), 0o700))
+	}
+	options := func(name string) map[string]fencingv1.FeedOption {
+		return map[string]fencingv1.FeedOption{name: "192.0.2.1"}
+	}
+	for name, c := range map[string]struct {
+		feed            fencingv1.Feed
+		fails, itsAgent bool
+	}{
+		"as it should be":  {fencingv1.Feed{Agent: "fence_test", Options: options("ip")}, false, false},
+		"not installed":    {fencingv1.Feed{Agent: "fence_missing", Options: options("ip")}, true, true},
+		"no fence agent":   {fencingv1.Feed{Agent: "fence_none", Options: options("ip")}, true, true},
+		"unknown option":   {fencingv1.Feed{Agent: "fence_test", Options: options("colour")}, true, false},
+		"forbidden option": {fencingv1.Feed{Agent: "fence_test", Options: options("method")}, true, false},
+	} {
+		_, err := dialAgent(directory)(c.feed, nil)
+		if (err != nil) != c.fails || errors.Is(err, recovery.ErrNoAgent) != c.itsAgent {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
