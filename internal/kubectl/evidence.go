@@ -110,7 +110,7 @@ func (p *plugin) evidence(ctx context.Context, node string, format evidenceOutpu
 // states are the first words of the output.
 var states = map[diagnosis.EvidenceState]string{
 	diagnosis.Fenceable: "COULD BE FENCED", diagnosis.NotFenceable: "COULD NOT BE FENCED", diagnosis.EvidenceUnknown: "UNKNOWN", diagnosis.Held: "HELD", diagnosis.BeingFenced: "BEING FENCED",
-	diagnosis.ProvenOff: "PROVEN OFF", diagnosis.Contradicted: "CONTRADICTED",
+	diagnosis.ProvenOff: "PROVEN OFF", diagnosis.BeingReleased: "BEING RELEASED", diagnosis.Contradicted: "CONTRADICTED",
 }
 
 // fewAnswers limits the answers in the text; wide shows all.
@@ -204,18 +204,22 @@ func (p *page) source(s *diagnosis.SourceRecord) {
 	default:
 		p.line("", "it said On during another boot (%s): %s", p.ago(s.BoundAt), bootText(s.Bound))
 	}
-	if s.FailedLogins > 0 {
-		p.line("", "it did not answer %d times in a row", s.FailedLogins)
+	switch n := s.FailedLogins; {
+	case n == 1:
+		p.line("", "it did not answer once")
+	case n > 1:
+		p.line("", "it did not answer %d times in a row", n)
 	}
 }
 
 func (p *page) fence(f *diagnosis.FenceRecord) {
 	text := fmt.Sprintf("phase %s, epoch %d, created %s", f.Phase, f.Epoch, p.ago(f.Created))
+	if f.Over {
+		p.line("Fence", "none; the last one ended: %s", text)
+		return
+	}
 	if f.Evidence != "" {
 		text += ", evidence " + f.Evidence
-	}
-	if f.Over {
-		text += ", over"
 	}
 	if f.Deleting {
 		text += ", being deleted"
