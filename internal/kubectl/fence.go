@@ -107,8 +107,8 @@ func (p *plugin) unfenceCommand() *cobra.Command {
 }
 
 func (o *fenceOptions) addTo(c *cobra.Command) {
-	o.format.addTo(c)
-	c.Flags().BoolVar(&o.confirm, "confirm", false, "do it; without, it is only shown")
+	o.format.addTo(c, "text")
+	addConfirm(c, &o.confirm)
 }
 
 // fence shows a plan, and carries it out if that is confirmed.

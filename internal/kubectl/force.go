@@ -48,8 +48,8 @@ func (p *plugin) forceCommand() *cobra.Command {
 			return p.force(c.Context(), ref, o)
 		},
 	}
-	o.format.addTo(c)
-	c.Flags().BoolVar(&o.confirm, "confirm", false, "do it; without, it is only shown")
+	o.format.addTo(c, "text")
+	addConfirm(c, &o.confirm)
 	c.Flags().BoolVar(&o.accept, "i-accept-data-loss", false, "do it although the node may still run and write, or the volume may stay attached at the storage")
 	return c
 }
