@@ -72,6 +72,10 @@ func (x *state) clock(key attachment.VolumeKey, h *Holder, w wait) []string {
 		lines = append(lines, fmt.Sprintf("kube-controller-manager detaches the volume by force %v after no pod needs it on node %s any more, with its defaults: "+
 			"it does not check that the machine is off", upstreamForce, h.Node.Name))
 	case Own:
+		if sign := x.lifeSign(h); sign != "" {
+			lines = append(lines, "belay-controller does not detach the volume by force while the machine of node "+h.Node.Name+" is known to run: "+sign)
+			break
+		}
 		at := fmt.Sprintf("%v after no pod needs it on node %s any more", upstreamForce, h.Node.Name)
 		if !requested.IsZero() {
 			at = "at " + stamp(requested.Add(upstreamForce))

@@ -33,11 +33,11 @@ type NodeEvidence struct {
 	Health NodeState `json:"health"`
 	// Boot is what the Node shows now.
 	Boot *BootIdentity `json:"boot,omitempty"`
-	// Fence is the NodeFence, also one that is over.
+	// Fence is the NodeFence. Of one that is over, it has the phase, the epoch, the boot and the class of the proof.
 	Fence *FenceRecord `json:"fence,omitempty"`
 	// Source is the FenceSource.
 	Source *SourceRecord `json:"source,omitempty"`
-	// Answers are those of power switches, the latest first.
+	// Answers are those of power switches to the NodeFence that is not over, the latest first.
 	Answers []PowerAnswer `json:"answers,omitempty"`
 	// Parts are the parts of recovery, and whether each runs.
 	Parts   []RecoveryPart `json:"parts"`
@@ -65,6 +65,8 @@ const (
 	BeingFenced EvidenceState = "BeingFenced"
 	// ProvenOff: the boot has ended.
 	ProvenOff EvidenceState = "ProvenOff"
+	// BeingReleased: recovery releases the node, or waits until it may. Its machine may run again.
+	BeingReleased EvidenceState = "BeingReleased"
 	// Contradicted: a boot that was proven to have ended shows a sign of life.
 	Contradicted EvidenceState = "Contradicted"
 )
@@ -169,7 +171,11 @@ func Evidence(s *Snapshot, node string) (NodeEvidence, error) {
 		e.Boot = identity(kube.BootOf(n))
 	}
 	if object != nil {
-		e.Fence, e.Answers = x.recordOf(object), x.answersOf(object)
+		e.Fence = x.recordOf(object)
+		if !e.Fence.Over {
+			x.addWaits(e.Fence, object)
+			e.Answers = x.answersOf(object)
+		}
 	}
 	e.Source = x.sourceOf(node)
 	x.judge(&e)
@@ -185,15 +191,22 @@ func (x *state) recordOf(object *fencingv1.NodeFence) *FenceRecord {
 	f := kube.FenceState(object)
 	r := &FenceRecord{
 		Phase: string(f.Phase), Epoch: f.Epoch, Created: timePointer(object.CreationTimestamp.Time), Boot: *identity(f.Boot), Relation: "Unknown",
-		Evidence: string(f.Evidence), Advice: x.foreign(object.Status.Advice), ManualRelease: f.ManualRelease, Deleting: f.Deleting, Over: kube.FenceFinished(object),
-	}
-	for _, m := range object.Status.Missing {
-		r.Missing = append(r.Missing, x.foreign(m))
+		Evidence: string(f.Evidence), Deleting: f.Deleting, Over: kube.FenceFinished(object),
 	}
 	if node := x.nodes[object.Name]; node != nil {
 		r.Relation = map[fencing.Relation]string{
 			fencing.RelationUnknown: "Unknown", fencing.SameBoot: "SameBoot", fencing.Rebooted: "Rebooted", fencing.OtherMachine: "OtherMachine",
 		}[kube.BootOf(node).Since(f.Boot)]
+	}
+	return r
+}
+
+// addWaits adds what a fence that is not over waits for, and what may still be done.
+func (x *state) addWaits(r *FenceRecord, object *fencingv1.NodeFence) {
+	f := kube.FenceState(object)
+	r.Advice, r.ManualRelease = x.foreign(object.Status.Advice), f.ManualRelease
+	for _, m := range object.Status.Missing {
+		r.Missing = append(r.Missing, x.foreign(m))
 	}
 	if w := f.Statement; w != nil {
 		r.Statement = &FenceStatement{By: x.foreign(w.By), Reason: x.foreign(w.Reason), MachineID: w.Machine, Expires: w.Expires}
@@ -202,7 +215,6 @@ func (x *state) recordOf(object *fencingv1.NodeFence) *FenceRecord {
 	if f.Intent.Nonce != "" {
 		r.CommandUntil = timePointer(f.Intent.NotAfter)
 	}
-	return r
 }
 
 // answersOf are the answers in the record, the latest first.
@@ -283,6 +295,8 @@ func (x *state) judgeFence(e *NodeEvidence, f *fence) {
 	switch {
 	case f.reason == fencing.Contradicted:
 		state = Contradicted
+	case f.ends():
+		state = BeingReleased
 	case f.proven():
 		state = ProvenOff
 	case v == Unsafe: // nothing is taken from the node without evidence: the wait is safe

@@ -400,6 +400,9 @@ func (x *state) irregular(key attachment.VolumeKey) []Finding {
 			reason = explain.UsedWithoutAttachment
 		case reportedOnly:
 			reason = explain.ReportedWithoutAttachment
+		case takenByFence:
+			found = append(found, x.takenByFence(key, v, name))
+			continue
 		case notListed, awaited, switchedOff:
 			continue
 		}

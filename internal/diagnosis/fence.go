@@ -87,6 +87,55 @@ func (f *fence) proven() bool {
 	return slices.Contains([]fencing.Phase{fencing.Evicting, fencing.Detaching, fencing.Moved, fencing.Releasing, fencing.Released}, f.Phase)
 }
 
+// takes reports whether the fence explains that a volume of the driver is not attached to the boot that the Node shows: this boot is proven to
+// have ended, or the storage refuses it.
+func (x *state) takes(f *fence, driver string) bool {
+	if f == nil || f.reason == fencing.Contradicted {
+		return false
+	}
+	of := x.drivers[driver]
+	return x.beingFenced(f.object.Name) && (f.proven() || f.StorageProven && of != nil && kube.CutsAtUnpublish(of))
+}
+
+// beingFenced reports whether recovery fences the boot that a Node shows, which may count as Ready for a while after it fell silent.
+func (x *state) beingFenced(name string) bool {
+	f, node := x.fenceOf(name), x.nodes[name]
+	return f != nil && !f.ends() && node != nil && kube.BootOf(node).Since(f.Boot) == fencing.SameBoot
+}
+
+// ends reports whether the fence releases the node: its machine may run again.
+func (f *fence) ends() bool {
+	return slices.Contains([]fencing.Phase{fencing.Releasing, fencing.Released, fencing.Cancelled}, f.Phase) ||
+		f.reason == fencing.AwaitingRelease || f.reason == fencing.AwaitingUnmount
+}
+
+// takenByFence describes a volume that the fenced boot still lists.
+func (x *state) takenByFence(key attachment.VolumeKey, v *Volume, node string) Finding {
+	h, fence := x.holder(key, node), x.fenceOf(node)
+	found := x.ofFence(fence, wait{since: fence.since}, x.situation(v, &h))
+	found.Subject, found.Volume, found.Holders, found.Verdict = Ref{Resource: Nodes, Name: node}, v, []Holder{h}, x.fenceVerdict(fence)
+	found.Summary = explain.TakenByFence(node) + ": " + found.Summary
+	return found
+}
+
+// contradictedFences are the nodes of which recovery has evidence that contradicts itself. Neither has to have a pod that waits.
+func (x *state) contradictedFences() (found []Finding) {
+	for _, object := range x.Fences {
+		f := x.fenceOf(object.Name)
+		if f == nil || f.reason != fencing.Contradicted {
+			continue
+		}
+		attached := 0
+		for _, va := range x.Attachments {
+			if va.Spec.NodeName == object.Name {
+				attached++
+			}
+		}
+		found = append(found, x.fenced(f, x.node(object.Name), attached))
+	}
+	return found
+}
+
 // soon are the waits that end by themselves within seconds, unless a part of recovery does not run.
 var soon = map[decision.Reason]bool{
 	fencing.AwaitingSource: true, fencing.IntentOpen: true, fencing.SilenceTooShort: true, fencing.NodeUnknown: true, fencing.NotReadLive: true,

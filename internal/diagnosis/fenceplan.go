@@ -215,8 +215,8 @@ func awaitsEvidence(f *fence) Precondition {
 	return phase
 }
 
-// powerOn is the answer of a power switch that a person cannot overrule.
-const powerOn = "On"
+// The answers of a power switch. A person cannot overrule On.
+const powerOn, powerOff = "On", "Off"
 
 // lastAnswer is the latest answer of a power switch in the record of a fence; nil without one.
 func (x *state) lastAnswer(f *fencingv1.NodeFence) *fencingv1.Evidence {

@@ -26,6 +26,8 @@ type ForcePlan struct {
 	Action ForceAction `json:"action,omitempty"`
 	// Finalizer is what RemoveFinalizer removes.
 	Finalizer string `json:"finalizer,omitempty"`
+	// Recovery is what the NodeFence of the boot waits for, empty without one.
+	Recovery string `json:"recovery,omitempty"`
 	// Does says in words what that does.
 	Does []string `json:"does,omitempty"`
 	// Risks are what may be lost. Without any, the detach is safe.
@@ -68,6 +70,9 @@ func PlanForceDetach(s *Snapshot, name string) (ForcePlan, error) {
 	p.Holder.Attachment = va.Name
 	p.Risks = x.risks(va, &p.Holder, known)
 	x.act(&p, va)
+	if f := x.fenceFor(va); f != nil && p.Action == DeleteAttachment && !p.Holder.unused() {
+		x.considerFence(&p, f)
+	}
 	return p, nil
 }
 
@@ -123,6 +128,9 @@ func (x *state) risks(va *storagev1.VolumeAttachment, h *Holder, known bool) []s
 		return []string{"node " + name + " is Ready and uses the volume: what its pods have not written to the storage yet is lost, and they get I/O errors"}
 	case h.Node.State == NodeUnknown:
 		return []string{"whether node " + name + " runs is unknown: if it does, it may write while another node mounts the volume, and the file system is corrupted"}
+	}
+	if at := h.Node.LastHeartbeat; h.Node.State != NodeDeleted && at != nil && x.Now.Sub(*at) <= silence {
+		return []string{"the machine of node " + name + " runs: it renewed its lease at " + stamp(*at) + ", and if it writes while another node mounts the volume, the file system is corrupted"}
 	}
 	return []string{"the machine of node " + name + " may still run: if it writes while another node mounts the volume, the file system is corrupted"}
 }

@@ -109,6 +109,8 @@ func (x *state) heldByHealthy(w *wait, key attachment.VolumeKey, h *Holder, pod 
 	users := x.usersOn(key, h.Node.Name)
 	va, has := x.attachmentOn(key, h.Node.Name)
 	switch {
+	case x.beingFenced(h.Node.Name):
+		w.reason = explain.NodeSilent
 	case x.silentNode(h.Node):
 		w.reason, w.detail = explain.NodeSilent, "it last renewed its lease at "+stamp(*h.Node.LastHeartbeat)
 	case allTerminate(h):

@@ -55,11 +55,15 @@ func (x *state) ofMounted(pod *corev1.Pod) []Finding {
 			w.reason = attachment.NodeGone
 		case x.silentNode(h.Node):
 			w.reason, w.detail = explain.NodeSilent, "it last renewed its lease at "+stamp(*h.Node.LastHeartbeat)
+		case x.takes(x.fenceOf(h.Node.Name), v.key.Driver):
+			w.reason = explain.NodeOutOfService
 		case x.detachedUnder(pod, &h):
 			w.reason = explain.UsedWithoutAttachment
 			if h.Since != nil {
 				w.since = *h.Since // the VolumeAttachment of now was created when the earlier one was gone
 			}
+		case x.beingFenced(h.Node.Name):
+			w.reason = explain.NodeSilent
 		default:
 			continue
 		}

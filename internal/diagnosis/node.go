@@ -56,11 +56,11 @@ func (x *state) ofNode(name string) (found []Finding, clear string, err error) {
 	return found, fmt.Sprintf("node %s is %s, and nothing is wrong with the volumes that are attached to it (%d)", name, state.State, attached), nil
 }
 
-// insteadOfPods adds the finding about a node, which is about the node's own pods too.
+// insteadOfPods adds the finding about a node, which is about the node's own pods and lists too.
 func (x *state) insteadOfPods(found []Finding, own Finding, node string) []Finding {
 	found = slices.DeleteFunc(found, func(f Finding) bool {
 		pod := x.pods[join(f.Subject.Namespace, f.Subject.Name)]
-		return f.Reason == own.Reason && f.Subject.Resource == Pods && pod != nil && pod.Spec.NodeName == node
+		return f.Reason == own.Reason && (f.Subject == own.Subject || f.Subject.Resource == Pods && pod != nil && pod.Spec.NodeName == node)
 	})
 	return append(found, own)
 }
@@ -105,7 +105,10 @@ func (x *state) lost(n NodeState, reason decision.Reason, attached int) Finding 
 	f.Summary = fmt.Sprintf("node %s %s; volumes attached to it: %d%s", n.Name, state, attached, x.attachedTo(n.Name))
 	f.Clock = x.fenceClock(n.Name)
 	if attached == 0 && f.Verdict == Unsafe {
-		f.Verdict, f.Next = Blocked, nil
+		f.Verdict = Blocked
+		if reason != attachment.OutOfServiceNodeReady { // the taint stays until it is removed
+			f.Next = nil
+		}
 	}
 	return f
 }

@@ -17,6 +17,8 @@ const (
 	awaited
 	// switchedOff: the node is declared out of service and does not answer. Its lists are of the past.
 	switchedOff
+	// takenByFence: recovery has taken the volume from the boot that the node shows.
+	takenByFence
 	// reportedOnly: the node reports the volume as attached and does not use it.
 	reportedOnly
 	// usedWithout: the node uses the volume, so a VolumeAttachment was removed under it.
@@ -38,6 +40,8 @@ func (x *state) without(key attachment.VolumeKey, name string) standing {
 	switch n := x.node(name); {
 	case n.OutOfService && n.State != NodeReady && !x.answers(n):
 		return switchedOff
+	case x.takes(x.fenceOf(name), key.Driver):
+		return takenByFence
 	case !inUse:
 		return reportedOnly
 	case reported, slices.ContainsFunc(users, mounted):
@@ -53,7 +57,7 @@ func (x *state) without(key attachment.VolumeKey, name string) standing {
 // mayHave reports whether a node has a volume, or may have it: what only waits for it does not.
 func (x *state) mayHave(key attachment.VolumeKey, name string) bool {
 	s := x.without(key, name)
-	return s != awaited && s != switchedOff
+	return s != awaited && s != switchedOff && s != takenByFence
 }
 
 // lostUnder reports whether a node that works uses a volume whose VolumeAttachment was removed.

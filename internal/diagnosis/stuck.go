@@ -24,7 +24,7 @@ type StuckList struct {
 	Time time.Time `json:"time"`
 	// Verdict is the most severe of the items; without any it is Clear, or Unknown if too little could be read.
 	Verdict Verdict `json:"verdict"`
-	// Items are findings about a pod, a claim or a VolumeAttachment each.
+	// Items are findings about a pod, a claim, a VolumeAttachment, or the node of a fence each.
 	Items []Finding `json:"items"`
 	// Unread lists what could not be read, so that the list may lack it.
 	Unread []Unread `json:"unread,omitempty"`
@@ -32,7 +32,7 @@ type StuckList struct {
 
 // Stuck finds what is blocked: pods that wait for volumes or stay Terminating because of their nodes, VolumeAttachments whose attach or
 // detach fails or does not end, and claims without a volume. Only objects of the namespace count, and the VolumeAttachments of its
-// claims; "" is for all. What has waited for less than olderThan is left out.
+// claims; "" is for all, and for the fences whose evidence is contradicted. What has waited for less than olderThan is left out.
 func Stuck(s *Snapshot, namespace string, olderThan time.Duration) StuckList {
 	x := newState(s)
 	list := StuckList{
@@ -55,6 +55,9 @@ func Stuck(s *Snapshot, namespace string, olderThan time.Duration) StuckList {
 		if x.within(namespace, claim.Namespace) {
 			add(x.stuckClaim(claim)...)
 		}
+	}
+	if namespace == "" {
+		add(x.contradictedFences()...)
 	}
 	slices.SortStableFunc(list.Items, longest)
 	if list.Verdict == Clear && slices.ContainsFunc(s.Unread, func(u Unread) bool { return slices.Contains(neededForStuck, u.Resource) }) {

@@ -53,6 +53,9 @@ func DetachStarted(volume string, node attachment.NodeName, by attachment.Author
 	if by == nil {
 		return text
 	}
+	if _, proven := by.(attachment.Fenced); proven {
+		return text + " without an unmount: the boot that had the volume is proven to have ended, see the NodeFence"
+	}
 	return text + ", which may still use it: " + nodeState(why) + policyText(by)
 }
 
@@ -83,8 +86,6 @@ func policyText(by attachment.Authority) string {
 		return ", and --deleted-node-policy=detach applies"
 	case attachment.StorageFenced:
 		return ", and the driver was declared to cut the node off before it confirms the detach"
-	case attachment.Fenced:
-		return ", and is proven to have ended: see its NodeFence"
 	}
 	return " (" + by.String() + ")"
 }

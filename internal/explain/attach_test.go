@@ -63,6 +63,10 @@ func TestTextsAreUpstreams(t *testing.T) {
 			DetachStarted("pv-1", "node-1", attachment.OutOfServiceTaint{}, attachment.StillInUse),
 			`DetachVolume.Detach started for volume "pv-1" from node "node-1", which may still use it: the node is not Ready and has the out-of-service taint`,
 		},
+		"detach of a boot that has ended, on a node that may still count as Ready": {
+			DetachStarted("pv-1", "node-1", attachment.Fenced{}, attachment.StillInUse),
+			`DetachVolume.Detach started for volume "pv-1" from node "node-1" without an unmount: the boot that had the volume is proven to have ended, see the NodeFence`,
+		},
 		"detach forced by time": {
 			DetachStarted("pv-1", "node-1", attachment.UnmountTimeout{}, attachment.StillInUse),
 			`DetachVolume.Detach started for volume "pv-1" from node "node-1", which may still use it: the node is not Ready, and the wait for its unmount has timed out`,

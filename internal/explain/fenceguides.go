@@ -117,11 +117,19 @@ func FenceSummary(r decision.Reason, s Situation) string {
 	case fencing.SettlingAfterTaint:
 		return fmt.Sprintf("node %s is back after it was fenced, and recovery is releasing it", s.Node)
 	}
+	if p := fencing.Phase(s.Detail); p == fencing.Releasing || p == fencing.Released || p == fencing.Cancelled {
+		return fmt.Sprintf("recovery is releasing node %s, whose machine may run again, and waits for %s", s.Node, missing)
+	}
 	phase := ""
 	if s.Detail != "" {
 		phase = " (phase " + s.Detail + ")"
 	}
 	return fmt.Sprintf("node %s is being fenced%s, and recovery waits for %s; until then its machine may still write", s.Node, phase, missing)
+}
+
+// TakenByFence is why a node lists a volume that has no VolumeAttachment there.
+func TakenByFence(node string) string {
+	return fmt.Sprintf("node %s lists the volume without a VolumeAttachment, because recovery took it from the boot that it fenced", node)
 }
 
 // FenceNext is what a person can do about a fence that waits.

@@ -35,28 +35,6 @@ const checkExample = `  # Is the cluster healthy for volumes?
   # May belay-controller take over?
   kubectl belay check --take-over`
 
-// formatShort leaves out what is ok.
-const formatShort = "short"
-
-// checkOutput is the flag --output of the command.
-type checkOutput string
-
-// String returns the value.
-func (o *checkOutput) String() string { return string(*o) }
-
-// Type is the name of the value in the help.
-func (o *checkOutput) Type() string { return "string" }
-
-// Set checks the value.
-func (o *checkOutput) Set(value string) error {
-	var other output
-	if value != formatShort && other.Set(value) != nil {
-		return usage.Errorf("unknown format %q: use short, json or yaml", value)
-	}
-	*o = checkOutput(value)
-	return nil
-}
-
 // checkOptions are the flags of the command.
 type checkOptions struct {
 	config   preflight.Config
@@ -64,7 +42,7 @@ type checkOptions struct {
 	wait     bool
 	timeout  time.Duration
 	ascii    bool
-	format   checkOutput
+	format   output
 }
 
 func (o *checkOptions) validate() error {
@@ -96,7 +74,7 @@ func (p *plugin) checkCommand() *cobra.Command {
 		},
 	}
 	f := c.Flags()
-	f.VarP(&o.format, "output", "o", "output format: short (only what is not ok), json or yaml; text by default. The schema is described in docs/kubectl-belay.md")
+	o.format.addTo(c, "text", "short (only what is not ok)")
 	f.BoolVar(&o.ascii, "ascii", false, "print no characters beyond ASCII, as in a locale without UTF-8")
 	f.BoolVar(&o.wait, "wait", false, "check again until nothing is broken, then print the result")
 	f.DurationVar(&o.timeout, "timeout", 0, "with --wait: how long; 0 for without an end")
@@ -115,11 +93,7 @@ func (p *plugin) check(ctx context.Context, o *checkOptions) error {
 	for i := range report.Checks {
 		report.Checks[i].Message = p.command(report.Checks[i].Message)
 	}
-	format := output(o.format)
-	if o.format == formatShort {
-		format = ""
-	}
-	if err := format.print(p.Out, report, func() error { return p.healthText(&report, o) }); err != nil {
+	if err := o.format.print(p.Out, report, func() error { return p.healthText(&report, o) }); err != nil {
 		return err
 	}
 	switch {

@@ -39,6 +39,8 @@ func TestCompletion(t *testing.T) {
 		"nodes of fence":                   {args: []string{"fence", "be"}, want: "beta"},
 		"fences of unfence":                {args: []string{"unfence", "al"}, want: "alpha"},
 		"formats of evidence":              {args: []string{"evidence", "-o", ""}, want: "json yaml wide"},
+		"formats of check":                 {args: []string{"check", "-o", ""}, want: "json yaml short"},
+		"formats of a list":                {args: []string{"orphans", "-o", ""}, want: "json yaml wide name"},
 		"kinds of timeline":                {args: []string{"timeline", ""}, want: "pod/ pvc/ pv/"},
 		"pods of the namespace":            {args: []string{"explain", "-n", "completed", "pod/"}, want: "pod/db-0"},
 		"kind and name":                    {args: []string{"explain", "-n", "other", "pods", "d"}, want: "db-1"},

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -28,28 +27,8 @@ const evidenceExample = `  # Could this node be fenced if it were lost now?
   # All answers that are recorded
   kubectl belay evidence node-1 -o wide`
 
-// evidenceOutput is the flag --output of the command.
-type evidenceOutput string
-
-var evidenceFormats = append(slices.Clone(formats), string(formatWide))
-
-// String returns the value.
-func (o *evidenceOutput) String() string { return string(*o) }
-
-// Type is the name of the value in the help.
-func (o *evidenceOutput) Type() string { return "string" }
-
-// Set checks the value.
-func (o *evidenceOutput) Set(value string) error {
-	if !slices.Contains(evidenceFormats, value) {
-		return usage.Errorf("unknown format %q: use %s", value, strings.Join(evidenceFormats, ", "))
-	}
-	*o = evidenceOutput(value)
-	return nil
-}
-
 func (p *plugin) evidenceCommand() *cobra.Command {
-	var format evidenceOutput
+	var format output
 	c := &cobra.Command{
 		Use: "evidence (node/NAME | NAME)", Short: "Show whether a node could be fenced, or what its fence waits for",
 		Long: evidenceLong, Example: evidenceExample, Args: oneObject("node/NAME or NAME"),
@@ -62,9 +41,7 @@ func (p *plugin) evidenceCommand() *cobra.Command {
 			return p.evidence(c.Context(), node, format)
 		},
 	}
-	c.Flags().VarP(&format, "output", "o", "output format: json, yaml or wide (all answers); text by default. The schema is described in docs/kubectl-belay.md")
-	// The flag was just added: it cannot be missing or have a completion.
-	_ = c.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(evidenceFormats, cobra.ShellCompDirectiveNoFileComp))
+	format.addTo(c, "text", "wide (all answers)")
 	return c
 }
 
@@ -80,7 +57,7 @@ func (p *plugin) nodeOf(args []string) (string, error) {
 	return ref.Name, err
 }
 
-func (p *plugin) evidence(ctx context.Context, node string, format evidenceOutput) error {
+func (p *plugin) evidence(ctx context.Context, node string, format output) error {
 	reader, err := p.reader()
 	if err != nil {
 		return err
@@ -96,9 +73,8 @@ func (p *plugin) evidence(ctx context.Context, node string, format evidenceOutpu
 		return err
 	}
 	p.commands(e.Next)
-	plainFormat := output(strings.TrimSuffix(string(format), string(formatWide)))
-	err = plainFormat.print(p.Out, e, func() error {
-		_, err := fmt.Fprint(p.Out, evidenceText(p.style, &e, format == evidenceOutput(formatWide)))
+	err = format.print(p.Out, e, func() error {
+		_, err := fmt.Fprint(p.Out, evidenceText(p.style, &e, format == formatWide))
 		return err
 	})
 	if err != nil {
@@ -110,7 +86,7 @@ func (p *plugin) evidence(ctx context.Context, node string, format evidenceOutpu
 // states are the first words of the output.
 var states = map[diagnosis.EvidenceState]string{
 	diagnosis.Fenceable: "COULD BE FENCED", diagnosis.NotFenceable: "COULD NOT BE FENCED", diagnosis.EvidenceUnknown: "UNKNOWN", diagnosis.Held: "HELD", diagnosis.BeingFenced: "BEING FENCED",
-	diagnosis.ProvenOff: "PROVEN OFF", diagnosis.Contradicted: "CONTRADICTED",
+	diagnosis.ProvenOff: "PROVEN OFF", diagnosis.BeingReleased: "BEING RELEASED", diagnosis.Contradicted: "CONTRADICTED",
 }
 
 // fewAnswers limits the answers in the text; wide shows all.
@@ -204,18 +180,22 @@ func (p *page) source(s *diagnosis.SourceRecord) {
 	default:
 		p.line("", "it said On during another boot (%s): %s", p.ago(s.BoundAt), bootText(s.Bound))
 	}
-	if s.FailedLogins > 0 {
-		p.line("", "it did not answer %d times in a row", s.FailedLogins)
+	switch n := s.FailedLogins; {
+	case n == 1:
+		p.line("", "it did not answer once")
+	case n > 1:
+		p.line("", "it did not answer %d times in a row", n)
 	}
 }
 
 func (p *page) fence(f *diagnosis.FenceRecord) {
 	text := fmt.Sprintf("phase %s, epoch %d, created %s", f.Phase, f.Epoch, p.ago(f.Created))
+	if f.Over {
+		p.line("Fence", "none; the last one ended: %s", text)
+		return
+	}
 	if f.Evidence != "" {
 		text += ", evidence " + f.Evidence
-	}
-	if f.Over {
-		text += ", over"
 	}
 	if f.Deleting {
 		text += ", being deleted"

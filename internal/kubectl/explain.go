@@ -78,7 +78,7 @@ func (p *plugin) explainCommand() *cobra.Command {
 			return p.explain(c.Context(), ref, format, watch, dumped)
 		},
 	}
-	format.addTo(c)
+	format.addTo(c, "text")
 	c.Flags().BoolVarP(&watch, "watch", "w", false, "read and print again every 2 seconds until nothing is blocked or in progress")
 	c.Flags().StringVar(&dumped, "dump-snapshot", "", "write what was read into this file, as JSON")
 	_ = c.Flags().MarkHidden("dump-snapshot") // it exists

@@ -107,8 +107,8 @@ func (p *plugin) unfenceCommand() *cobra.Command {
 }
 
 func (o *fenceOptions) addTo(c *cobra.Command) {
-	o.format.addTo(c)
-	c.Flags().BoolVar(&o.confirm, "confirm", false, "do it; without, it is only shown")
+	o.format.addTo(c, "text")
+	addConfirm(c, &o.confirm)
 }
 
 // fence shows a plan, and carries it out if that is confirmed.
@@ -131,7 +131,10 @@ func (p *plugin) fence(ctx context.Context, node, verb string, o *fenceOptions, 
 		rehearse(ctx, reader, &made)
 	}
 	p.commands(made.Next)
-	if err := o.format.print(p.Out, made, func() error { return p.fencePlan(&made, verb, snapshot) }); err != nil {
+	if err := o.format.print(p.Out, made, func() error {
+		_, err := fmt.Fprint(p.Out, fencePlanText(p.style, &made, verb, snapshot))
+		return err
+	}); err != nil {
 		return err
 	}
 	switch {
@@ -157,12 +160,6 @@ func rehearse(ctx context.Context, reader *inspect.Reader, plan *diagnosis.Fence
 		plan.Action, plan.Refusal = "", "the API server refuses the request"
 	}
 	plan.Preconditions = append(plan.Preconditions, accepted)
-}
-
-// fencePlan prints a plan as text.
-func (p *plugin) fencePlan(plan *diagnosis.FencePlan, verb string, s *diagnosis.Snapshot) error {
-	_, err := fmt.Fprint(p.Out, fencePlanText(p.style, plan, verb, s))
-	return err
 }
 
 func fencePlanText(s style, plan *diagnosis.FencePlan, verb string, read *diagnosis.Snapshot) string {
@@ -198,12 +195,7 @@ func fencePlanText(s style, plan *diagnosis.FencePlan, verb string, read *diagno
 		out.line("", "machineID: %s", w.MachineID)
 		out.line("", "expires: %s", w.Expires.UTC().Format(time.RFC3339))
 	}
-	for i, text := range plan.Does {
-		out.line(first(i, "Does"), "%s", text)
-	}
-	for i, text := range plan.Risks {
-		out.line(first(i, "Risk"), "%s", text)
-	}
+	out.consequences(plan.Does, plan.Risks)
 	out.steps(plan.Next)
 	out.unread(plan.Unread)
 	return out.text.String()

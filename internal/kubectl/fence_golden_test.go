@@ -132,6 +132,18 @@ func (s fencedScene) taint() {
 	s.node.Annotations[kube.FencedBootAnnotation] = bootOfA
 }
 
+// ownController makes belay-controller, with recovery in it, attach and detach.
+func (s fencedScene) ownController() {
+	for _, l := range s.Leases {
+		switch l.Name {
+		case "kube-controller-manager":
+			l.Name = "belay-controller"
+		case "belay-recovery-actor":
+			l.Spec.HolderIdentity = nil
+		}
+	}
+}
+
 // gone removes what the fence deletes.
 func (s fencedScene) gone() {
 	s.Pods, s.Attachments = s.Pods[1:], nil
@@ -200,7 +212,28 @@ var fencedScenes = map[string]struct {
 		s.node.Status.Conditions[0].Status = corev1.ConditionTrue
 		s.lease.Spec.RenewTime = &metav1.MicroTime{Time: fencedNow.Add(-2 * time.Second)}
 		s.fence.Status.Phase, s.fence.Finalizers = fencingv1.Phase(fencing.Cancelled), nil
+		s.answers("On", 20*time.Second)
+		s.waits(fencing.NotOff)
+		s.fence.Spec.Statement = &fencingv1.Statement{By: "alice", Reason: "pulled both plugs", MachineID: uuidOfA, Expires: metav1.NewTime(fencedNow.Add(time.Hour))}
 	}, diagnosis.Fenceable, diagnosis.Clear, diagnosis.Blocked, explain.HeldByRunningPod},
+	"ready": {fencedScene.evicts, diagnosis.ProvenOff, diagnosis.InProgress, diagnosis.InProgress, fencing.AwaitingPods},
+	"releasing": {func(s fencedScene) {
+		s.answers("Off", 3*time.Minute)
+		s.is(kube.ConditionProven, string(fencing.PoweredOff), 3*time.Minute)
+		s.gone()
+		s.node.Status.Conditions[0].Status, s.node.Status.NodeInfo.BootID = corev1.ConditionTrue, "the next one"
+		s.lease.Spec.RenewTime = &metav1.MicroTime{Time: fencedNow.Add(-2 * time.Second)}
+		s.fence.Status.Phase = fencingv1.Phase(fencing.Releasing)
+		s.waits(fencing.IntentOpen)
+		s.source.Status.FailedLogins = 1
+	}, diagnosis.BeingReleased, diagnosis.Blocked, diagnosis.InProgress, explain.Scheduling},
+	"deleted-machine-on": {func(s fencedScene) {
+		s.Nodes = s.Nodes[1:]
+		s.fence.Spec.Trigger = fencingv1.TriggerNodeDeleted
+		s.answers("On", 4*time.Second)
+		s.waits(fencing.NodeDeletedMachineOn)
+		s.ownController()
+	}, diagnosis.BeingFenced, diagnosis.Blocked, diagnosis.Unsafe, fencing.NodeDeletedMachineOn},
 	"held": {func(s fencedScene) { s.reported(fencing.TooManySilent) }, diagnosis.Held, diagnosis.Blocked, diagnosis.Unsafe, explain.NodeNotReady},
 	"secret-unreadable": {func(s fencedScene) {
 		s.AllNamespaces, s.Namespaces = false, []string{"ns"}
@@ -256,6 +289,13 @@ func TestFencedNodes(t *testing.T) {
 			}
 			text := "$ kubectl belay evidence node/a\n" + EvidenceText(&evidence) + "\n$ kubectl belay explain pod/db-new -n ns\n" + texted(t, about) +
 				"\n$ kubectl belay explain node/a\n" + texted(t, ofNode) + "\n$ kubectl belay fence a\n" + fencePlanText(style{}, &state, verbConfirm, s.Snapshot)
+			if len(s.Attachments) > 0 {
+				force, err := diagnosis.PlanForceDetach(s.Snapshot, s.Attachments[0].Name)
+				if err != nil {
+					t.Fatal(err)
+				}
+				text += "\n$ kubectl belay force-detach va/" + force.Subject.Name + "\n" + planText(style{}, &force, s.Snapshot)
+			}
 			if release, err := diagnosis.PlanUnfence(s.Snapshot, "a", author); err == nil {
 				text += "\n$ kubectl belay unfence a\n" + fencePlanText(style{}, &release, verbDelete, s.Snapshot)
 			}

@@ -48,8 +48,8 @@ func (p *plugin) forceCommand() *cobra.Command {
 			return p.force(c.Context(), ref, o)
 		},
 	}
-	o.format.addTo(c)
-	c.Flags().BoolVar(&o.confirm, "confirm", false, "do it; without, it is only shown")
+	o.format.addTo(c, "text")
+	addConfirm(c, &o.confirm)
 	c.Flags().BoolVar(&o.accept, "i-accept-data-loss", false, "do it although the node may still run and write, or the volume may stay attached at the storage")
 	return c
 }
@@ -67,7 +67,10 @@ func (p *plugin) force(ctx context.Context, ref diagnosis.Ref, o forceOptions) e
 		return interrupted(ctx, err)
 	}
 	p.commands(plan.Next)
-	if err := o.format.print(p.Out, plan, func() error { return p.plan(plan, snapshot) }); err != nil {
+	if err := o.format.print(p.Out, plan, func() error {
+		_, err := fmt.Fprint(p.Out, planText(p.style, &plan, snapshot))
+		return err
+	}); err != nil {
 		return err
 	}
 	switch {
@@ -94,9 +97,8 @@ func acceptWords(plan diagnosis.ForcePlan) string {
 	return ""
 }
 
-// plan prints a plan as text.
-func (p *plugin) plan(plan diagnosis.ForcePlan, s *diagnosis.Snapshot) error {
-	out := &page{style: p.style, now: s.Now}
+func planText(s style, plan *diagnosis.ForcePlan, read *diagnosis.Snapshot) string {
+	out := &page{style: s, now: read.Now}
 	verdict, title := diagnosis.Clear, "SAFE TO DETACH"
 	switch {
 	case plan.Refusal != "":
@@ -108,16 +110,23 @@ func (p *plugin) plan(plan diagnosis.ForcePlan, s *diagnosis.Snapshot) error {
 	if plan.Refusal != "" {
 		out.line("Why", "%s", plan.Refusal)
 	}
+	if plan.Recovery != "" {
+		out.line("Recovery", "%s", plan.Recovery)
+	}
 	out.volume(plan.Volume)
 	out.holder("Holder", &plan.Holder)
-	for i, text := range plan.Does {
-		out.line(first(i, "Does"), "%s", text)
-	}
-	for i, text := range plan.Risks {
-		out.line(first(i, "Risk"), "%s", text)
-	}
+	out.consequences(plan.Does, plan.Risks)
 	out.steps(plan.Next)
-	out.unread(s.Unread)
-	_, err := fmt.Fprint(p.Out, out.text.String())
-	return err
+	out.unread(read.Unread)
+	return out.text.String()
+}
+
+// consequences prints what a plan does, and what may be lost.
+func (p *page) consequences(does, risks []string) {
+	for i, text := range does {
+		p.line(first(i, "Does"), "%s", text)
+	}
+	for i, text := range risks {
+		p.line(first(i, "Risk"), "%s", text)
+	}
 }

@@ -28,19 +28,19 @@ const mapExample = `  # Which nodes are full?
 
 func (p *plugin) mapCommand() *cobra.Command {
 	var node, driver string
-	var format listOutput
+	var format output
 	c := &cobra.Command{
 		Use: "map", Short: "Show which node has which volumes, and its free slots", Long: mapLong, Example: mapExample, Args: usage.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return p.volumeMap(c.Context(), node, driver, format) },
 	}
-	format.addTo(c)
+	format.addToList(c)
 	c.Flags().StringVar(&node, "node", "", "show only this node")
 	_ = c.RegisterFlagCompletionFunc("node", p.completeFlag(diagnosis.Nodes)) // the flag was just added
 	c.Flags().StringVar(&driver, "driver", "", "show only the volumes of this CSI driver")
 	return c
 }
 
-func (p *plugin) volumeMap(ctx context.Context, node, driver string, format listOutput) error {
+func (p *plugin) volumeMap(ctx context.Context, node, driver string, format output) error {
 	s, err := p.cluster(ctx, "")
 	if err != nil {
 		return err
@@ -62,7 +62,7 @@ func (p *plugin) volumeMap(ctx context.Context, node, driver string, format list
 	for i := range m.Items {
 		names = append(names, nameOf(diagnosis.Ref{Resource: diagnosis.Nodes, Name: m.Items[i].Node.Name}))
 	}
-	if err := format.print(p.Out, m, names, func() error { return p.mapTable(&m, format) }); err != nil {
+	if err := format.printList(p.Out, m, names, func() error { return p.mapTable(&m, format) }); err != nil {
 		return err
 	}
 	if m.AtLeast {
@@ -75,7 +75,7 @@ func (p *plugin) volumeMap(ctx context.Context, node, driver string, format list
 	return nil
 }
 
-func (p *plugin) mapTable(m *diagnosis.NodeMap, format listOutput) error {
+func (p *plugin) mapTable(m *diagnosis.NodeMap, format output) error {
 	t := &table{columns: []string{"NODE", "STATE", "DRIVER", "SLOTS"}, flexible: []string{"NODE", "DRIVER"}}
 	bars := p.style.width > 0
 	if bars {

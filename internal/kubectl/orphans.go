@@ -34,17 +34,17 @@ const orphansExample = `  # What takes slots on nodes without need?
 
 func (p *plugin) orphansCommand() *cobra.Command {
 	var all bool
-	var format listOutput
+	var format output
 	c := &cobra.Command{
 		Use: "orphans", Short: "List VolumeAttachments that no pod needs, and volumes without one", Long: orphansLong, Example: orphansExample, Args: usage.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return p.orphans(c.Context(), all, format) },
 	}
-	format.addTo(c)
+	format.addToList(c)
 	c.Flags().BoolVar(&all, "all", false, "list also what is legal and what is about to end by itself")
 	return c
 }
 
-func (p *plugin) orphans(ctx context.Context, all bool, format listOutput) error {
+func (p *plugin) orphans(ctx context.Context, all bool, format output) error {
 	s, err := p.cluster(ctx, "")
 	if err != nil {
 		return err
@@ -57,7 +57,7 @@ func (p *plugin) orphans(ctx context.Context, all bool, format listOutput) error
 	for i := range list.Items {
 		p.commands(list.Items[i].Next)
 	}
-	if err := format.print(p.Out, list, names, func() error { return p.orphansTable(&list, format) }); err != nil {
+	if err := format.printList(p.Out, list, names, func() error { return p.orphansTable(&list, format) }); err != nil {
 		return err
 	}
 	if len(list.Missing) > 0 {
@@ -67,7 +67,7 @@ func (p *plugin) orphans(ctx context.Context, all bool, format listOutput) error
 	return statusOf(list.Verdict)
 }
 
-func (p *plugin) orphansTable(list *diagnosis.OrphanList, format listOutput) error {
+func (p *plugin) orphansTable(list *diagnosis.OrphanList, format output) error {
 	if len(list.Items) == 0 {
 		if len(list.Missing) == 0 {
 			_, _ = fmt.Fprintln(p.ErrOut, "There are no orphans.")

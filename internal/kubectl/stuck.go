@@ -36,7 +36,7 @@ type stuckOptions struct {
 	olderThan time.Duration
 	wait      bool
 	timeout   time.Duration
-	format    listOutput
+	format    output
 }
 
 func (o *stuckOptions) validate() error {
@@ -69,7 +69,7 @@ func (p *plugin) stuckCommand() *cobra.Command {
 			return p.stuck(c.Context(), namespace, &o)
 		},
 	}
-	o.format.addTo(c)
+	o.format.addToList(c)
 	c.Flags().BoolVarP(&o.all, "all-namespaces", "A", false, "list all namespaces, and all VolumeAttachments")
 	c.Flags().DurationVar(&o.olderThan, "older-than", 0, "list only what has waited for at least this long, such as 5m")
 	c.Flags().BoolVar(&o.wait, "wait", false, "read again until nothing is listed, then print the result")
@@ -82,7 +82,7 @@ func (p *plugin) stuck(ctx context.Context, namespace string, o *stuckOptions) e
 	if err != nil {
 		return err
 	}
-	if err := o.format.print(p.Out, list, stuckNames(&list), func() error { return p.stuckTable(&list, o.format) }); err != nil {
+	if err := o.format.printList(p.Out, list, stuckNames(&list), func() error { return p.stuckTable(&list, o.format) }); err != nil {
 		return err
 	}
 	p.unread(list.Unread)
@@ -164,7 +164,7 @@ func stuckNames(list *diagnosis.StuckList) []string {
 	return names
 }
 
-func (p *plugin) stuckTable(list *diagnosis.StuckList, format listOutput) error {
+func (p *plugin) stuckTable(list *diagnosis.StuckList, format output) error {
 	if len(list.Items) == 0 {
 		text := "Nothing is blocked" + inNamespace(list.Namespace) + "."
 		if list.Verdict != diagnosis.Clear {
@@ -190,7 +190,7 @@ func inNamespace(namespace string) string {
 }
 
 // findings is a table of findings.
-func (p *plugin) findings(format listOutput, columns ...string) *table {
+func (p *plugin) findings(format output, columns ...string) *table {
 	t := &table{columns: columns, flexible: []string{"OBJECT", "VOLUME", "NODE", "HOLDER"}}
 	if format == formatWide {
 		t.columns, t.overflow = append(t.columns, "SUMMARY"), "SUMMARY"
@@ -199,7 +199,7 @@ func (p *plugin) findings(format listOutput, columns ...string) *table {
 	return t
 }
 
-func withSummary(format listOutput, summary string, cells ...string) []string {
+func withSummary(format output, summary string, cells ...string) []string {
 	if format == formatWide {
 		cells = append(cells, summary)
 	}

@@ -9,48 +9,15 @@ import (
 	"strings"
 	"unicode/utf8"
 
-	"github.com/spf13/cobra"
 	"k8s.io/cli-runtime/pkg/printers"
 
 	"belay.dev/belay/internal/diagnosis"
-	"belay.dev/belay/internal/usage"
 )
 
-// listOutput is the flag --output of commands that print tables.
-type listOutput string
-
-const (
-	formatWide listOutput = "wide"
-	formatName listOutput = "name"
-)
-
-var listFormats = []string{"json", "yaml", string(formatWide), string(formatName)}
-
-// String returns the value.
-func (o *listOutput) String() string { return string(*o) }
-
-// Type is the name of the value in the help.
-func (o *listOutput) Type() string { return "string" }
-
-// Set checks the value.
-func (o *listOutput) Set(value string) error {
-	if !slices.Contains(listFormats, value) {
-		return usage.Errorf("unknown format %q: use %s", value, strings.Join(listFormats, ", "))
-	}
-	*o = listOutput(value)
-	return nil
-}
-
-func (o *listOutput) addTo(c *cobra.Command) {
-	c.Flags().VarP(o, "output", "o", "output format: json, yaml, wide or name; a table by default. The schema is described in docs/kubectl-belay.md")
-	// The flag was just added: it cannot be missing or have a completion.
-	_ = c.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(listFormats, cobra.ShellCompDirectiveNoFileComp))
-}
-
-// print prints an answer as a document, its names, or a table.
-func (o listOutput) print(out io.Writer, answer any, names []string, table func() error) error {
+// printList prints an answer as a document, its names, or a table.
+func (o output) printList(out io.Writer, answer any, names []string, table func() error) error {
 	if o != formatName {
-		return output(strings.TrimSuffix(string(o), string(formatWide))).print(out, answer, table)
+		return o.print(out, answer, table)
 	}
 	for _, n := range names {
 		if _, err := fmt.Fprintln(out, n); err != nil {

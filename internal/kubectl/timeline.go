@@ -42,7 +42,7 @@ func (p *plugin) timelineCommand() *cobra.Command {
 			return p.timeline(c.Context(), ref, format)
 		},
 	}
-	format.addTo(c)
+	format.addTo(c, "text")
 	return c
 }
 

@@ -48,7 +48,7 @@ func (p *plugin) waitCommand() *cobra.Command {
 			return p.wait(c.Context(), ref, timeout, format)
 		},
 	}
-	format.addTo(c)
+	format.addTo(c, "text")
 	c.Flags().DurationVar(&timeout, "timeout", 0, "how long to wait; 0 for without an end")
 	return c
 }

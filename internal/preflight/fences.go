@@ -16,6 +16,7 @@ import (
 	"belay.dev/belay/internal/decision"
 	"belay.dev/belay/internal/diagnosis"
 	"belay.dev/belay/internal/explain"
+	"belay.dev/belay/internal/fencing"
 	"belay.dev/belay/internal/kube"
 )
 
@@ -36,7 +37,7 @@ func (h *health) checkRecovery(ctx context.Context, c Config) []Check {
 	for _, role := range diagnosis.RecoveryRoles() {
 		checks = append(checks, h.checkRole(role))
 	}
-	checks = append(checks, h.checkSources(), checkStatementPolicy(ctx, c), h.checkForceTimer(), h.checkFenceTaints())
+	checks = append(checks, h.checkSources(), checkStatementPolicy(ctx, c), h.checkForceTimer(), h.checkFenceTaints(), h.checkContradicted())
 	for i := range checks {
 		checks[i].Category = CategoryRecovery
 	}
@@ -230,6 +231,39 @@ func (h *health) checkFenceTaints() Check {
 		c.Message = fmt.Sprintf("taints of fences that do not exist any more, so that none removes them: %d", len(c.Objects))
 	}
 	return c
+}
+
+// checkContradicted looks for fences whose evidence contradicts itself.
+func (h *health) checkContradicted() Check {
+	c := Check{Name: "evidence", Result: OK, Message: "no NodeFence is contradicted"}
+	if u, lacks := h.lacks(diagnosis.Fences); lacks {
+		return c.unreadable(u)
+	}
+	for i := range h.stuck.Items {
+		if f := &h.stuck.Items[i]; contradicted(f) {
+			c.Objects = append(c.Objects, fmt.Sprintf("node %s: %s", f.Subject.Name, f.Summary))
+		}
+	}
+	if len(c.Objects) > 0 {
+		c.Result, c.Hint = Failed, hint(fencing.Contradicted)
+		c.Message = fmt.Sprintf("nodes that were proven off and show a sign of life: %d; kubectl belay evidence node/NAME shows what is known", len(c.Objects))
+	}
+	return c
+}
+
+// contradicted reports whether a finding is about a fence whose evidence is contradicted.
+func contradicted(f *diagnosis.Finding) bool {
+	return f.Subject.Resource == diagnosis.Nodes && f.Reason == fencing.Contradicted
+}
+
+// taintOfFence reports whether the out-of-service taint of a node is that of the fence of the boot that it shows. A node counts as Ready for a
+// while after its machine is off.
+func (h *health) taintOfFence(n *corev1.Node) bool {
+	return slices.ContainsFunc(h.Fences, func(f *fencingv1.NodeFence) bool {
+		return f.Name == n.Name && !kube.FenceFinished(f) && f.Spec.BootID == n.Status.NodeInfo.BootID && slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool {
+			return t.Key == kube.OutOfServiceTaint && t.Value == kube.FenceTaint(f.Spec.Epoch)
+		})
+	})
 }
 
 func leftover(t corev1.Taint, value string) bool {

@@ -95,6 +95,12 @@ func TestRecoveryHealth(t *testing.T) {
 			taintNode(s)
 			s.Fences = []*fencingv1.NodeFence{{ObjectMeta: metav1.ObjectMeta{Name: "n"}, Spec: fencingv1.NodeFenceSpec{Epoch: 4}, Status: fencingv1.NodeFenceStatus{Phase: "Released"}}}
 		}, "taints", Failed, "any more"},
+		"no contradiction": {nil, "evidence", OK, "no NodeFence is contradicted"},
+		"contradicted": {func(s *diagnosis.Snapshot, _ *[]runtime.Object) {
+			fenceNode(s)
+			s.Fences[0].Status.Conditions = []metav1.Condition{{Type: kube.ConditionContradicted, Status: metav1.ConditionTrue, Reason: "SignOfLife"}}
+		}, "evidence", Failed, "show a sign of life: 1"},
+		"fences unread": {func(s *diagnosis.Snapshot, _ *[]runtime.Object) { forbid(s, diagnosis.Fences) }, "evidence", Unknown, ""},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -135,6 +141,43 @@ func dropLease(s *diagnosis.Snapshot, name string) {
 
 func taintNode(s *diagnosis.Snapshot) {
 	s.Nodes[0].Spec.Taints = []corev1.Taint{{Key: kube.OutOfServiceTaint, Value: "belay-4", Effect: corev1.TaintEffectNoExecute}}
+}
+
+// fenceNode makes recovery fence the boot that the node shows. The node still counts as Ready.
+func fenceNode(s *diagnosis.Snapshot) {
+	taintNode(s)
+	s.Nodes[0].Status.NodeInfo.BootID, s.Nodes[0].Annotations[kube.FencedBootAnnotation] = "boot", "boot"
+	s.Fences = []*fencingv1.NodeFence{{
+		ObjectMeta: metav1.ObjectMeta{Name: "n", Finalizers: []string{kube.FenceFinalizer}},
+		Spec:       fencingv1.NodeFenceSpec{NodeName: "n", BootID: "boot", Epoch: 4}, Status: fencingv1.NodeFenceStatus{Phase: "Evicting"},
+	}}
+}
+
+// TestTaintOfAFence: the out-of-service taint of a node that is Ready is wrong unless it is that of the fence of the boot that the node shows.
+func TestTaintOfAFence(t *testing.T) {
+	for name, tc := range map[string]struct {
+		change func(s *diagnosis.Snapshot)
+		want   Result
+		says   string
+	}{
+		"its own":          {func(*diagnosis.Snapshot) {}, OK, "those that recovery is fencing"},
+		"no fence":         {func(s *diagnosis.Snapshot) { s.Fences = nil }, Failed, "still have the taint"},
+		"a fence is over":  {func(s *diagnosis.Snapshot) { s.Fences[0].Status.Phase, s.Fences[0].Finalizers = "Released", nil }, Failed, "still have the taint"},
+		"of another epoch": {func(s *diagnosis.Snapshot) { s.Fences[0].Spec.Epoch = 5 }, Failed, "still have the taint"},
+		"of another boot":  {func(s *diagnosis.Snapshot) { s.Fences[0].Spec.BootID = "earlier" }, Failed, "still have the taint"},
+		"by a person":      {func(s *diagnosis.Snapshot) { s.Nodes[0].Spec.Taints[0].Value = "nodeshutdown" }, Failed, "still have the taint"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, objects := recovered()
+			fenceNode(s)
+			tc.change(s)
+			report := Health(t.Context(), Config{Clients: fake.NewClientset(objects...)}, s, false)
+			i := slices.IndexFunc(report.Checks, func(c Check) bool { return c.Category == CategoryNodes && c.Name == "out-of-service taint" })
+			if c := report.Checks[i]; c.Result != tc.want || !strings.Contains(c.Message, tc.says) {
+				t.Errorf("%+v; want %s with %q", c, tc.want, tc.says)
+			}
+		})
+	}
 }
 
 // TestNoRecoveryChecksWithoutRecovery: few clusters have its API.

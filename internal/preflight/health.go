@@ -368,6 +368,9 @@ func (h *health) checkVolumes() Check {
 	others := 0
 	for i := range h.stuck.Items {
 		f := &h.stuck.Items[i]
+		if contradicted(f) {
+			continue // checkContradicted shows it
+		}
 		if f.Subject.Resource != diagnosis.Attachments && f.Reason != explain.UsedWithoutAttachment && !slices.ContainsFunc(f.Holders, func(h diagnosis.Holder) bool { return h.Attachment != "" }) {
 			others++
 			continue
