@@ -129,10 +129,16 @@ func (x *state) risks(va *storagev1.VolumeAttachment, h *Holder, known bool) []s
 	case h.Node.State == NodeUnknown:
 		return []string{"whether node " + name + " runs is unknown: if it does, it may write while another node mounts the volume, and the file system is corrupted"}
 	}
-	if at := h.Node.LastHeartbeat; h.Node.State != NodeDeleted && at != nil && x.Now.Sub(*at) <= silence {
-		return []string{"the machine of node " + name + " runs: it renewed its lease at " + stamp(*at) + ", and if it writes while another node mounts the volume, the file system is corrupted"}
+	return []string{x.riskOfLost(h.Node)}
+}
+
+// riskOfLost is the risk of a node that is not Ready, or whose Node was deleted.
+func (x *state) riskOfLost(n NodeState) string {
+	const corrupts = "if it writes while another node mounts the volume, the file system is corrupted"
+	if at := n.LastHeartbeat; n.State != NodeDeleted && at != nil && x.Now.Sub(*at) <= silence {
+		return "the machine of node " + n.Name + " runs: it renewed its lease at " + stamp(*at) + ", and " + corrupts
 	}
-	return []string{"the machine of node " + name + " may still run: if it writes while another node mounts the volume, the file system is corrupted"}
+	return "the machine of node " + n.Name + " may still run: " + corrupts
 }
 
 // unused reports whether a node that works neither uses the volume nor has a pod that needs it.

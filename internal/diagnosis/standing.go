@@ -36,7 +36,6 @@ func (x *state) without(key attachment.VolumeKey, name string) standing {
 	if !reported && !inUse {
 		return notListed
 	}
-	users := x.usersOn(key, name)
 	switch n := x.node(name); {
 	case n.OutOfService && n.State != NodeReady && !x.answers(n):
 		return switchedOff
@@ -44,6 +43,14 @@ func (x *state) without(key attachment.VolumeKey, name string) standing {
 		return takenByFence
 	case !inUse:
 		return reportedOnly
+	}
+	return x.listedInUse(key, name, reported)
+}
+
+// listedInUse is without for a volume that a node, which may run, lists in use.
+func (x *state) listedInUse(key attachment.VolumeKey, name string, reported bool) standing {
+	users := x.usersOn(key, name)
+	switch {
 	case reported, slices.ContainsFunc(users, mounted):
 		return usedWithout
 	case len(users) > 0:

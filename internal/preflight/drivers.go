@@ -124,25 +124,30 @@ type nodeCheck struct {
 	wrong, right string
 }
 
+// noTaint says that no Ready node has the out-of-service taint without a fence that explains it.
+func (h *health) noTaint() string {
+	fenced := 0
+	for _, n := range h.Nodes {
+		if kube.Ready(n) && kube.OutOfService(n) && h.taintOfFence(n) {
+			fenced++
+		}
+	}
+	if fenced == 0 {
+		return "no Ready node has it"
+	}
+	return fmt.Sprintf("no Ready node has it but those that recovery is fencing, which count as Ready until their silence is noticed: %d", fenced)
+}
+
 // checkNodes looks for nodes whose state stops volumes.
 func (h *health) checkNodes() []Check {
 	holds := map[string]bool{}
 	for _, va := range h.Attachments {
 		holds[va.Spec.NodeName] = true
 	}
-	fenced, noTaint := 0, "no Ready node has it"
-	for _, n := range h.Nodes {
-		if kube.Ready(n) && kube.OutOfService(n) && h.taintOfFence(n) {
-			fenced++
-		}
-	}
-	if fenced > 0 {
-		noTaint = fmt.Sprintf("no Ready node has it but those that recovery is fencing, which count as Ready until their silence is noticed: %d", fenced)
-	}
 	checks := []nodeCheck{
 		{
 			"out-of-service taint", func(n *corev1.Node) bool { return kube.Ready(n) && kube.OutOfService(n) && !h.taintOfFence(n) }, Failed, hint(attachment.OutOfServiceNodeReady),
-			"Ready nodes that still have the taint, so that volumes are detached from them by force: %d", noTaint,
+			"Ready nodes that still have the taint, so that volumes are detached from them by force: %d", h.noTaint(),
 		},
 		{
 			"heartbeat", func(n *corev1.Node) bool { return holds[n.Name] && h.Silent(n) }, Warning, hint(explain.NodeSilent),
