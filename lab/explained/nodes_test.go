@@ -82,9 +82,9 @@ func taintOnReadyNode(s *stuck) {
 // nodeDeleted: the Node goes and does not come back.
 func nodeDeleted(s *stuck) {
 	s.Hold(deleted, scenario.StorageClass)
-	s.Wait()
 	s.DeleteNode(deleted)
 	s.Vanish("holder")
+	s.Wait() // last: upstream's event names the pods that use the volume in the moment in which it first sees this one
 	s.explains("node-deleted", s.waiter(), unsafe, "NodeGone")
 }
 
@@ -114,6 +114,7 @@ func attacherDown(s *stuck) {
 		}
 	}()
 	s.ends()
+	s.detaches() // before another pod waits: upstream has an event for a pod that it sees first
 	s.Wait()
 	s.explains("attacher-down", s.waiter(), blocked, "AttacherNotRunning")
 }

@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 
 	"belay.dev/belay/internal/diagnosis"
 	"belay.dev/belay/internal/kube"
@@ -360,6 +361,23 @@ func (s *stuck) attach(name, node string) {
 			err = fmt.Errorf("it is not: %+v", va.Status)
 		}
 		return err
+	})
+}
+
+// detaches waits until the VolumeAttachments of the volume are being deleted.
+func (s *stuck) detaches() {
+	s.Helper()
+	labtest.Until(s.T, time.Minute, "the detach of volume "+s.Volume, func() error {
+		list, err := s.Scene.Client.StorageV1().VolumeAttachments().List(s.Context(), metav1.ListOptions{})
+		if err != nil {
+			return err
+		}
+		for i := range list.Items {
+			if va := &list.Items[i]; ptr.Deref(va.Spec.Source.PersistentVolumeName, "") == s.Volume && va.DeletionTimestamp == nil {
+				return fmt.Errorf("VolumeAttachment %s on node %s is not being deleted", va.Name, va.Spec.NodeName)
+			}
+		}
+		return nil
 	})
 }
 
