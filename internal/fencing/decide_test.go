@@ -143,6 +143,11 @@ func TestWrongMachine(t *testing.T) {
 			t.Errorf("%s: %s, steps %T", name, d.Reason, s.did)
 		}
 	}
+	unknown := boot1
+	unknown.ID = ""
+	if (Source{Name: "ipmi", SaidOn: unknown, Machine: unknown.Machine}).bound(unknown) {
+		t.Error("a switch is bound to a boot that is not known in full")
+	}
 	// The hardware behind the address was swapped after that.
 	s := newStand(t)
 	s.until(Tainting)
@@ -235,14 +240,16 @@ func TestSignOfLifeBeforeOff(t *testing.T) {
 	}
 }
 
-// TestLiveReadBeforeOff (hole 16): the command is stored no later than a second after the node was read.
+// TestLiveReadBeforeOff (hole 16): the command is stored no later than a second after the node was read, and not before that by the clock.
 func TestLiveReadBeforeOff(t *testing.T) {
 	s := newStand(t)
 	s.until(Fencing)
 	s.turn() // the question
-	s.seen.ReadAt = s.now.Add(-LiveFor - time.Millisecond)
-	if step, ok := Decide(s.now, s.fence, s.seen).Steps[0].(ReadNode); !ok {
-		t.Fatalf("the step is %T", step)
+	for _, age := range []time.Duration{LiveFor + time.Millisecond, -time.Millisecond} {
+		s.seen.ReadAt = s.now.Add(-age)
+		if step := Decide(s.now, s.fence, s.seen).Steps[0]; step != (ReadNode{}) {
+			t.Errorf("read %v ago: the step is %T", age, step)
+		}
 	}
 }
 
@@ -316,6 +323,26 @@ func TestSwitchThatComesBack(t *testing.T) {
 	}
 }
 
+// TestDoubt (hole 4): what takes the evidence back in Tainting is an answer On of this moment, or a statement that has expired. An old On only
+// has the switch asked again.
+func TestDoubt(t *testing.T) {
+	for name, test := range map[string]struct {
+		evidence Class
+		change   func(*stand)
+		want     Step
+	}{
+		"On":      {PoweredOff, func(s *stand) { s.seen.Source.Status = s.answer() }, Untaint{NodeUID: boot1.NodeUID, Version: "7"}},
+		"old On":  {PoweredOff, func(s *stand) { s.seen.Source.Status = s.answer(); s.now = s.now.Add(FreshFor + 1) }, Ask{}},
+		"expired": {Stated, func(s *stand) { s.state(); s.seen.Source = Source{}; s.now = s.fence.Statement.Expires }, Untaint{NodeUID: boot1.NodeUID, Version: "7"}},
+	} {
+		s := successor(t, Tainting, test.evidence)
+		test.change(s)
+		if d := Decide(s.now, s.fence, s.seen); len(d.Steps) != 1 || d.Steps[0] != test.want {
+			t.Errorf("%s: %#v, %s", name, d.Steps, d.Reason)
+		}
+	}
+}
+
 // TestSwitchThatDoesNotObey: a command that was answered is no evidence.
 func TestSwitchThatDoesNotObey(t *testing.T) {
 	s := newStand(t)
@@ -362,6 +389,10 @@ func TestProof(t *testing.T) {
 	if p.At(s.now.Add(proofFor)).Holds(boot1, v) {
 		t.Error("a proof lasts for ever")
 	}
+	s.fence.Boot, s.seen.Ended = unknown, true
+	if p := Decide(s.now, s.fence, s.seen).Proof; p.Class() == "" || p.Holds(unknown, v) {
+		t.Errorf("a boot that is not known in full: %+v", p)
+	}
 	if (Proof{}).Holds(boot1, v) || (Proof{}).Holds(Boot{}, v) {
 		t.Error("the zero Proof proves something")
 	}
@@ -401,6 +432,11 @@ func TestLastSignOfLife(t *testing.T) {
 		t.Fatalf("%s before the command is lost", s.fence.Phase)
 	}
 	s.now = s.fence.Intent.NotAfter.Add(time.Second)
+	s.power = PowerUnknown
+	if d := s.waits(); s.fence.Phase != Fencing || d.Reason != AwaitingSource {
+		t.Fatalf("%s, %s while the switch does not say whether the command was carried out", s.fence.Phase, d.Reason)
+	}
+	s.power = PowerOff
 	s.until(Cancelled)
 	if len(s.seen.Pods) == 0 || len(s.seen.Attachments) == 0 {
 		t.Error("something was taken from a node that gave a sign of life")

@@ -181,8 +181,11 @@ func TestHostileDeletedFenceOfALiveNodeEndsWithoutItsSwitch(t *testing.T) {
 	}
 	s.deaf()
 	s.seen.Silent, s.seen.Renewed, s.seen.Ready, s.seen.AliveSince = false, true, Yes, s.now
-	s.now = s.now.Add(time.Hour)
 	s.fence.Deleting = true
+	if d := Decide(s.now, s.fence, s.seen); d.Reason != IntentOpen || len(d.Steps) > 0 {
+		t.Errorf("while the command may still be carried out: %s, %#v", d.Reason, d.Steps)
+	}
+	s.now = s.now.Add(time.Hour)
 	if d := s.waits(); s.fence.Phase != Cancelled {
 		t.Errorf("%s, %s, an hour after the command ended", s.fence.Phase, d.Reason)
 	}

@@ -13,10 +13,10 @@ func TestLife(t *testing.T) {
 	if l := life(); !l.Of(boot1) || l.Sign() != SaysOn || l.Of(boot2) || l.Of(other) || l.Of(Boot{Node: "node-1"}) {
 		t.Errorf("after On: %+v", l)
 	}
-	again := boot1
-	again.NodeUID = "uid-2"
-	if l := life(); !l.Of(again) {
-		t.Error("the boot does not run under another Node object")
+	again, elsewhere, copied := boot1, boot1, boot1
+	again.NodeUID, elsewhere.Node, copied.Machine = "uid-2", "node-2", other.Machine
+	if l := life(); !l.Of(again) || l.Of(elsewhere) || l.Of(copied) {
+		t.Error("it is not the machine that runs, under this name and any Node object")
 	}
 	if l := life(); !l.At(s.now.Add(LifeFor-1)).Of(boot1) || l.At(s.now.Add(LifeFor)).Of(boot1) {
 		t.Errorf("it does not end after %v", LifeFor)
@@ -60,7 +60,7 @@ func TestLifeByLease(t *testing.T) {
 	if s.Life(renewed.Add(time.Minute), p, boot1).Of(boot1) {
 		t.Error("a gap of this process shows that the node runs")
 	}
-	if s.Life(renewed, p, Boot{Node: "node-1", ID: "boot-1"}).Of(boot1) {
+	if s.Life(renewed, p, Boot{Node: "node-1", ID: "boot-1"}) != (Life{}) {
 		t.Error("a Node that does not identify its machine shows that one runs")
 	}
 }

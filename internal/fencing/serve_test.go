@@ -17,6 +17,7 @@ func TestServe(t *testing.T) {
 		"a switch of two nodes":      {func(r *Requested) { r.Source.Shared = true }, ServeNothing},
 		"the node was not read":      {func(r *Requested) { r.ReadAt = time.Time{} }, ServeRead},
 		"the node was read long ago": {func(r *Requested) { r.ReadAt = start.Add(-LiveFor - 1) }, ServeRead},
+		"the node was read later":    {func(r *Requested) { r.ReadAt = start.Add(1) }, ServeRead},
 		"the node cannot be read":    {func(r *Requested) { r.Exists = Unknown }, ServeRead},
 		"the lease was renewed":      {func(r *Requested) { r.Renewal = "later" }, ServeRefusal},
 		"the machine was restarted":  {func(r *Requested) { r.Now = boot2 }, ServeRefusal},

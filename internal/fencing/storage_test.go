@@ -172,9 +172,11 @@ func TestReturnOfAnotherKind(t *testing.T) {
 		phase  Phase
 		reason decision.Reason
 	}{
-		"restarted":         {func(s *stand) { s.seen.Now, s.seen.Ready, s.seen.Silent = boot2, Yes, false }, Cancelled, Settled},
-		"silent again":      {func(s *stand) { s.seen.Silent = true }, Cancelled, Settled},
-		"opted out":         {func(s *stand) { s.seen.Renewed, s.seen.OptedOut = false, true }, Fencing, AwaitingUnmount},
+		"restarted":    {func(s *stand) { s.seen.Now, s.seen.Ready, s.seen.Silent = boot2, Yes, false }, Cancelled, Settled},
+		"silent again": {func(s *stand) { s.seen.Silent = true }, Cancelled, Settled},
+		"opted out": {func(s *stand) {
+			s.seen.Renewed, s.seen.AliveSince, s.seen.Mounted, s.seen.OptedOut = false, time.Time{}, nil, true
+		}, Fencing, AwaitingUnmount},
 		"the fence deleted": {func(s *stand) { s.seen.Renewed, s.fence.Deleting = false, true }, Fencing, AwaitingUnmount},
 	} {
 		s := newCut(t)
