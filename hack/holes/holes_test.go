@@ -110,6 +110,7 @@ var holes = []hole{
 	{"16", "the command is sent on a reading from the future", "internal/fencing/serve.go", "!now.Before(r.ReadAt) && ", "", pure, "TestServe"},
 	{"16", "a detector that did not run counts what it did not hear", "internal/fencing/silence.go", "now.Sub(s.tick) > MaxTickGap", "false", pure, "TestSilences"},
 	{"16", "the command is sent although the lease was renewed", "internal/fencing/serve.go", "case commanded && r.overtaken():", "case false:", pure, "TestServe"},
+	{"16", "the command is sent although the node lives once the switch has shown whose it is", "internal/recovery/levels.go", "if err := off.stands(ctx); err != nil {", "if err := error(nil); err != nil {", shell, "TestOptOutBeforeOff"},
 	{"16", "the command is sent although the owner has opted out since", "internal/fencing/serve.go", "r.OptedOut || r.Maintenance || ", "", pure, "TestServe"},
 	{"17", "no limit on fences in a time", suspect, "case lately >= b.Fences:", "case false:", pure, "TestBrakes"},
 	{"17", "no limit on fences in flight", suspect, "case fleet.InFlight >= b.InFlight:", "case false:", pure, "TestBrakes"},

@@ -127,7 +127,7 @@ func (f *fencer) serve(ctx context.Context, state *sourceState, source *fencingv
 			}
 		case fencing.ServeRefusal:
 			log.FromContext(ctx).Info("Did not switch off: the node shows a sign of life, or is to be left alone", "nonce", r.Fence.Intent.Nonce)
-			return lookEvery, f.answer(ctx, state, fence, r.Fence.Intent.Nonce, reply{raw: notSent})
+			return lookEvery, f.answer(ctx, state, fence, r.Fence.Intent.Nonce, reply{raw: "not sent: " + errOvertaken.Error()})
 		case fencing.ServeLate:
 			f.reportLate(ctx, state, fence, r)
 			return lookEvery, nil
@@ -210,9 +210,8 @@ func (f *fencer) call(ctx context.Context, state *sourceState, source *fencingv1
 	}
 	ctx, cancel := context.WithTimeout(ctx, agentWithin)
 	defer cancel()
-	machine := ""
+	var command *order
 	if off {
-		machine = machineID(fence.Spec.MachineID)
 		before := fence.DeepCopy()
 		fence.Status.Intents[len(fence.Status.Intents)-1].SentBy = f.identity
 		if err := f.client.Status().Patch(ctx, fence, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})); err != nil {
@@ -221,22 +220,29 @@ func (f *fencer) call(ctx context.Context, state *sourceState, source *fencingv1
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithDeadline(ctx, r.Fence.Intent.NotAfter)
 		defer cancel()
-		if err := f.readNode(ctx, &r); err != nil { // the writes may have taken long
-			return err
-		}
-		if r.Fence = fenceState(fence); fencing.Overtaken(r) {
-			return f.answer(ctx, state, fence, nonce, reply{raw: notSent})
-		}
+		r.Fence = fenceState(fence)
+		command = &order{machine: machineID(fence.Spec.MachineID), stands: func(ctx context.Context) error { return f.stands(ctx, &r) }}
 	}
-	a := levels.ask(ctx, machine, knownLevels(source))
+	a := levels.ask(ctx, command, knownLevels(source))
 	if source.Status.FailedLogins = failures(source, a, worked); !worked && a.power == fencing.PowerUnknown {
 		setFenceReady(source, metav1.ConditionFalse, reasonNoAnswer, "asked while the node was being fenced: "+truncate(a.raw, 900))
 	}
 	return errors.Join(f.answer(ctx, state, fence, nonce, a), f.storeSource(context.WithoutCancel(ctx), source, before))
 }
 
-// notSent is the answer to a command that fencing.Serve or the last read refused.
-const notSent = "not sent: the node shows a sign of life, or is to be left alone by its owner"
+// errOvertaken is why fencing.Serve or the last read refused a command.
+var errOvertaken = errors.New("the node shows a sign of life, or is to be left alone by its owner")
+
+// stands reads the node for the last time before a command is sent.
+func (f *fencer) stands(ctx context.Context, r *fencing.Requested) error {
+	if err := f.readNode(ctx, r); err != nil {
+		return err
+	}
+	if fencing.Overtaken(*r) {
+		return errOvertaken
+	}
+	return nil
+}
 
 // reasonLate is the reason of the event about a command or a question that was not carried out because it was too old.
 const reasonLate = "RequestTooOld"
@@ -372,7 +378,7 @@ func (f *fencer) check(ctx context.Context, source *fencingv1.FenceSource, node 
 	var a reply
 	var on []int32
 	if quiet {
-		a = levels.ask(ctx, "", knownLevels(source))
+		a = levels.ask(ctx, nil, knownLevels(source))
 	} else {
 		a, on = levels.exercise(ctx, f.state(source.Name).failed, version)
 	}

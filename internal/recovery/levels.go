@@ -98,7 +98,7 @@ func (l levels) exercise(ctx context.Context, failed map[string]int, version str
 		if i > 0 && failed[key] >= maxLogins {
 			continue
 		}
-		r := askLevel(ctx, level, "", true)
+		r := askLevel(ctx, level, nil, true)
 		said = append(said, r.raw)
 		switch r.power {
 		case fencing.PowerOn:
@@ -115,8 +115,15 @@ func (l levels) exercise(ctx context.Context, failed map[string]int, version str
 	return first, on
 }
 
-// ask asks the first level that answers. If off names a machine, its switches are switched off before that.
-func (l levels) ask(ctx context.Context, off string, known []int32) reply {
+// order is a command to switch a machine off.
+type order struct {
+	machine string
+	// stands returns why the command is not to be sent any more. It is called last, since the switch may take long to show whose it is.
+	stands func(ctx context.Context) error
+}
+
+// ask asks the first level that answers. With an order, its switches are switched off before that.
+func (l levels) ask(ctx context.Context, off *order, known []int32) reply {
 	var said []string
 	for i, level := range l {
 		r := askLevel(ctx, level, off, slices.Contains(known, int32(i)))
@@ -134,11 +141,11 @@ var errUnknownLevel = errors.New("its hardware gives no identity, and it has not
 
 // askLevel asks all switches of a level: On if one of them is, Off if all are, Unknown otherwise. Whether it is known counts where its hardware
 // gives no identity.
-func askLevel(ctx context.Context, level []Switch, off string, known bool) reply {
+func askLevel(ctx context.Context, level []Switch, off *order, known bool) reply {
 	r := reply{power: fencing.PowerOff}
 	var said []string
 	for _, s := range level {
-		if off != "" {
+		if off != nil {
 			if err := switchOff(ctx, s, off, known); err != nil {
 				said = append(said, err.Error())
 			}
@@ -176,7 +183,7 @@ func askLevel(ctx context.Context, level []Switch, off string, known bool) reply
 
 // switchOff switches a machine off, if the switch is still its own: cables are swapped while nodes live, and a switch is exercised only
 // once in a while (hole 6).
-func switchOff(ctx context.Context, s Switch, machine string, known bool) error {
+func switchOff(ctx context.Context, s Switch, off *order, known bool) error {
 	hardware, err := s.Identity(ctx)
 	switch {
 	case errors.Is(err, ErrNoIdentity) && known: // a person said whose it is
@@ -184,8 +191,11 @@ func switchOff(ctx context.Context, s Switch, machine string, known bool) error 
 		return fmt.Errorf("not switched off: %w", errUnknownLevel)
 	case err != nil:
 		return fmt.Errorf("not switched off, because the identity of the hardware is unknown: %w", err)
-	case machineID(hardware) != machine:
+	case machineID(hardware) != off.machine:
 		return fmt.Errorf("not switched off: the hardware is %s", machineID(hardware))
+	}
+	if err := off.stands(ctx); err != nil {
+		return fmt.Errorf("not sent: %w", err)
 	}
 	return s.Off(ctx) //nolint:wrapcheck // the agent says what it attempted
 }

@@ -35,10 +35,24 @@ func commanded(t *testing.T) (*fencer, *machine, *fencingv1.FenceSource, *fencin
 	return &fencer{parts: p, sources: map[string]*sourceState{}}, bmc, source, fence
 }
 
+// slowly is a switch that shows whose it is after something has happened.
+type slowly struct {
+	*machine
+	happens func()
+}
+
+func (s slowly) Identity(ctx context.Context) (string, error) {
+	s.happens()
+	return s.machine.Identity(ctx)
+}
+
 // TestOptOutBeforeOff: a node whose owner opts it out after the command was stored is not switched off, also if that was after the fencer had
-// stored that it is about to send the command. Without that the machine is switched off.
+// stored that it is about to send the command, and while a switch that did not respond for a while shows whose it is. Without that the machine is
+// switched off.
 func TestOptOutBeforeOff(t *testing.T) {
-	for name, wantOffs := range map[string]int{"not opted out": 1, "after the command was stored": 0, "before the command is sent": 0} {
+	for name, wantOffs := range map[string]int{
+		"not opted out": 1, "after the command was stored": 0, "before the command is sent": 0, "while the switch is asked whose it is": 0,
+	} {
 		f, bmc, source, fence := commanded(t)
 		inner := f.client
 		optOut := func() {
@@ -59,6 +73,8 @@ func TestOptOutBeforeOff(t *testing.T) {
 					return c.SubResource(sub).Patch(ctx, object, patch, opts...)
 				},
 			})
+		case "while the switch is asked whose it is":
+			f.Dial = dialing(map[string]Switch{"bmc": slowly{bmc, optOut}})
 		}
 		_, err := f.serve(t.Context(), f.state("n1"), source, fence)
 		must(t, err)
