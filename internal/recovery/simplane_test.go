@@ -151,13 +151,14 @@ func (p *plane) attach() {
 func (p *plane) detach() {
 	for _, volume := range p.volumes {
 		va := p.attachmentOf(volume)
-		if va == nil || slices.ContainsFunc(p.podsOf(volume), func(pod *corev1.Pod) bool { return pod.Spec.NodeName == va.Spec.NodeName }) {
-			continue
-		}
 		var why string
 		switch {
+		case va == nil:
+			continue
 		case !p.unpublishes[va.Name].IsZero():
 			p.unpublish(va, volume)
+			continue
+		case slices.ContainsFunc(p.podsOf(volume), func(pod *corev1.Pod) bool { return pod.Spec.NodeName == va.Spec.NodeName }):
 			continue
 		case p.forces(va):
 			why = "by force"
@@ -325,7 +326,8 @@ func (p *plane) kubeletPods(m *hardware, node *corev1.Node) {
 				p.deletePod(pod, "rejected by kubelet")
 				continue
 			}
-			if va := p.attachmentOf(volume); va != nil && va.Spec.NodeName == m.name && va.Labels["machine"] == m.uuid {
+			va := p.attachmentOf(volume)
+			if va != nil && p.unpublishes[va.Name].IsZero() && va.Spec.NodeName == m.name && va.Labels["machine"] == m.uuid {
 				p.judgeWriter(m, volume)
 				m.runs[uid] = volume
 				p.say("%s writes to %s", m, volume)

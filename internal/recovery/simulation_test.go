@@ -20,6 +20,7 @@ import (
 	"github.com/google/uuid"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
@@ -221,6 +222,9 @@ func (w *world) step() {
 	if !w.calm && w.chance(w.troubles) {
 		w.trouble()
 	}
+	if !w.calm && w.byStorage {
+		w.storageTrouble()
+	}
 	for _, m := range w.machines {
 		if w.calm || w.chance(80) {
 			w.kubelet(m)
@@ -323,6 +327,19 @@ func (w *world) trouble() {
 	}
 }
 
+// storageTrouble cuts off the machine that has v1, and no other one, and has a person delete the pods of nodes that are not Ready.
+func (w *world) storageTrouble() {
+	if pods := w.plane.podsOf("v1"); len(pods) > 0 && w.chance(2) {
+		w.say("%s, which has v1, is cut off, and no other machine", pods[0].Spec.NodeName)
+		for _, m := range w.machines {
+			m.cut = m.name == pods[0].Spec.NodeName
+		}
+	}
+	if w.chance(10) {
+		w.plane.forceDelete()
+	}
+}
+
 // swap exchanges the cables of two switches.
 func (w *world) swap() {
 	a, b := w.switches[simNodes[w.rng.IntN(3)]], w.switches[simNodes[w.rng.IntN(3)]]
@@ -397,7 +414,8 @@ func (w *world) people(m *hardware) {
 			w.state(m, f)
 		}
 	case 4:
-		if f != nil && f.DeletionTimestamp == nil {
+		// One that may have had volumes taken waits for its own machine then, and hears no statement: if that machine is gone, for ever.
+		if f != nil && f.DeletionTimestamp == nil && !meta.IsStatusConditionTrue(f.Status.Conditions, conditionStorageFenced) {
 			w.say("a person deletes the fence of %s", m.name)
 			must2(w.t, w.api.Delete(ctx, f))
 			w.changed("NodeFence")

@@ -19,6 +19,9 @@ import (
 	"belay.dev/belay/internal/fencing"
 )
 
+// storageSeeds: one seed in so many is about storage that cuts at unpublish. Without it few of them come to use that.
+const storageSeeds = 6
+
 var simNodes = []string{"n1", "n2", "n3", "n4", "n5"}
 
 // world is one seed.
@@ -46,6 +49,7 @@ type world struct {
 	losses, troubles int // percent
 	apart            bool
 	replicas         int
+	byStorage        bool      // the switches are dead, and people delete pods by force: volumes move on evidence of class B
 	noOutage         time.Time // until when the API server does not answer
 
 	calm   bool
@@ -144,6 +148,13 @@ func newWorld(t fataler, seed uint64) *world {
 		w.kubeletRegisters(m)
 		if !w.chance(15) {
 			w.addSource(m)
+		}
+	}
+	if seed%storageSeeds == 0 {
+		w.byStorage, w.troubles = true, 8
+		w.plane.detaches, w.plane.boots, w.plane.lies = withProofs, true, false
+		for _, b := range w.switches {
+			b.mode = "dead"
 		}
 	}
 	return w
