@@ -414,7 +414,7 @@ func (w *world) people(m *hardware) {
 			w.state(m, f)
 		}
 	case 4:
-		// One that may have had volumes taken waits for its own machine then, and hears no statement: if that machine is gone, for ever.
+		// One that may have had volumes taken waits for its own machine then, and hears no statement: if that machine is gone, forever.
 		if f != nil && f.DeletionTimestamp == nil && !meta.IsStatusConditionTrue(f.Status.Conditions, conditionStorageFenced) {
 			w.say("a person deletes the fence of %s", m.name)
 			must2(w.t, w.api.Delete(ctx, f))
