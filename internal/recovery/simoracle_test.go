@@ -197,7 +197,9 @@ func (w *world) judgeOffSent(p *process, b *bmc, label string) {
 	}
 	m := w.byUUID(f.Spec.MachineID)
 	l := w.leases[b.address]
-	if l != nil && !m.gone && m.on && !m.frozen && !m.cut && m.bootID() == f.Spec.BootID && time.Since(m.heardFirst) > 2*time.Second {
+	renews := l != nil && !m.gone && m.on && !m.frozen && !m.cut && m.bootID() == f.Spec.BootID
+	// One that was cut off until now has not renewed its lease since, and heardFirst is from before that.
+	if renews && time.Since(m.renewed) <= 2*simRenew && time.Since(m.heardFirst) > 2*time.Second {
 		w.breaks("off", "%s (%s) commands the switch of %s, which has renewed its lease for %v", p.name, label, b.address, time.Since(m.heardFirst))
 	}
 }
