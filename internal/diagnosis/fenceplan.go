@@ -138,9 +138,13 @@ func PlanStatement(s *Snapshot, node string, request StatementRequest, author Au
 	p.Statement = &FenceStatement{
 		By: author.Name, Reason: request.Reason, MachineID: f.Boot.Machine, Expires: s.Now.Add(request.Expires).UTC().Truncate(time.Second),
 	}
+	then := "sets the out-of-service taint, deletes the pods of the node and detaches its volumes"
+	if f.reason == fencing.AwaitingReturn { // it was deleted, or the node opted out
+		then = "ends the fence, and lets pods be scheduled to the node"
+	}
 	p.Does = []string{
 		"writes the statement into spec.statement of the NodeFence, which is the record of it",
-		"recovery then sets the out-of-service taint, deletes the pods of the node and detaches its volumes, unless the power switch says On or the node shows a sign of life before that",
+		"recovery then " + then + ", unless the power switch says On or the node shows a sign of life before that",
 	}
 	if old := f.Statement; old != nil {
 		p.Does = append(p.Does, "replaces the statement by "+old.By+", which expires at "+stamp(old.Expires))
@@ -202,7 +206,7 @@ func (x *state) preconditions(f *fence) []Precondition {
 func awaitsEvidence(f *fence) Precondition {
 	early := slices.Contains([]fencing.Phase{fencing.Suspected, fencing.Isolating, fencing.Fencing}, f.Phase)
 	late := slices.Contains([]fencing.Phase{fencing.Tainting, fencing.Evicting, fencing.Detaching}, f.Phase)
-	ends := f.Deleting && f.Intent.Nonce == ""
+	ends := f.Deleting && f.Intent.Nonce == "" && f.reason != fencing.AwaitingReturn
 	phase := precondition("phase", (early || late) && !ends, "the fence is in phase %s and awaits evidence", f.Phase)
 	switch {
 	case ends:

@@ -95,6 +95,7 @@ var fenceTitles = map[decision.Reason]struct {
 	fencing.AwaitingRelease:      {"The node is back and waits for a person to release it", false},
 	fencing.SettlingAfterTaint:   {"The node is released and gets no pods for a minute", false},
 	fencing.AwaitingUnmount:      {"The node is back and unmounts volumes that may have been taken from it", false},
+	fencing.AwaitingReturn:       {"The fence is to end, and the machine may still have volumes mounted that were taken from it", true},
 	fencing.NodeDeletedMachineOn: {"The Node was deleted, and its machine still runs", true},
 }
 
@@ -112,6 +113,8 @@ func FenceSummary(r decision.Reason, s Situation) string {
 		return fmt.Sprintf("node %s is back after it was fenced, and recovery waits for %s", s.Node, missing)
 	case fencing.AwaitingUnmount:
 		return fmt.Sprintf("node %s is back, and gets no pods before it has unmounted the volumes that may have been taken from it while it was cut off", s.Node)
+	case fencing.AwaitingReturn:
+		return fmt.Sprintf("node %s gets no pods, although its fence is to end: its machine is silent, and may have volumes mounted that were taken from it", s.Node)
 	case fencing.NodeDeletedMachineOn:
 		return fmt.Sprintf("the Node of %s was deleted, and its power switch says On: its volumes stay, because its machine may still write", s.Node)
 	case fencing.SettlingAfterTaint:
@@ -142,6 +145,8 @@ func FenceNext(r decision.Reason, node string) []Step {
 		steps = []Step{{Text: "Correct the Secret of the FenceSource: it is asked again after that.", Command: "kubectl get fencesource " + node}, statePoweredOff(node)}
 	case fencing.SourceSilent:
 		steps = []Step{{Text: "Check that the fencer runs, and that it reaches the power switch: it is asked again and again.", Command: "kubectl belay check"}, statePoweredOff(node)}
+	case fencing.AwaitingReturn:
+		steps = []Step{{Text: "Start the machine: a new boot has no old mounts."}, statePoweredOff(node)}
 	case fencing.NotOff:
 		steps = []Step{{Text: "Switch the machine off yourself. Recovery asks the power switch again every second, and continues when it says Off."}}
 	default:
@@ -172,6 +177,7 @@ var fenceClocks = map[decision.Reason]string{
 	fencing.AwaitingRelease:      "recovery does nothing more until the NodeFence is deleted",
 	fencing.SettlingAfterTaint:   "recovery lets pods be scheduled to the node a minute after the out-of-service taint was removed",
 	fencing.AwaitingUnmount:      "recovery lets pods be scheduled to the node when it lists no volume in use that is not attached to it, or has started again",
+	fencing.AwaitingReturn:       "recovery lets pods be scheduled to the node when its machine is back and has unmounted these volumes, has started again, or is proven off: time alone changes nothing",
 	fencing.NodeDeletedMachineOn: "recovery asks the power switch again every 10 s, and moves the volumes when it says Off; it does not switch the machine off because its Node was deleted",
 	fencing.SilenceTooShort:      "recovery continues when the node was silent for its whole limit, and cancels the fence if it renews its lease",
 	fencing.NodeUnknown:          "recovery continues when the API server answers",

@@ -167,6 +167,11 @@ var fenceWaits = map[decision.Reason]struct{ missing, advice string }{
 		"The node gets pods again a minute after it is back, once all volumes of such drivers that it lists in use are attached to it. If that does not happen, " +
 			"remove the pods on it that wait for a volume, or restart the machine.",
 	},
+	fencing.AwaitingReturn: {
+		"the machine to come back, or to be proven off: volumes may have been taken from it, and it may have them mounted",
+		"Start the machine. If it will not come back, make sure that it is off, and state it: kubectl belay fence NODE --confirm-powered-off. " +
+			"That lifts the isolation of the node, and moves nothing.",
+	},
 	fencing.NodeUnknown: {"the Node to be read from the API server", ""},
 	fencing.NotReadLive: {"the Node to be read from the API server", ""},
 }

@@ -67,6 +67,8 @@ const (
 	SettlingAfterTaint decision.Reason = "SettlingAfterTaint"
 	// AwaitingUnmount: the node lives, and may have volumes mounted that were taken from it.
 	AwaitingUnmount decision.Reason = "AwaitingUnmount"
+	// AwaitingReturn: volumes may have been taken from the machine, and the fence is to end, but the machine is still silent.
+	AwaitingReturn decision.Reason = "AwaitingReturn"
 	// NodeUnknown: the Node could not be read.
 	NodeUnknown decision.Reason = "NodeUnknown"
 )
@@ -88,6 +90,7 @@ var Exits = decision.Exits{
 	SettlingAfterTaint:   {By: "the time after the untaint", Timed: true},
 	SilenceTooShort:      {By: "the node renews its lease, or is silent for its limit", Timed: true},
 	AwaitingUnmount:      {By: "the Node lists no volume in use that is not attached to it, or shows another boot", Timed: true},
+	AwaitingReturn:       {By: "the node renews its lease or shows another boot, the switch says Off, or a person makes a statement"},
 	NodeUnknown:          {By: "the Node is read"},
 	NotReadLive:          {By: "the Node is read"},
 }

@@ -21,6 +21,19 @@ func (d *decider) storeProven() bool {
 	return true
 }
 
+// ended reports whether there is evidence now that the machine is off: nothing is mounted there any more.
+func (d *decider) ended() bool {
+	return d.seen.Source.off(d.now, d.fence.Boot) || d.spoken() && d.seen.silent(d.fence)
+}
+
+// awaitReturn waits for a machine that may have volumes mounted that were taken from it, or for evidence that it is off. It may never come back.
+func (d *decider) awaitReturn() {
+	if source := d.seen.Source; source.bound(d.fence.Boot) && !source.Locked {
+		d.askEvery(AskDeletedEvery, AwaitingReturn)
+	}
+	d.out.Reason = AwaitingReturn
+}
+
 // sameBoot reports whether the Node object is known to show the boot of the fence.
 func (d *decider) sameBoot() bool {
 	return d.seen.Exists == Yes && d.fence.Boot.Complete() && d.seen.Now == d.fence.Boot
@@ -32,10 +45,10 @@ func (d *decider) sameBoot() bool {
 func (d *decider) unmounted() bool {
 	alive, settled := d.seen.alive(d.fence), d.seen.AliveSince.Add(SettleFor)
 	switch {
-	case d.seen.restarted(d.fence), alive && d.seen.Silent:
+	case d.seen.restarted(d.fence), alive && d.seen.Silent, !alive && d.ended():
 		return true
 	case d.fence.StorageProven && !alive:
-		d.wait(AwaitingUnmount, 0)
+		d.awaitReturn()
 	case d.fence.StorageProven && d.now.Before(settled):
 		d.wait(AwaitingUnmount, settled.Sub(d.now))
 	case len(d.seen.Mounted) > 0:

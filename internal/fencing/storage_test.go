@@ -176,8 +176,8 @@ func TestReturnOfAnotherKind(t *testing.T) {
 		"silent again": {func(s *stand) { s.seen.Silent = true }, Cancelled, Settled},
 		"opted out": {func(s *stand) {
 			s.seen.Renewed, s.seen.AliveSince, s.seen.Mounted, s.seen.OptedOut = false, time.Time{}, nil, true
-		}, Fencing, AwaitingUnmount},
-		"the fence deleted": {func(s *stand) { s.seen.Renewed, s.fence.Deleting = false, true }, Fencing, AwaitingUnmount},
+		}, Fencing, AwaitingReturn},
+		"the fence deleted": {func(s *stand) { s.seen.Renewed, s.fence.Deleting = false, true }, Fencing, AwaitingReturn},
 	} {
 		s := newCut(t)
 		s.seen.Source = Source{}
@@ -194,4 +194,55 @@ func TestReturnOfAnotherKind(t *testing.T) {
 	if d := s.waits(); s.fence.Phase != Fencing || !s.seen.Isolated || d.Reason != AwaitingUnmount {
 		t.Errorf("the next fence: %s, %s, isolated %t", s.fence.Phase, d.Reason, s.seen.Isolated)
 	}
+}
+
+// TestEndWithoutReturn: a fence from which volumes may have been taken, and that a person ends, does not wait forever for a machine that never
+// comes back: evidence that the machine is off ends it, and nothing else does. Nothing is taken by that.
+func TestEndWithoutReturn(t *testing.T) {
+	ends := map[string]func(*stand){
+		"the fence deleted": func(s *stand) { s.fence.Deleting = true },
+		"opted out":         func(s *stand) { s.seen.OptedOut = true },
+		"maintenance":       func(s *stand) { s.seen.Maintenance = true },
+	}
+	for end, ended := range ends {
+		for name, tc := range map[string]struct {
+			change func(*stand)
+			phase  Phase
+		}{
+			"nothing more":                 {func(*stand) {}, Fencing},
+			"the switch says On":           {func(s *stand) { s.power = PowerOn }, Fencing},
+			"the switch says Off":          {func(s *stand) { s.power = PowerOff }, Cancelled},
+			"the switch is another's":      {func(s *stand) { s.power, s.seen.Source.Shared = PowerOff, true }, Fencing},
+			"a statement":                  {func(s *stand) { s.fence.Statement = s.stated(boot1.Machine) }, Cancelled},
+			"a statement about another":    {func(s *stand) { s.fence.Statement = s.stated(other.Machine) }, Fencing},
+			"a statement, the switch On":   {func(s *stand) { s.fence.Statement, s.power = s.stated(boot1.Machine), PowerOn }, Fencing},
+			"a statement, not silent yet":  {func(s *stand) { s.fence.Statement, s.seen.Silent = s.stated(boot1.Machine), false }, Fencing},
+			"the Node gone":                {func(s *stand) { s.seen.Exists, s.seen.Now, s.seen.Isolated = No, Boot{}, false }, Fencing},
+			"the Node gone, a statement":   {func(s *stand) { s.seen.Exists, s.seen.Now, s.fence.Statement = No, Boot{}, s.stated(boot1.Machine) }, Cancelled},
+			"another machine":              {func(s *stand) { s.seen.Now = other }, Fencing},
+			"another machine, a statement": {func(s *stand) { s.seen.Now, s.fence.Statement = other, s.stated(boot1.Machine) }, Cancelled},
+		} {
+			s := newCut(t)
+			s.seen.Source.Locked = true // so that no command was sent
+			s.proof()
+			s.seen.Source.Locked = false
+			ended(s)
+			tc.change(s)
+			d := s.waits()
+			if s.fence.Phase != tc.phase || tc.phase == Fencing && d.Reason != AwaitingReturn || s.fence.offSent() {
+				t.Errorf("%s, %s: %s, %s, command sent: %t", end, name, s.fence.Phase, d.Reason, s.fence.offSent())
+			}
+			if n := count[Taint](s) + count[DeletePod](s) + count[DeleteAttachment](s); n > 0 || d.Proof.Class() != "" {
+				t.Errorf("%s, %s: %d steps that take something, proof %+v", end, name, n, d.Proof)
+			}
+			if tc.phase == Cancelled && s.seen.Isolated {
+				t.Errorf("%s, %s: still isolated", end, name)
+			}
+		}
+	}
+}
+
+// stated is a statement about a machine that is in force.
+func (s *stand) stated(machine string) *Statement {
+	return &Statement{By: "jo", Reason: "looked", Machine: machine, Made: s.now, Expires: s.now.Add(time.Hour)}
 }

@@ -20,7 +20,6 @@ import (
 	"github.com/google/uuid"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
@@ -394,7 +393,7 @@ func (w *world) end(p *process) {
 func (w *world) people(m *hardware) {
 	node, f := w.node(m.name), w.fence(m.name)
 	ctx := context.Background()
-	switch w.rng.IntN(7) {
+	switch w.rng.IntN(8) {
 	case 0:
 		if node != nil {
 			w.say("a person deletes node %s", m.name)
@@ -414,8 +413,7 @@ func (w *world) people(m *hardware) {
 			w.state(m, f)
 		}
 	case 4:
-		// One that may have had volumes taken waits for its own machine then, and hears no statement: if that machine is gone, forever.
-		if f != nil && f.DeletionTimestamp == nil && !meta.IsStatusConditionTrue(f.Status.Conditions, conditionStorageFenced) {
+		if f != nil && f.DeletionTimestamp == nil {
 			w.say("a person deletes the fence of %s", m.name)
 			must2(w.t, w.api.Delete(ctx, f))
 			w.changed("NodeFence")
@@ -435,6 +433,18 @@ func (w *world) people(m *hardware) {
 				n.Spec.Taints = slices.DeleteFunc(n.Spec.Taints, func(t corev1.Taint) bool { return t.Key == kube.OutOfServiceTaint })
 			})
 			w.say("a person takes the taint out-of-service off %s", m.name)
+		}
+	case 7:
+		if node != nil {
+			change(w, node, func(n *corev1.Node) {
+				if kube.FenceOptedOut(n) {
+					delete(n.Annotations, kube.FenceOptOutAnnotation)
+				} else {
+					metav1.SetMetaDataAnnotation(&n.ObjectMeta, kube.FenceOptOutAnnotation, "")
+				}
+			})
+			w.optedOut[m.name] = time.Now()
+			w.say("a person changes whether %s is opted out", m.name)
 		}
 	}
 }

@@ -58,7 +58,9 @@ type world struct {
 	begun  time.Time
 	// asked is what the oracle knows of the questions of each process, by nonce.
 	asked map[string]*question
-	count map[string]int
+	// optedOut is when a person, or a restore, last changed whether a node is opted out.
+	optedOut map[string]time.Time
+	count    map[string]int
 	// epochs has the highest epoch of each node.
 	epochs map[string]int64
 }
@@ -137,7 +139,7 @@ func nowSeconds() metav1.Time { return metav1.NewTime(time.Now().Truncate(time.S
 func newWorld(t fataler, seed uint64) *world {
 	w := &world{
 		t: t, rng: rand.New(rand.NewPCG(seed, 7)), api: newAPI(), leases: map[string]*coordinationv1.Lease{}, versions: map[string]int{}, listed: map[string]listing{},
-		switches: map[string]*bmc{}, asked: map[string]*question{}, count: map[string]int{}, epochs: map[string]int64{}, begun: time.Now(),
+		switches: map[string]*bmc{}, asked: map[string]*question{}, optedOut: map[string]time.Time{}, count: map[string]int{}, epochs: map[string]int64{}, begun: time.Now(),
 	}
 	w.losses, w.troubles = []int{0, 3, 10, 25}[w.rng.IntN(4)], []int{1, 2, 4, 8}[w.rng.IntN(4)]
 	w.apart, w.replicas = w.chance(40), 1+w.rng.IntN(2)
@@ -437,6 +439,9 @@ func (w *world) restore() {
 		return
 	}
 	w.restores++
+	for _, name := range simNodes {
+		w.optedOut[name] = time.Now()
+	}
 	b := w.backups[w.rng.IntN(len(w.backups))]
 	all := append(w.stored("Pod"), w.stored("VolumeAttachment")...)
 	for _, o := range b.objects {
