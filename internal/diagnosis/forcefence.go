@@ -53,6 +53,7 @@ func (x *state) considerFence(p *ForcePlan, f *fence) {
 		if off := x.saysLately(f, powerOff); off != nil && x.unheard(f) {
 			p.Risks = nil
 		}
+	case f.reason == fencing.AwaitingReturn: // this fence takes nothing any more
 	default:
 		p.Does = append(p.Does, "recovery does the same by itself as soon as the machine is proven off: no force is needed then")
 	}

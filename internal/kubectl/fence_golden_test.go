@@ -250,6 +250,12 @@ var fencedScenes = map[string]struct {
 		s.fence.Status.Phase = fencingv1.Phase(fencing.Tainting)
 		s.waits(fencing.SourceSilent)
 	}, diagnosis.BeingFenced, diagnosis.Blocked, diagnosis.Unsafe, fencing.SourceSilent},
+	"to-end": {func(s fencedScene) { // a client deleted the fence, and its machine never comes back
+		s.FenceSources = nil
+		s.is(kube.ConditionStorageFenced, "CutsAtUnpublish", 3*time.Minute)
+		s.fence.DeletionTimestamp = &metav1.Time{Time: fencedNow.Add(-2 * time.Minute)}
+		s.waits(fencing.AwaitingReturn)
+	}, diagnosis.BeingFenced, diagnosis.Blocked, diagnosis.Unsafe, fencing.AwaitingReturn},
 	"statement": {func(s fencedScene) {
 		s.FenceSources = nil
 		s.fence.Spec.Statement = &fencingv1.Statement{By: "alice", Reason: "pulled both plugs", MachineID: uuidOfA, Expires: metav1.NewTime(fencedNow.Add(time.Hour))}
