@@ -160,3 +160,28 @@ func TestHostileLiveNodeWaitsForASwitchThatIsNotAsked(t *testing.T) {
 		}
 	}
 }
+
+// Volumes were taken one by one. A person deletes the Node, the network heals, and somebody restarts the kubelet: the same boot registers under a
+// new Node object, which has no taint, with the old mounts. Isolate is a step of the phase Isolating alone, so the node is not isolated again:
+// pods come at once, and the volume that was taken can come back to the boot whose old mount holds unwritten data. The fence says AwaitingUnmount,
+// and keeps nothing. The same after another client removed the taint (hole 14: one that vanished is set again).
+// Expected: while unmounted() says no, a node of this boot that is there and not isolated is isolated.
+func TestHostileReturnUnderANewNodeIsIsolated(t *testing.T) {
+	for name, change := range map[string]func(*stand){
+		"a new Node object":     func(s *stand) { s.seen.Now.NodeUID = "uid-2" },
+		"the taint was removed": func(*stand) {},
+	} {
+		s := newCut(t)
+		s.seen.Source = Source{}
+		if p := s.proof(); p.Class() != StorageFenced {
+			t.Fatal("no volume was taken")
+		}
+		s.seen.Exists, s.seen.Now, s.seen.Isolated, s.seen.Silent = No, Boot{}, false, false
+		s.waits()
+		s.seen.Exists, s.seen.Now, s.seen.Ready, s.seen.Renewed, s.seen.AliveSince, s.seen.Mounted = Yes, boot1, Yes, true, s.now, []Volume{vol1}
+		change(s)
+		if d := s.waits(); !s.seen.Isolated {
+			t.Errorf("%s: %s, %s, with %v mounted, and the node takes pods", name, s.fence.Phase, d.Reason, s.seen.Mounted)
+		}
+	}
+}
