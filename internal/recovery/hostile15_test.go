@@ -207,3 +207,53 @@ func TestHostileOneSlowAnswerOfAKubeletIsNoSilence(t *testing.T) {
 		t.Errorf("a fence begins (its machine is to be switched off) although the kubelet answered %d times, the last one a moment ago", asked.Load()-1)
 	}
 }
+
+// Two nodes with one outlet (hole 6: Off is never sent). One FenceSource names the port that is the agent's default, the other one does not. An outlet
+// gives no identity, so nothing else tells them apart: both say On while both nodes live, and the Off for one hits the other, which is healthy.
+// Expected: not to be told apart by an option that has a default; for what has no identity, the address and the plug are enough.
+func TestHostileOneOutletWithAndWithoutItsPort(t *testing.T) {
+	for name, change := range map[string]func(*fencingv1.Feed){
+		"the same":         func(*fencingv1.Feed) {},
+		"the default port": func(f *fencingv1.Feed) { f.Options["ipport"] = "23" },
+		"a trailing dot":   func(f *fencingv1.Feed) { f.Options["ip"] = "pdu.example.com." },
+		"a space":          func(f *fencingv1.Feed) { f.Options["ip"] = "pdu.example.com " },
+	} {
+		one, two := sourceOf("n1", "pdu.example.com"), sourceOf("n2", "pdu.example.com")
+		for _, s := range []*fencingv1.FenceSource{one, two} {
+			s.Spec.Levels[0].Feeds[0].Agent, s.Spec.Levels[0].Feeds[0].Plug = "fence_apc", "7"
+		}
+		change(&two.Spec.Levels[0].Feeds[0])
+		p := partsOver(nil, one, two, nodeOf("n1", 0), nodeOf("n2", 0))
+		shared, err := (&fencer{parts: p}).shared(t.Context(), one)
+		must(t, err)
+		if !shared {
+			t.Errorf("%s: outlet 7 of one PDU counts as two switches", name)
+		}
+	}
+}
+
+// A NodeFence that a client deletes while the fencer learns whose the switch is (some seconds of IPMI): the last read before Off looks at the node, at the
+// opt-out and at the maintenance, and not at the fence.
+// Expected: as TestOptOutBeforeOff.
+func TestHostileFenceDeletedBeforeOff(t *testing.T) {
+	for _, when := range []string{"after the command was stored", "while the switch is asked whose it is"} {
+		f, bmc, source, fence := commanded(t)
+		inner := f.client
+		fence.Finalizers = []string{finalizer}
+		must(t, inner.Update(t.Context(), fence))
+		must(t, inner.Get(t.Context(), client.ObjectKey{Name: "n1"}, fence))
+		unfence := func() {
+			must(t, inner.Delete(t.Context(), &fencingv1.NodeFence{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}))
+		}
+		if when == "after the command was stored" {
+			unfence()
+			must(t, inner.Get(t.Context(), client.ObjectKey{Name: "n1"}, fence))
+		} else {
+			f.Dial = dialing(map[string]Switch{"bmc": slowly{bmc, unfence}})
+		}
+		_, _ = f.serve(t.Context(), f.state("n1"), source, fence)
+		if _, offs := bmc.count(); offs != 0 {
+			t.Errorf("deleted %s: commanded %d times", when, offs)
+		}
+	}
+}
