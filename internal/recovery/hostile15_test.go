@@ -12,6 +12,7 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
@@ -254,6 +255,69 @@ func TestHostileFenceDeletedBeforeOff(t *testing.T) {
 		_, _ = f.serve(t.Context(), f.state("n1"), source, fence)
 		if _, offs := bmc.count(); offs != 0 {
 			t.Errorf("deleted %s: commanded %d times", when, offs)
+		}
+	}
+}
+
+// The sliding window of the brake (hole 17) compares the creation of the fences, which is the API server's time, with the clock of the detector. One
+// that is ten minutes ahead sees no fence in the window: node after node is switched off as they fall silent one by one. docs/recovery.md asks for clocks
+// that agree of the actor and the fencer alone.
+// Expected: a fence counts from when this process first saw it, or on the time of the answers of the API server, as in attachdetach.
+func TestHostileBrakeOnAClockThatIsAhead(t *testing.T) {
+	for _, ahead := range []time.Duration{0, fencing.DefaultBrakes().Window + time.Minute} {
+		var objects []client.Object
+		for _, name := range []string{"a", "b", "c", "d", "e"} {
+			f := &fencingv1.NodeFence{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(name), CreationTimestamp: metav1.Now()}}
+			f.Status.Phase = fencingv1.Phase(fencing.Released)
+			objects = append(objects, f, nodeOf(name, 0))
+		}
+		p := partsOver(nil, append(objects, nodeOf("n1", 0))...)
+		p.Profile, p.Brakes = fencing.Default, fencing.DefaultBrakes()
+		p.now = func() time.Time { return time.Now().Add(ahead) }
+		for _, name := range []string{"a", "b", "c", "d", "e"} {
+			p.ear.silences.Renewed(p.now(), name, "r", 40*time.Second)
+		}
+		d := &detector{parts: p, held: map[string]hold{}}
+		fleet, _, err := d.fleet(t.Context())
+		must(t, err)
+		n := fencing.Node{Boot: fencing.Boot{Node: "n1", NodeUID: "u", ID: "b", Machine: "m"}, Heard: true, Silent: time.Hour, Limit: time.Minute, Ready: fencing.No, Endpoint: fencing.No, ReadAt: p.now()}
+		if s := fencing.Suspect(p.now(), p.Profile, p.Brakes, fleet, n); s.Suspected {
+			t.Errorf("clock %v ahead: a sixth node is fenced within seconds of five others (%d in the window)", ahead, len(fleet.Began))
+		}
+	}
+}
+
+// The lease of a dead node is gone: a person deleted it, or the garbage collector, because it was owned by an earlier Node object. This process heard the
+// node and knows how long it is silent. The closer look gives up without a result when it finds no lease, and NotReadLive, which "the next look ends",
+// is not reported either: the node is never fenced, and no event, log or metric says why.
+// Expected: no lease under a Node that is not Ready is silence as any other, or a reason that is reported.
+func TestHostileDeadNodeWithoutALease(t *testing.T) {
+	dark, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	must(t, err)
+	defer func() { _ = dark.Close() }()
+	n1 := nodeOf("n1", 0)
+	n1.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionUnknown}}
+	n1.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "127.0.0.1"}}
+	n1.Status.DaemonEndpoints.KubeletEndpoint.Port = int32(dark.Addr().(*net.TCPAddr).Port)
+	for name, lease := range map[string][]client.Object{"with its lease": {leaseOf("n1")}, "without": nil} {
+		p := partsOver(nil, append(lease, n1.DeepCopy(), nodeOf("n2", 0), nodeOf("n3", 0), nodeOf("n4", 0))...)
+		recorder := events.NewFakeRecorder(100)
+		p.events, p.Brakes = recorder, fencing.DefaultBrakes()
+		d := &detector{parts: p, held: map[string]hold{}}
+		said := leaseOf("n1")
+		if lease != nil {
+			must(t, p.client.Get(t.Context(), client.ObjectKeyFromObject(said), said))
+		}
+		p.ear.silences.Renewed(time.Now().Add(-time.Hour), "n1", renewal(said), 40*time.Second)
+		for range 5 {
+			for _, other := range []string{"n2", "n3", "n4"} {
+				p.ear.silences.Renewed(time.Now(), other, time.Now().String(), 40*time.Second)
+			}
+			must(t, d.look(t.Context()))
+		}
+		fenced := p.client.Get(t.Context(), client.ObjectKey{Name: "n1"}, &fencingv1.NodeFence{}) == nil
+		if !fenced && len(recorder.Events) == 0 {
+			t.Errorf("%s: a node that is dead for an hour is not fenced, and nothing says why (%q)", name, d.held["n1"].reason)
 		}
 	}
 }
