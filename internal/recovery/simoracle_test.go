@@ -195,6 +195,9 @@ func (w *world) judgeOffSent(p *process, b *bmc, label string) {
 	if f.Spec.Trigger == fencingv1.TriggerNodeDeleted {
 		w.breaks("off", "%s (%s) commands the switch of %s, whose Node was deleted", p.name, label, b.address)
 	}
+	if m := w.byUUID(f.Spec.MachineID); w.hostile.neverRegisters && w.node(b.address) == nil && m.on && !m.frozen && !m.cut && !m.gone {
+		w.breaks("off", "%s (%s) commands the switch of %s, which runs well, has network, and whose Node was deleted", p.name, label, b.address)
+	}
 	if node := w.node(b.address); node != nil && kube.FenceOptedOut(node) && time.Since(w.optedOut[b.address]) > 2*time.Second {
 		w.breaks("off", "%s (%s) commands the switch of %s, which is opted out", p.name, label, b.address)
 	}

@@ -308,7 +308,7 @@ func (p *plane) kubeletPods(m *hardware, node *corev1.Node) {
 	}
 	for uid := range m.runs {
 		if there[uid] == nil {
-			if m.refused[uid] && !p.calm && p.chance(70) {
+			if m.refused[uid] && (m.hung || !p.calm && p.chance(70)) {
 				continue // its unmount hangs
 			}
 			delete(m.runs, uid)

@@ -224,6 +224,9 @@ func (w *world) step() {
 	if !w.calm && w.byStorage {
 		w.storageTrouble()
 	}
+	if w.hostile.neverRegisters {
+		w.vanishing()
+	}
 	for _, m := range w.machines {
 		if w.calm || w.chance(80) {
 			w.kubelet(m)
@@ -337,6 +340,7 @@ func (w *world) storageTrouble() {
 	if w.chance(10) {
 		w.plane.forceDelete()
 	}
+	w.hostileTrouble()
 }
 
 // swap exchanges the cables of two switches.
@@ -527,18 +531,18 @@ func simulate(t *testing.T, seed uint64) (w *world) {
 		for i := 0; i < simSteps && w.broken == ""; i++ {
 			w.step()
 		}
-		if w.broken == "" {
+		if w.broken == "" && !w.hostile.on() {
 			w.heal()
 		}
 		missing := "the end"
-		for i := 0; i < calmSteps && w.broken == "" && missing != ""; i++ {
+		for i := 0; i < calmSteps && w.broken == "" && missing != "" && !w.hostile.on(); i++ {
 			w.step()
 			if i%20 == 19 {
 				w.speak()
 				missing = w.settled()
 			}
 		}
-		if w.broken == "" && missing != "" {
+		if w.broken == "" && missing != "" && !w.hostile.on() {
 			w.breaks("liveness", "%s", missing)
 		}
 		w.calm = true

@@ -54,8 +54,10 @@ type world struct {
 
 	calm   bool
 	broken string
-	log    []string
-	begun  time.Time
+	// hostile has the faults of TestHostileSimulation.
+	hostile faults
+	log     []string
+	begun   time.Time
 	// asked is what the oracle knows of the questions of each process, by nonce.
 	asked map[string]*question
 	// optedOut is when a person, or a restore, last changed whether a node is opted out.
@@ -92,6 +94,9 @@ type hardware struct {
 	// stopped has the volumes that the boot wrote to when it lost its power, and resumed when it runs again from a snapshot of its memory.
 	stopped map[string]string
 	resumed time.Time
+	// flaps is set while the machine has network for one renewal, and hung while its unmounts hang for good (TestHostileSimulation).
+	flaps time.Time
+	hung  bool
 }
 
 func (m *hardware) bootID() string { return fmt.Sprintf("%s-boot-%d", m.uuid, m.boot) }
@@ -139,7 +144,7 @@ func nowSeconds() metav1.Time { return metav1.NewTime(time.Now().Truncate(time.S
 func newWorld(t fataler, seed uint64) *world {
 	w := &world{
 		t: t, rng: rand.New(rand.NewPCG(seed, 7)), api: newAPI(), leases: map[string]*coordinationv1.Lease{}, versions: map[string]int{}, listed: map[string]listing{},
-		switches: map[string]*bmc{}, asked: map[string]*question{}, optedOut: map[string]time.Time{}, count: map[string]int{}, epochs: map[string]int64{}, begun: time.Now(),
+		hostile: hostileFaults, switches: map[string]*bmc{}, asked: map[string]*question{}, optedOut: map[string]time.Time{}, count: map[string]int{}, epochs: map[string]int64{}, begun: time.Now(),
 	}
 	w.losses, w.troubles = []int{0, 3, 10, 25}[w.rng.IntN(4)], []int{1, 2, 4, 8}[w.rng.IntN(4)]
 	w.apart, w.replicas = w.chance(40), 1+w.rng.IntN(2)
@@ -281,6 +286,9 @@ func (w *world) kubelet(m *hardware) {
 	}
 	node := w.node(m.name)
 	if node == nil {
+		if w.hostile.neverRegisters {
+			return
+		}
 		if w.calm || w.chance(5) {
 			w.say("%s registers", m)
 			w.kubeletRegisters(m)
@@ -288,6 +296,10 @@ func (w *world) kubelet(m *hardware) {
 		return
 	}
 	w.renews(m)
+	if !m.flaps.IsZero() { // one renewal, and silence again
+		m.cut, m.flaps = true, time.Time{}
+		return
+	}
 	steps := []func(){
 		func() {
 			if node.Status.NodeInfo.BootID != m.bootID() || node.Status.NodeInfo.SystemUUID != m.uuid || ready(node) != fencing.Yes {
