@@ -1,0 +1,256 @@
+{{/* The labels of every object. A selector has only the first. */}}
+{{- define "belay.labels" -}}
+app.kubernetes.io/name: {{ .name }}
+app.kubernetes.io/part-of: belay
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+{{- end }}
+
+{{/* The reference to an image. */}}
+{{- define "belay.image" -}}
+{{ .root.Values.imageRegistry }}/{{ .name }}
+{{- if .digest }}@{{ .digest }}{{ else }}:{{ .root.Values.imageTag | default .root.Chart.AppVersion }}{{ end }}
+{{- end }}
+
+{{/* Whether recovery's actor runs in belay-controller. */}}
+{{- define "belay.actorInController" -}}
+{{ if and .Values.controller.enabled .Values.recovery.enabled }}true{{ end }}
+{{- end }}
+
+{{/* The Deployments of recovery and the roles that each runs, as YAML. */}}
+{{- define "belay.recoveryParts" -}}
+{{- $actor := not (include "belay.actorInController" .) }}
+{{- if .Values.recovery.together }}
+- {name: belay-recovery, roles: [detector, fencer{{ if $actor }}, actor{{ end }}]}
+{{- else }}
+- {name: belay-recovery-detector, roles: [detector]}
+- {name: belay-recovery-fencer, roles: [fencer]}
+{{- if $actor }}
+- {name: belay-recovery-actor, roles: [actor]}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* The ServiceAccount under which a role of recovery runs. */}}
+{{- define "belay.recoveryAccount" -}}
+{{- if and (eq .role "actor") (include "belay.actorInController" .root) }}belay-controller
+{{- else if .root.Values.recovery.together }}belay-recovery
+{{- else }}belay-recovery-{{ .role }}
+{{- end }}
+{{- end }}
+
+{{/* Binds a ClusterRole or Role, by default that of the same name, to a ServiceAccount of the release's namespace. */}}
+{{- define "belay.binding" -}}
+apiVersion: rbac.authorization.k8s.io/v1
+kind: {{ if .namespace }}RoleBinding{{ else }}ClusterRoleBinding{{ end }}
+metadata:
+  name: {{ .name }}
+{{- with .namespace }}
+  namespace: {{ . }}
+{{- end }}
+roleRef:
+  apiGroup: rbac.authorization.k8s.io
+  kind: {{ if .namespace }}Role{{ else }}ClusterRole{{ end }}
+  name: {{ .role | default .name }}
+subjects:
+- kind: ServiceAccount
+  name: {{ .account }}
+  namespace: {{ .root.Release.Namespace }}
+{{- end }}
+
+{{/* The rights on the leases of leader election, where --leader-elect-resource-namespace has them by default. */}}
+{{- define "belay.leaderElection" -}}
+apiVersion: rbac.authorization.k8s.io/v1
+kind: Role
+metadata:
+  name: {{ .name }}
+  namespace: kube-system
+rules:
+- apiGroups: [coordination.k8s.io]
+  resources: [leases]
+  verbs: [create]
+- apiGroups: [coordination.k8s.io]
+  resources: [leases]
+  resourceNames: [{{ join ", " .leases }}]
+  verbs: [get, update, watch]
+{{- end }}
+
+{{/* The right to read the leases of the nodes. */}}
+{{- define "belay.nodeLeases" -}}
+apiVersion: rbac.authorization.k8s.io/v1
+kind: Role
+metadata:
+  name: {{ .name }}
+  namespace: kube-node-lease
+rules:
+{{- with .why }}
+# {{ . }}
+{{- end }}
+- apiGroups: [coordination.k8s.io]
+  resources: [leases]
+  verbs: [{{ join ", " .verbs }}]
+{{- end }}
+
+{{- define "belay.flowSchemas" -}}
+# API Priority and Fairness: without these two objects all requests of a ServiceAccount outside kube-system are served at priority level workload-low. They give it
+# what the control plane's own controllers have: leader-election for the lease, so that a busy API server does not depose a leader, and workload-high for the rest.
+# Both priority levels exist by default. Without them the FlowSchemas have no effect.
+apiVersion: flowcontrol.apiserver.k8s.io/v1
+kind: FlowSchema
+metadata:
+  name: {{ .name }}-leader-election
+spec:
+  priorityLevelConfiguration:
+    name: leader-election
+  matchingPrecedence: 150 # after system-leader-election (100)
+  distinguisherMethod:
+    type: ByUser
+  rules:
+  - subjects: {{- include "belay.flowSubjects" . | trim | nindent 4 }}
+    resourceRules:
+    - apiGroups: [coordination.k8s.io]
+      resources: [leases]
+      verbs: [get, create, update]
+      namespaces: ["*"]
+---
+apiVersion: flowcontrol.apiserver.k8s.io/v1
+kind: FlowSchema
+metadata:
+  name: {{ .name }}
+spec:
+  priorityLevelConfiguration:
+    name: workload-high
+  matchingPrecedence: 850 # as kube-controller-manager (800), before service-accounts (9000)
+  distinguisherMethod:
+    type: ByNamespace
+  rules:
+  - subjects: {{- include "belay.flowSubjects" . | trim | nindent 4 }}
+    resourceRules:
+    - apiGroups: ["*"]
+      resources: ["*"]
+      verbs: ["*"]
+      namespaces: ["*"]
+      clusterScope: true
+    nonResourceRules:
+    - nonResourceURLs: ["*"]
+      verbs: ["*"]
+{{- end }}
+
+{{- define "belay.flowSubjects" -}}
+{{- range .accounts }}
+- kind: ServiceAccount
+  serviceAccount: {name: {{ .name }}, namespace: {{ .namespace }}}
+{{- end }}
+{{- end }}
+
+{{/* A Deployment, and the PodDisruptionBudget beside it. */}}
+{{- define "belay.deployment" -}}
+{{- $values := .root.Values -}}
+apiVersion: apps/v1
+kind: Deployment
+metadata:
+  name: {{ .name }}
+  namespace: {{ .root.Release.Namespace }}
+  labels: {{- include "belay.labels" . | nindent 4 }}
+spec:
+  # One leads, the other watches along and takes over at once when the first one leaves in good order, else when its lease has run out.
+  replicas: {{ .replicas }}
+  selector:
+    matchLabels:
+      app.kubernetes.io/name: {{ .name }}
+  template:
+    metadata:
+      labels: {{- include "belay.labels" . | nindent 8 }}
+{{- with $values.podLabels }}{{ toYaml . | nindent 8 }}{{ end }}
+      annotations:
+        kubectl.kubernetes.io/default-container: {{ .name }}
+{{- with $values.podAnnotations }}{{ toYaml . | nindent 8 }}{{ end }}
+    spec:
+      serviceAccountName: {{ .account }}
+      priorityClassName: {{ $values.priorityClassName }}
+{{- with $values.imagePullSecrets }}
+      imagePullSecrets: {{- toYaml . | nindent 6 }}
+{{- end }}
+{{- with $values.nodeSelector }}
+      nodeSelector: {{- toYaml . | nindent 8 }}
+{{- end }}
+{{- with $values.tolerations }}
+      tolerations: # as for other parts of the control plane
+{{- range . }}
+      - {{ toJson . }}
+{{- end }}
+{{- end }}
+      topologySpreadConstraints:
+      - topologyKey: kubernetes.io/hostname # so that one of them is alive when a node dies
+        whenUnsatisfiable: {{ .spread }}
+        maxSkew: 1
+        labelSelector:
+          matchLabels:
+            app.kubernetes.io/name: {{ .name }}
+        matchLabelKeys: [pod-template-hash]
+      - topologyKey: topology.kubernetes.io/zone
+        whenUnsatisfiable: ScheduleAnyway
+        maxSkew: 1
+        labelSelector:
+          matchLabels:
+            app.kubernetes.io/name: {{ .name }}
+        matchLabelKeys: [pod-template-hash]
+      securityContext:
+        runAsNonRoot: true
+        runAsUser: 65532
+        runAsGroup: 65532
+        seccompProfile: {type: RuntimeDefault}
+      containers:
+      - name: {{ .name }}
+        image: {{ .image }}
+        imagePullPolicy: {{ $values.imagePullPolicy }}
+        args:
+{{- range .args }}
+        - {{ . }}
+{{- end }}
+        - --health-probe-bind-address=:8081
+        - --metrics-bind-address=:8080
+        env:
+        - name: NODE_NAME
+          valueFrom:
+            fieldRef: {fieldPath: spec.nodeName}
+{{- range $name, $value := .env }}
+        - {name: {{ $name }}, value: {{ $value | quote }}}
+{{- end }}
+{{- with $values.env }}{{ toYaml . | nindent 8 }}{{ end }}
+        ports:
+        - {name: metrics, containerPort: 8080}
+        - {name: health, containerPort: 8081}
+        livenessProbe:
+          httpGet: {path: /healthz, port: health}
+        # A leader that has halted because of another attach/detach controller also reports not ready. A restart would make it continue, so liveness does not fail.
+        readinessProbe:
+          httpGet: {path: /readyz, port: health}
+        resources: {{- toYaml .resources | nindent 10 }}
+        securityContext:
+          allowPrivilegeEscalation: false
+          readOnlyRootFilesystem: true
+          capabilities: {drop: [ALL]}
+{{- if .tmp }}
+        volumeMounts:
+        - {name: tmp, mountPath: /tmp}
+      volumes:
+      - name: tmp
+        emptyDir: {medium: Memory, sizeLimit: 16Mi}
+{{- end }}
+{{- if and $values.podDisruptionBudgets (gt (int .replicas) 1) }}
+---
+# A drain moves one after the other, so that one is always warm.
+apiVersion: policy/v1
+kind: PodDisruptionBudget
+metadata:
+  name: {{ .name }}
+  namespace: {{ .root.Release.Namespace }}
+spec:
+  minAvailable: 1
+  selector:
+    matchLabels:
+      app.kubernetes.io/name: {{ .name }}
+{{- end }}
+{{- end }}
