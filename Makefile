@@ -97,7 +97,7 @@ conformance: check-go ## Render docs/conformance from the conformance tables, an
 
 .PHONY: generate
 generate: check-go $(CONTROLLERGEN) ## Write the deepcopy functions and the CRD of the API types (api/).
-	$(CONTROLLERGEN) object crd paths=./api/... output:crd:dir=deploy/belay-recovery
+	$(CONTROLLERGEN) object crd paths=./api/... output:crd:dir=charts/belay/files
 
 .PHONY: vulncheck
 vulncheck: check-go $(VULNCHECK) ## govulncheck over both modules; reads the vulnerability database from the network.

@@ -134,7 +134,7 @@ func (o *options) setupRecovery(mgr manager.Manager, proofs *recovery.Proofs) er
 	}
 	return recovery.Setup(mgr, o.lease.Identity, recovery.Options{
 		Roles: r.partsRun(), Profile: profiles[r.profile], Brakes: r.brakes, DryRun: r.dryRun, Node: r.node, BesideUpstream: !o.runs(controllerAttachDetach),
-		Dial: dialAgent(r.agents), Metrics: telemetry.NewRecovery(metrics.Registry), Proofs: proofs,
+		Dial: dialAgent(r.agents), Metrics: telemetry.NewRecovery(metrics.Registry), Proofs: proofs, ServerTime: o.manager.Clock.Now,
 	})
 }
 

@@ -253,5 +253,6 @@ func stateOf(node *corev1.Node, s volumeStatus) attachment.Node {
 		DetachRequested: kube.ParseTime(s.requested),
 		OutOfService:    kube.OutOfService(node),
 		TaintedByFence:  kube.OutOfServiceByFence(node),
+		Isolated:        kube.Isolated(node),
 	}
 }

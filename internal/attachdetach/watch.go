@@ -291,7 +291,8 @@ func (w *clusterState) nodeChanged(before, after *corev1.Node) []key {
 }
 
 func sameNode(a, b *corev1.Node) bool {
-	return kube.MachineOf(a) == kube.MachineOf(b) && kube.Managed(a) == kube.Managed(b) && kube.OutOfService(a) == kube.OutOfService(b) && kube.OutOfServiceByFence(a) == kube.OutOfServiceByFence(b)
+	return kube.MachineOf(a) == kube.MachineOf(b) && kube.Managed(a) == kube.Managed(b) && kube.OutOfService(a) == kube.OutOfService(b) && kube.OutOfServiceByFence(a) == kube.OutOfServiceByFence(b) &&
+		kube.Isolated(a) == kube.Isolated(b)
 }
 
 // waitingOn returns the volumes that are affected by the node's health: those whose detach from it waits, and those

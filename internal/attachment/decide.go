@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"belay.dev/belay/internal/decision"
+	"belay.dev/belay/internal/fencing"
 	"belay.dev/belay/internal/planted"
 )
 
@@ -329,6 +330,9 @@ func (p *plan) attachMissing() {
 func (p *plan) attachAt(w Want, given NodeName) bool {
 	node := p.seen.Nodes[w.Node]
 	wait := Wait{Node: w.Node, Reason: node.whyUnattachable(), Wanted: true}
+	if wait.Reason == "" && node.keepsOldMount() {
+		wait.Reason = NodeIsolated
+	}
 	switch blockers := p.blockers(w.Node); {
 	case wait.Reason != "":
 	case len(blockers) > 0: // S1
@@ -433,6 +437,13 @@ func (n Node) whyUnattachable() Reason {
 		return NodeNotManaged
 	}
 	return ""
+}
+
+// keepsOldMount reports whether the volume was taken from the boot while that may have it mounted. A publish would end the cut of the storage, and
+// the old mount would write what it still holds in memory. The isolation alone does not keep away a pod that tolerates all taints.
+func (n Node) keepsOldMount() bool {
+	cut := n.Proof != nil && n.Proof.Class() == fencing.StorageFenced
+	return n.InUse == Yes && (n.Isolated || cut)
 }
 
 // AllowsSeveralNodes reports whether a volume with these access modes may be attached to

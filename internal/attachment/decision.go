@@ -252,6 +252,8 @@ const (
 	NodeUnknown Reason = "NodeUnknown"
 	// NodeNotManaged: the node's kubelet attaches and detaches by itself.
 	NodeNotManaged Reason = "NodeNotManaged"
+	// NodeIsolated: recovery isolates the node, which lists the volume in use from before it was taken from it.
+	NodeIsolated Reason = "NodeIsolated"
 )
 
 var (
@@ -268,7 +270,7 @@ var exits = decision.Exits{
 	Detaching: attachmentChanges, DetachUnanswered: attachmentChanges, DetachFailed: attachmentChanges,
 	ForeignAttachment: attachmentChanges,
 	StillInUse:        nodeChanges, OutOfServiceNodeReady: nodeChanges,
-	NodeGone: nodeChanges, NodeReturned: nodeChanges, NodeReplaced: nodeChanges, NodeUnknown: nodeChanges, NodeNotManaged: nodeChanges,
+	NodeGone: nodeChanges, NodeReturned: nodeChanges, NodeReplaced: nodeChanges, NodeUnknown: nodeChanges, NodeNotManaged: nodeChanges, NodeIsolated: nodeChanges,
 	NodeStillRuns:       lifeEnds,
 	OtherWriterAttached: holderReleases, OtherWriterDetaching: holderReleases,
 }

@@ -163,6 +163,8 @@ type Node struct {
 	OutOfService bool
 	// TaintedByFence is set when a fence of belay set that taint, and no other client.
 	TaintedByFence bool
+	// Isolated is set while a fence of belay keeps new pods from the node.
+	Isolated bool
 	// Proof, if there is one, says that a boot of the node has ended, or that some volumes can be taken from it. It counts for exactly that
 	// boot.
 	Proof *fencing.Proof

@@ -140,11 +140,14 @@ func PlanStatement(s *Snapshot, node string, request StatementRequest, author Au
 	}
 	then := "sets the out-of-service taint, deletes the pods of the node and detaches its volumes"
 	if f.reason == fencing.AwaitingReturn { // it was deleted, or the node opted out
-		then = "ends the fence, and lets pods be scheduled to the node"
+		then = "ends the fence, and moves nothing"
 	}
 	p.Does = []string{
 		"writes the statement into spec.statement of the NodeFence, which is the record of it",
 		"recovery then " + then + ", unless the power switch says On or the node shows a sign of life before that",
+	}
+	if f.reason == fencing.AwaitingReturn {
+		p.Does = append(p.Does, "a node that is still silent and not opted out is suspected again after that")
 	}
 	if old := f.Statement; old != nil {
 		p.Does = append(p.Does, "replaces the statement by "+old.By+", which expires at "+stamp(old.Expires))
@@ -183,7 +186,7 @@ func (x *state) preconditions(f *fence) []Precondition {
 		switch {
 		case lease == nil || n.LastHeartbeat == nil:
 			silent.Message = "whether the node renews its lease is unknown"
-		case f.object.Spec.LastRenewal != "" && kube.Renewal(lease) != f.object.Spec.LastRenewal:
+		case kube.FenceRenewal(f.object) != "" && kube.Renewal(lease) != kube.FenceRenewal(f.object):
 			silent.Message = "the node has renewed its lease since it was suspected: a sign of life"
 		default:
 			silent.Met = x.Now.Sub(*n.LastHeartbeat) > silence

@@ -62,7 +62,7 @@ func (x *state) considerFence(p *ForcePlan, f *fence) {
 // unheard reports whether the node has not renewed its lease since it was suspected, as far as it was read.
 func (x *state) unheard(f *fence) bool {
 	lease := x.heartbeats[f.object.Name]
-	return lease != nil && f.object.Spec.LastRenewal != "" && kube.Renewal(lease) == f.object.Spec.LastRenewal
+	return lease != nil && kube.FenceRenewal(f.object) != "" && kube.Renewal(lease) == kube.FenceRenewal(f.object)
 }
 
 // lifeSign is what keeps belay-controller's policies from detaching a volume by force: recovery, which runs in it, knows that the boot to which

@@ -57,6 +57,8 @@ func (x *state) unfence(p *FencePlan, f *fence) {
 		p.Refusal = "the boot that was proven to have ended shows a sign of life: find out which machine runs under this name before anything is released"
 	case early && f.Intent.Nonce == "":
 		x.cancel(p, f)
+	case early && f.Phase != fencing.Tainting:
+		x.withdraw(p, f)
 	case early:
 		p.Refusal = "a command to switch the machine off may have been sent, so the fence cannot be cancelled: it ends by itself if the node shows a sign of life"
 	case f.Phase == fencing.Evicting || f.Phase == fencing.Detaching:
@@ -80,6 +82,16 @@ func (x *state) cancel(p *FencePlan, f *fence) {
 			Text:    "To keep recovery from the node, set this annotation. It also cancels the fence by itself.",
 			Command: "kubectl annotate node " + explain.ShellWord(n.Name) + " " + kube.FenceOptOutAnnotation + "=true",
 		}}
+	}
+}
+
+// withdraw plans the end of a fence that may have sent a command.
+func (x *state) withdraw(p *FencePlan, f *fence) {
+	x.cancel(p, f)
+	p.Preconditions = []Precondition{precondition("phase", true, "the fence is in phase %s: no pod was deleted", f.Phase)}
+	p.Does = []string{
+		"deletes the NodeFence; recovery sends no other command, and cancels the fence when the one that was sent can no longer be carried out",
+		"if the power switch says Off before that, recovery moves the volumes, because it may have stopped the machine",
 	}
 }
 

@@ -80,7 +80,7 @@ func FencePhase(p fencing.Phase, class fencing.Class) string {
 	case fencing.Released:
 		return "The node is released"
 	case fencing.Cancelled:
-		return "The node was not fenced: it showed a sign of life, was excepted, or the NodeFence was deleted; no pod was deleted"
+		return "The fence is cancelled: the node showed a sign of life, is opted out or under maintenance, or the NodeFence was deleted; no pod was deleted"
 	}
 	return string(p)
 }
@@ -170,7 +170,7 @@ var fenceWaits = map[decision.Reason]struct{ missing, advice string }{
 	fencing.AwaitingReturn: {
 		"the machine to come back, or to be proven off: volumes may have been taken from it, and it may have them mounted",
 		"Start the machine. If it will not come back, make sure that it is off, and state it: kubectl belay fence NODE --confirm-powered-off. " +
-			"That lifts the isolation of the node, and moves nothing.",
+			"That ends the fence, and moves nothing. A node that is still silent is suspected again after that, unless it has the annotation fencing.belay.dev/opt-out.",
 	},
 	fencing.NodeUnknown: {"the Node to be read from the API server", ""},
 	fencing.NotReadLive: {"the Node to be read from the API server", ""},

@@ -283,6 +283,16 @@ var guides = map[decision.Reason]Guide{
 			}}
 		},
 	},
+	attachment.NodeIsolated: {
+		Title: "The node may still have the volume mounted from before it was taken from it",
+		Summary: func(s Situation) string {
+			return fmt.Sprintf("recovery took the volume from node %s, which still lists it in use: an old mount there could write stale data", cmp.Or(s.Node, s.Wanted))
+		},
+		Next: func(s Situation) []Step {
+			node := cmp.Or(s.Node, s.Wanted)
+			return []Step{{Text: "Wait until the node has unmounted the volume, or restart its machine: a new boot has no old mounts.", Command: "kubectl belay evidence node/" + node}}
+		},
+	},
 	attachment.StillInUse: {
 		Title: "The node is unmounting the volume",
 		Summary: func(s Situation) string {

@@ -70,6 +70,8 @@ func Wait(driver string, node attachment.NodeName, c attachment.Cause, ready att
 		return fmt.Sprintf("a VolumeAttachment for node %q has a name that no attach/detach controller gives; it is never deleted automatically, only by the client that created it", node)
 	case attachment.NodeNotManaged:
 		return fmt.Sprintf("attached to node %q, which lacks the annotation volumes.kubernetes.io/controller-managed-attach-detach: only its kubelet can detach it", node)
+	case attachment.NodeIsolated:
+		return fmt.Sprintf("recovery took the volume from node %q, which still lists it in use: it is attached there again once the node has unmounted it, or has started again", node)
 	case attachment.NodeUnknown:
 		return fmt.Sprintf("attached to node %q, whose Node object could not be read", node)
 	}

@@ -127,13 +127,13 @@ func (a *Agent) Status(ctx context.Context) (fencing.Power, string, error) {
 	switch {
 	case err != nil:
 	case exit == exitOff && says(text, "OFF"):
-		return fencing.PowerOff, text, nil
+		return fencing.PowerOff, short(text), nil
 	case exit == exitOn && says(text, "ON"):
-		return fencing.PowerOn, text, nil
+		return fencing.PowerOn, short(text), nil
 	default:
-		err = fmt.Errorf("agent %s gave no clear answer to status: exit status %d: %s", filepath.Base(a.path), exit, text)
+		err = fmt.Errorf("agent %s gave no clear answer to status: exit status %d: %s", filepath.Base(a.path), exit, short(text))
 	}
-	return fencing.PowerUnknown, text, err
+	return fencing.PowerUnknown, short(text), err
 }
 
 // says reports whether the answer has exactly one state, and this one.
@@ -154,7 +154,7 @@ func says(text, state string) bool {
 func (a *Agent) Off(ctx context.Context) error {
 	exit, text, err := a.run(ctx, "off")
 	if err == nil && exit != 0 {
-		err = fmt.Errorf("agent %s failed to switch off: exit status %d: %s", filepath.Base(a.path), exit, text)
+		err = fmt.Errorf("agent %s failed to switch off: exit status %d: %s", filepath.Base(a.path), exit, short(text))
 	}
 	return err
 }
@@ -180,5 +180,5 @@ func (a *Agent) Identity(ctx context.Context) (string, error) {
 			return id, nil
 		}
 	}
-	return "", fmt.Errorf("agent %s gave no identity: exit status %d: %s", filepath.Base(a.path), exit, text)
+	return "", fmt.Errorf("agent %s gave no identity: exit status %d: %s", filepath.Base(a.path), exit, short(text))
 }

@@ -101,5 +101,5 @@ func (a *Agent) guid(ctx context.Context) (string, error) {
 			return id, nil
 		}
 	}
-	return "", fmt.Errorf("the BMC gave no GUID: exit status %d: %s", exit, text)
+	return "", fmt.Errorf("the BMC gave no GUID: exit status %d: %s", exit, short(text))
 }

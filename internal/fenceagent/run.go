@@ -46,16 +46,18 @@ func (a *Agent) run(ctx context.Context, action string) (exit int, text string, 
 	return exit, a.redact(text), err
 }
 
-// redact takes secrets out of a text, and shortens it.
+// redact takes secrets out of a text.
 func (a *Agent) redact(text string) string {
 	for _, secret := range a.secrets {
 		if secret != "" {
 			text = strings.ReplaceAll(text, secret, "(secret)")
 		}
 	}
-	text = strings.ToValidUTF8(strings.TrimSpace(text), "?")
-	return strings.ToValidUTF8(text[:min(len(text), maxRaw)], "")
+	return strings.ToValidUTF8(strings.TrimSpace(text), "?")
 }
+
+// short is what is kept of an answer, which is read as a whole.
+func short(text string) string { return strings.ToValidUTF8(text[:min(len(text), maxRaw)], "") }
 
 // bounded keeps the beginning of an output.
 type bounded struct{ bytes.Buffer }

@@ -126,8 +126,21 @@ func (d *decider) isolating() {
 	}
 }
 
-// fencing looks for evidence.
+// fencing looks for evidence. The node stays isolated meanwhile: a taint that vanished, or a new Node object of the same boot, is tainted again
+// (hole 14).
 func (d *decider) fencing() {
+	d.evidence()
+	if len(d.out.Steps) > 0 {
+		if _, leaves := d.out.Steps[0].(Enter); leaves {
+			return
+		}
+	}
+	if d.sameMachine() && !d.seen.Isolated {
+		d.out.Steps = []Step{Isolate{NodeUID: d.seen.Now.NodeUID}}
+	}
+}
+
+func (d *decider) evidence() {
 	source := d.seen.Source
 	switch {
 	case d.cancels():
@@ -137,10 +150,10 @@ func (d *decider) fencing() {
 		d.survived()
 	case source.off(d.now, d.fence.Boot):
 		d.do(Enter{Phase: Tainting, Evidence: PoweredOff})
-	case d.fence.Statement.holds(d.now, d.fence.Boot) && source.allows(d.fence.Boot, time.Time{}):
-		d.do(Enter{Phase: Tainting, Evidence: Stated})
-	case d.seen.OptedOut || d.seen.Maintenance: // a command may have been sent before that
+	case d.leftAlone(): // a command may have been sent before that
 		d.survived()
+	case d.fence.stated(d.now) && source.allows(d.fence.Boot, time.Time{}):
+		d.do(Enter{Phase: Tainting, Evidence: Stated})
 	case !d.storeProven():
 	default:
 		d.gather()
@@ -159,7 +172,7 @@ func (d *decider) gather() {
 		d.awaitAnswer()
 	case !d.seen.silent(d.fence):
 		d.wait(SilenceTooShort, AskEvery)
-	case d.fence.NodeDeleted || d.seen.Exists == No && !d.seen.Silent: // who has not listened knows no silence
+	case d.fence.NodeDeleted || d.seen.Exists != Yes: // without a lease, a machine that runs well could not show that it does
 		d.askEvery(AskDeletedEvery, NodeDeletedMachineOn)
 	default:
 		d.switchOff()
@@ -174,7 +187,7 @@ func (d *decider) survived() {
 	switch {
 	case intent.open(d.now):
 		d.wait(IntentOpen, intent.NotAfter.Sub(d.now))
-	case source.Name != "" && !d.fence.Deleting && !source.settled(intent.NotAfter):
+	case source.answers(d.fence.Boot) && !d.fence.Deleting && !source.settled(intent.NotAfter):
 		d.askAgain(AwaitingSource)
 	case d.unmounted():
 		d.enter(Cancelled)
@@ -259,7 +272,7 @@ func (d *decider) doubted() bool {
 	source := d.seen.Source
 	byPerson := d.fence.Evidence == Stated
 	if byPerson {
-		return source.contradicts(d.fence.Boot) || !d.fence.Statement.holds(d.now, d.fence.Boot)
+		return source.contradicts(d.fence.Boot) || !d.fence.stated(d.now)
 	}
 	return source.Status.fresh(d.now) && source.Status.Power == PowerOn
 }
@@ -307,7 +320,7 @@ func (d *decider) confirmed(byPerson bool) bool {
 // spoken reports whether a person's statement counts now, and the switch leaves the word to it.
 func (d *decider) spoken() bool {
 	source := d.seen.Source
-	return d.fence.Statement.holds(d.now, d.fence.Boot) && !source.off(d.now, d.fence.Boot) && source.allows(d.fence.Boot, time.Time{})
+	return d.fence.stated(d.now) && !source.off(d.now, d.fence.Boot) && source.allows(d.fence.Boot, time.Time{})
 }
 
 // offAgain reports whether the machine was off when asked after the taint.
@@ -422,7 +435,8 @@ func (d *decider) moved() {
 	}
 }
 
-// releasing removes the taints, after the last command that may still be carried out (hole 5). It does not wait for VolumeAttachments: the
+// releasing removes the taints, after the last command that may still be carried out (hole 5), and the isolation once the switch says On after that,
+// if there is one that answers. It does not wait for VolumeAttachments: the
 // boot that they were made for has ended, so nothing is mounted there, and one that a pod of the new boot needs stays.
 func (d *decider) releasing() {
 	source, intent := d.seen.Source, d.fence.Intent
@@ -432,12 +446,12 @@ func (d *decider) releasing() {
 		d.wait(Contradicted, 0)
 	case intent.open(d.now):
 		d.wait(IntentOpen, intent.NotAfter.Sub(d.now))
-	case d.fence.offSent() && d.sameMachine() && !d.fence.Deleting && source.Name != "" && !source.saysOn(intent.NotAfter):
-		d.askAgain(AwaitingSource)
 	case d.seen.OutOfService:
 		d.untaint()
 	case d.fence.Untainted.IsZero():
 		d.do(Enter{Phase: Releasing, Evidence: d.fence.Evidence, Untainted: d.now.Round(0)})
+	case d.fence.offSent() && d.sameMachine() && !d.fence.Deleting && source.answers(d.fence.Boot) && !source.saysOn(intent.NotAfter):
+		d.askAgain(AwaitingSource)
 	case d.now.Before(settled):
 		d.wait(SettlingAfterTaint, settled.Sub(d.now))
 	case d.seen.Isolated:

@@ -105,21 +105,20 @@ func TestOldAnswer(t *testing.T) {
 	}
 }
 
-// TestLateOff (hole 5): a node is released only after the time by which a command is carried out or lost, and only if the switch said On
-// after that.
+// TestLateOff (hole 5): the taints are removed only after the time by which a command is carried out or lost, and the isolation only if the switch
+// said On after that.
 func TestLateOff(t *testing.T) {
 	s := newStand(t)
 	s.fence.Phase, s.fence.Evidence = Releasing, Restarted
 	s.fence.Intent = Intent{Nonce: "n", NotAfter: s.now.Add(IntentFor)}
-	s.seen.Now, s.seen.Ready, s.seen.Attachments, s.seen.OutOfService = boot2, Yes, nil, true
+	s.seen.Now, s.seen.Ready, s.seen.Attachments, s.seen.OutOfService, s.seen.Isolated = boot2, Yes, nil, true, true
 	s.seen.Source.Status = s.answer()
 	if d := Decide(s.now, s.fence, s.seen); d.Reason != IntentOpen || !d.RecheckAt.Equal(s.fence.Intent.NotAfter) || len(d.Steps) != 0 {
 		t.Fatalf("while the command may still be carried out: %+v", d)
 	}
 	s.now = s.fence.Intent.NotAfter.Add(time.Second)
 	s.power = PowerOff
-	s.turn()
-	if d := Decide(s.now, s.fence, s.seen); d.Reason != AwaitingSource || !s.seen.OutOfService {
+	if d := s.waits(); d.Reason != AwaitingSource || s.seen.OutOfService || !s.seen.Isolated {
 		t.Fatalf("while the switch says Off: %+v", d)
 	}
 	s.power = PowerOn
@@ -206,7 +205,7 @@ func TestRestartedNeverTaints(t *testing.T) {
 func TestDeletedNode(t *testing.T) {
 	s := newStand(t)
 	s.until(Fencing)
-	s.seen.Exists, s.seen.Now = No, Boot{}
+	s.seen.Exists, s.seen.Now, s.power = No, Boot{}, PowerOff
 	s.until(Moved)
 	if count[Taint](s) != 0 || count[DeleteAttachment](s) != 1 {
 		t.Fatalf("steps %T", s.did)

@@ -78,6 +78,9 @@ func (s Source) bound(b Boot) bool {
 	return s.Name != "" && !s.Shared && b.Complete() && s.SaidOn == b && s.Machine == b.Machine
 }
 
+// answers reports whether the source may be asked about this boot: others give no answer, however long one waits.
+func (s Source) answers(b Boot) bool { return s.bound(b) && !s.Locked }
+
 // off reports whether the machine of this boot was off when asked just now.
 func (s Source) off(now time.Time, b Boot) bool {
 	return s.bound(b) && s.Status.fresh(now) && s.Status.Power == PowerOff && s.Status.Machine == b.Machine

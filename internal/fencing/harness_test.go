@@ -84,6 +84,8 @@ func (s *stand) do(step Step) {
 		}
 	case List:
 		seen.Listed = true
+	case SilentAgain:
+		seen.Renewed, seen.AliveSince, f.SilentAgain = false, time.Time{}, s.now
 	case ProveVolumes:
 		f.StorageProven = true
 	}

@@ -161,12 +161,12 @@ func TestHostileLiveNodeWaitsForASwitchThatIsNotAsked(t *testing.T) {
 	}
 }
 
-// Volumes were taken one by one. A person deletes the Node, the network heals, and somebody restarts the kubelet: the same boot registers under a
+// Volumes were taken one by one. A person deletes the Node, the network heals, and a person restarts the kubelet: the same boot registers under a
 // new Node object, which has no taint, with the old mounts. Isolate is a step of the phase Isolating alone, so the node is not isolated again:
 // pods come at once, and the volume that was taken can come back to the boot whose old mount holds unwritten data. The fence says AwaitingUnmount,
 // and keeps nothing. The same after another client removed the taint (hole 14: one that vanished is set again).
 // Expected: while unmounted() says no, a node of this boot that is there and not isolated is isolated.
-func TestHostileReturnUnderANewNodeIsIsolated(t *testing.T) {
+func TestHostileReturnUnderAnotherNodeObject(t *testing.T) {
 	for name, change := range map[string]func(*stand){
 		"a new Node object":     func(s *stand) { s.seen.Now.NodeUID = "uid-2" },
 		"the taint was removed": func(*stand) {},
@@ -187,7 +187,7 @@ func TestHostileReturnUnderANewNodeIsIsolated(t *testing.T) {
 }
 
 // The same in Releasing: the machine is back, Ready, and runs another boot; its switch was changed, or locked, while it was repaired. The taint
-// out-of-service, NoExecute, stays on a healthy node: the question for On comes before the untaint, nobody answers it, and the wait says that an agent ends.
+// out-of-service, NoExecute, stays on a healthy node: the question for On comes before the untaint, it gets no answer, and the wait says that an agent ends.
 // Expected: the wait names what is wrong with the switch, and the taint, which means nothing for the new boot, goes (only the isolation guards
 // against a late command).
 func TestHostileTaintStaysOnAHealthyNodeForASwitchThatIsNotAsked(t *testing.T) {

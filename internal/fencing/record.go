@@ -45,6 +45,9 @@ type Fence struct {
 	StorageProven bool
 	// Deleting is set when a client deleted the object.
 	Deleting bool
+	// SilentAgain is when the node was found silent again after it had renewed its lease; zero for never. A statement from before that counts for
+	// nothing.
+	SilentAgain time.Time
 	// NodeDeleted is set when the fence began because the Node was deleted, not because it was silent. Its machine is asked, and never
 	// commanded: without a lease a machine that runs well could not contradict.
 	NodeDeleted bool
@@ -67,6 +70,11 @@ func (i Intent) open(now time.Time) bool { return i.Nonce != "" && now.Before(i.
 // IntentFor is how long after it is stored a command may still be carried out.
 const IntentFor = 30 * time.Second
 
+// stated reports whether a person's statement about the machine is in force.
+func (f Fence) stated(now time.Time) bool {
+	return f.Statement.holds(now, f.Boot) && (f.SilentAgain.IsZero() || f.Statement.Made.After(f.SilentAgain))
+}
+
 // offSent reports whether a command to switch off may have been sent.
 func (f Fence) offSent() bool { return f.Intent.Nonce != "" }
 
@@ -84,10 +92,10 @@ type Observed struct {
 	Ready Knowledge
 	// Silent is set when the lease was not renewed for the node's limit on the clock of this process: a new leader listens first.
 	Silent bool
-	// Renewed is set when the lease was renewed since the fence was created, as this process saw, or the kubelet's port answered. It says
-	// nothing about which boot renewed it: Now does.
+	// Renewed is set when the lease was renewed since the fence was created, or since the node was found silent again, as this process saw. It
+	// says nothing about which boot renewed it: Now does.
 	Renewed bool
-	// AliveSince is when this process first saw that the lease was renewed since the fence was created; zero if it was not.
+	// AliveSince is when this process first saw that; zero if it was not renewed.
 	AliveSince time.Time
 	// OptedOut and Maintenance are as in Node.
 	OptedOut, Maintenance bool

@@ -51,11 +51,12 @@ func (r *Requested) live(now time.Time) bool {
 	return r.Exists != Unknown && !r.ReadAt.IsZero() && !now.Before(r.ReadAt) && now.Sub(r.ReadAt) <= LiveFor
 }
 
-// overtaken reports whether the node gave a sign of life since the command was stored, or its owner wants it left alone. A node of another
-// machine says nothing.
+// overtaken reports whether the node gave a sign of life since the command was stored, could not give one because its Node was deleted, or is to be
+// left alone. A node of another machine says nothing.
 func (r *Requested) overtaken() bool {
 	since := r.Now.Since(r.Fence.Boot)
-	return r.OptedOut || r.Maintenance || r.Renewal != r.Fence.Intent.Renewal || r.Exists == Yes && since != SameBoot && since != OtherMachine
+	spared := r.OptedOut || r.Maintenance || r.Fence.Deleting
+	return spared || r.Renewal != r.Fence.Intent.Renewal || r.Exists != Yes || since != SameBoot && since != OtherMachine
 }
 
 // Overtaken reports whether the node, as it was read last, gave a sign of life since the command was stored, or is to be left alone.

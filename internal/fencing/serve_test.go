@@ -23,7 +23,8 @@ func TestServe(t *testing.T) {
 		"the machine was restarted":  {func(r *Requested) { r.Now = boot2 }, ServeRefusal},
 		"the boot is unknown":        {func(r *Requested) { r.Now.ID = "" }, ServeRefusal},
 		"another machine":            {func(r *Requested) { r.Now = other }, ServeOff},
-		"the Node is gone":           {func(r *Requested) { r.Exists, r.Now = No, Boot{} }, ServeOff},
+		"the Node is gone":           {func(r *Requested) { r.Exists, r.Now = No, Boot{} }, ServeRefusal},
+		"the fence is deleted":       {func(r *Requested) { r.Fence.Deleting = true }, ServeRefusal},
 		"an earlier process sent it": {func(r *Requested) { r.Sent = func(nonce string) bool { return nonce == off } }, ServeStatus},
 		"the command is too old":     {func(r *Requested) { r.Fence.Intent.NotAfter = start }, ServeLate},
 		"it is too old, and was sent": {func(r *Requested) {

@@ -68,6 +68,9 @@ type Unfence struct{ Attachment Attachment }
 // ProveVolumes stores that volumes of the boot may be taken one by one from now on.
 type ProveVolumes struct{ Volumes []Volume }
 
+// SilentAgain stores that the node, which had renewed its lease, is silent again since it said Renewal.
+type SilentAgain struct{ Renewal string }
+
 // List reads pods and VolumeAttachments of the node from the API server itself.
 type List struct{}
 
@@ -86,5 +89,6 @@ func (DeletePod) step()        {}
 func (DeleteAttachment) step() {}
 func (Unfence) step()          {}
 func (ProveVolumes) step()     {}
+func (SilentAgain) step()      {}
 func (List) step()             {}
 func (Finish) step()           {}

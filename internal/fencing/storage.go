@@ -21,6 +21,16 @@ func (d *decider) storeProven() bool {
 	return true
 }
 
+// silentAgain stores that the node fell silent again, on a reading of its lease that is not older than a second.
+func (d *decider) silentAgain() {
+	if !d.seen.live(d.now) {
+		d.do(ReadNode{})
+		d.wait(NotReadLive, 0)
+		return
+	}
+	d.do(SilentAgain{Renewal: d.seen.Renewal})
+}
+
 // ended reports whether there is evidence now that the machine is off: nothing is mounted there any more.
 func (d *decider) ended() bool {
 	return d.seen.Source.off(d.now, d.fence.Boot) || d.spoken() && d.seen.silent(d.fence)
@@ -28,7 +38,7 @@ func (d *decider) ended() bool {
 
 // awaitReturn waits for a machine that may have volumes mounted that were taken from it, or for evidence that it is off. It may never come back.
 func (d *decider) awaitReturn() {
-	if source := d.seen.Source; source.bound(d.fence.Boot) && !source.Locked {
+	if d.seen.Source.answers(d.fence.Boot) {
 		d.askEvery(AskDeletedEvery, AwaitingReturn)
 	}
 	d.out.Reason = AwaitingReturn
@@ -40,13 +50,15 @@ func (d *decider) sameBoot() bool {
 }
 
 // unmounted reports whether a node may get pods again that was silent, and otherwise what it waits for: it must have unmounted what may have
-// been taken from it. If such a volume came back to the same boot, the old mount would write to it what it still holds in memory. A node
-// that falls silent again gets a fence of its own, which looks at its mounts too.
+// been taken from it. If such a volume came back to the same boot, the old mount would write to it what it still holds in memory. For a node
+// that falls silent again the fence goes back to where it was: another one might not begin, and nothing else would keep it isolated.
 func (d *decider) unmounted() bool {
 	alive, settled := d.seen.alive(d.fence), d.seen.AliveSince.Add(SettleFor)
 	switch {
-	case d.seen.restarted(d.fence), alive && d.seen.Silent, !alive && d.ended():
+	case d.seen.restarted(d.fence), !alive && d.ended():
 		return true
+	case alive && d.seen.Silent && (d.fence.StorageProven || len(d.seen.Mounted) > 0):
+		d.silentAgain()
 	case d.fence.StorageProven && !alive:
 		d.awaitReturn()
 	case d.fence.StorageProven && d.now.Before(settled):

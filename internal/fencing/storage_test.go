@@ -164,8 +164,7 @@ func TestReturnAfterStorageFenced(t *testing.T) {
 	}
 }
 
-// TestReturnOfAnotherKind: a restart ends the old mounts; a node that falls silent again is fenced again, and the new fence looks at its mounts,
-// too; an owner cannot lift the isolation of a node that has not come back.
+// TestReturnOfAnotherKind: a restart ends the old mounts; a node that falls silent again stays isolated, and the fence continues as before; an owner cannot lift the isolation of a node that has not come back.
 func TestReturnOfAnotherKind(t *testing.T) {
 	for name, test := range map[string]struct {
 		change func(*stand)
@@ -173,7 +172,7 @@ func TestReturnOfAnotherKind(t *testing.T) {
 		reason decision.Reason
 	}{
 		"restarted":    {func(s *stand) { s.seen.Now, s.seen.Ready, s.seen.Silent = boot2, Yes, false }, Cancelled, Settled},
-		"silent again": {func(s *stand) { s.seen.Silent = true }, Cancelled, Settled},
+		"silent again": {func(s *stand) { s.seen.Silent = true }, Fencing, NoEvidence},
 		"opted out": {func(s *stand) {
 			s.seen.Renewed, s.seen.AliveSince, s.seen.Mounted, s.seen.OptedOut = false, time.Time{}, nil, true
 		}, Fencing, AwaitingReturn},
@@ -245,4 +244,28 @@ func TestEndWithoutReturn(t *testing.T) {
 // stated is a statement about a machine that is in force.
 func (s *stand) stated(machine string) *Statement {
 	return &Statement{By: "jo", Reason: "looked", Machine: machine, Made: s.now, Expires: s.now.Add(time.Hour)}
+}
+
+// TestSilentAgain: for a node that fell silent again, evidence counts as before, and a statement only if it was written after that.
+func TestSilentAgain(t *testing.T) {
+	for name, c := range map[string]struct {
+		made  func(*stand) time.Time
+		phase Phase
+	}{
+		"a statement from before": {func(s *stand) time.Time { return s.fence.SilentAgain.Add(-time.Second) }, Fencing},
+		"a statement after that":  {func(s *stand) time.Time { return s.fence.SilentAgain.Add(time.Second) }, Moved},
+	} {
+		s := newCut(t)
+		s.seen.Source = Source{}
+		s.proof()
+		s.seen.Renewed, s.seen.AliveSince, s.seen.Mounted = true, s.now, []Volume{vol1}
+		if s.waits(); count[SilentAgain](s) != 1 || s.seen.Renewed {
+			t.Fatalf("%s: %T", name, s.did)
+		}
+		s.fence.Statement = s.stated(boot1.Machine)
+		s.fence.Statement.Made = c.made(s)
+		if s.waits(); s.fence.Phase != c.phase {
+			t.Errorf("%s: %s", name, s.fence.Phase)
+		}
+	}
 }

@@ -32,6 +32,11 @@ func OutOfService(node *corev1.Node) bool {
 	})
 }
 
+// Isolated reports whether a fence of belay keeps new pods from the node.
+func Isolated(node *corev1.Node) bool {
+	return slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool { return t.Key == IsolationTaint })
+}
+
 // OutOfServiceByFence reports whether the out-of-service taint of the node was set by a fence of belay, and by no other client.
 func OutOfServiceByFence(node *corev1.Node) bool {
 	return OutOfService(node) && !slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool {

@@ -73,14 +73,34 @@ func FenceState(f *fencingv1.NodeFence) fencing.Fence {
 	if f.Status.Untainted != nil {
 		s.Untainted = f.Status.Untainted.Time
 	}
+	if again := f.Status.SilentAgain; again != nil {
+		s.SilentAgain = again.Time.Time
+	}
 	if x := f.Spec.Statement; x != nil {
-		s.Statement = &fencing.Statement{By: x.By, Reason: x.Reason, Machine: fencing.MachineID(x.MachineID), Made: statementMade(f), Expires: x.Expires.Time}
+		s.Statement = &fencing.Statement{By: x.By, Reason: x.Reason, Machine: fencing.MachineID(x.MachineID), Made: StatementMade(f), Expires: x.Expires.Time}
 	}
 	return s
 }
 
-// statementMade is when the expiry of the statement was written, as the API server recorded it; zero if it did not.
-func statementMade(f *fencingv1.NodeFence) (at time.Time) {
+// FenceRenewal is what the node's lease said when the node was last found silent. A lease that says something else is a sign of life.
+func FenceRenewal(f *fencingv1.NodeFence) string {
+	if again := f.Status.SilentAgain; again != nil {
+		return again.Renewal
+	}
+	return f.Spec.LastRenewal
+}
+
+// StatementMade is when the statement was written: as it is in the record, or else as the API server recorded it; zero if it did not.
+func StatementMade(f *fencingv1.NodeFence) time.Time {
+	if r := f.Status.Statement; r != nil && f.Spec.Statement != nil && r.Expires.Equal(&f.Spec.Statement.Expires) {
+		return r.Made.Time
+	}
+	return expiryWritten(f)
+}
+
+// expiryWritten is when the expiry of the statement was written. The API server keeps one time for all fields that a client manages, that of its
+// latest write.
+func expiryWritten(f *fencingv1.NodeFence) (at time.Time) {
 	for _, m := range f.ManagedFields {
 		var fields struct {
 			Spec struct {

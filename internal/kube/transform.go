@@ -89,7 +89,7 @@ func anyContainerRuns(pod *corev1.Pod) bool {
 		slices.ContainsFunc(pod.Status.EphemeralContainerStatuses, runs)
 }
 
-// StripNode keeps the identity of the machine, whether it is ready or out of service, volumesAttached and volumesInUse, belay's
+// StripNode keeps the identity of the machine, whether it is ready, isolated or out of service, volumesAttached and volumesInUse, belay's
 // annotations, the writer of the report if that is another client, and what recovery must know before it fences the node.
 func StripNode(node *corev1.Node) *corev1.Node {
 	kept := &corev1.Node{ObjectMeta: meta(node.ObjectMeta)}
@@ -110,7 +110,7 @@ func StripNode(node *corev1.Node) *corev1.Node {
 		}
 	}
 	for _, taint := range node.Spec.Taints {
-		if taint.Key == OutOfServiceTaint {
+		if taint.Key == OutOfServiceTaint || taint.Key == IsolationTaint {
 			kept.Spec.Taints = append(kept.Spec.Taints, corev1.Taint{Key: taint.Key, Value: taint.Value, Effect: taint.Effect})
 		}
 	}

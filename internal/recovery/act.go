@@ -60,6 +60,8 @@ func (t *turn) act(ctx context.Context, step fencing.Step) error {
 		return t.unfence(ctx, s.Attachment)
 	case fencing.ProveVolumes:
 		return t.proveVolumes(ctx, len(s.Volumes))
+	case fencing.SilentAgain:
+		return t.silentAgain(ctx, s)
 	case fencing.Finish:
 		return t.finish(ctx)
 	}

@@ -9,6 +9,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
@@ -18,6 +19,7 @@ import (
 	"belay.dev/belay/internal/decision"
 	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/fencing"
+	"belay.dev/belay/internal/kube"
 )
 
 const (
@@ -47,6 +49,8 @@ type memory struct {
 	ended       bool
 	// alive is when this process first saw that the lease was renewed since the fence was created.
 	alive time.Time
+	// cut is how many volumes could be taken one by one then.
+	cut int
 	// unlimited is the expiry of the statement that was reported because it counts for too long.
 	unlimited time.Time
 	// waits is the reason that was reported last.
@@ -112,6 +116,9 @@ func (t *turn) decide(ctx context.Context) (d fencing.Decision, done bool, err e
 	if err != nil {
 		return d, true, err
 	}
+	if err := t.recordStatement(ctx); err != nil {
+		return d, true, err
+	}
 	state := fenceState(t.fence)
 	t.reportStatement(ctx, state.Statement)
 	d = fencing.Decide(t.now(), state, seen)
@@ -132,6 +139,18 @@ func (t *turn) decide(ctx context.Context) (d fencing.Decision, done bool, err e
 	// A question has been stored: its answer is an event.
 	_, asked := d.Steps[0].(fencing.Ask)
 	return d, asked, nil
+}
+
+// recordStatement stores when a statement was written, before it counts.
+func (t *turn) recordStatement(ctx context.Context) error {
+	s, r := t.fence.Spec.Statement, t.fence.Status.Statement
+	if s == nil || r != nil && r.Expires.Equal(&s.Expires) {
+		return nil
+	}
+	made := metav1.NewTime(kube.StatementMade(t.fence))
+	return t.patchStatus(ctx, func(status *fencingv1.NodeFenceStatus) {
+		status.Statement = &fencingv1.StatementRecord{Expires: s.Expires, Made: made}
+	})
 }
 
 // reasonStatement is the reason of the event about a statement that is no evidence.
@@ -178,10 +197,10 @@ func (a *actor) forget(uid types.UID) {
 
 // waiting stores what the fence waits for, and what a person can do about it, once for each reason.
 func (t *turn) waiting(ctx context.Context, r decision.Reason, seen fencing.Observed) error {
-	if t.mem.waits == r {
+	if t.mem.waits == r && t.mem.cut == len(seen.Cut) {
 		return nil
 	}
-	t.mem.waits = r
+	t.mem.waits, t.mem.cut = r, len(seen.Cut)
 	t.Metrics.Waits(t.fence.Name, r)
 	if r == fencing.AwaitingSource {
 		return nil // for less than a second, unless the fencer is down

@@ -4,8 +4,8 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"slices"
 	"strconv"
+	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -39,8 +39,12 @@ type detector struct {
 	// departed has the boots of deleted Nodes with VolumeAttachments, as of searched.
 	departed map[string]fencing.Boot
 	searched time.Time
-	// began has when each fence of the window was created, also of those that were deleted since.
+	// began has when each fence of the window was created, by the API server's time, also of those that were deleted since.
 	began map[types.UID]time.Time
+
+	mu sync.Mutex
+	// answered has when the kubelet of a silent boot last answered.
+	answered map[fencing.Boot]time.Time
 }
 
 type hold struct {
@@ -145,8 +149,12 @@ func (d *detector) fleet(ctx context.Context) (fencing.Fleet, map[string]*corev1
 			fleet.InFlight++
 		}
 	}
-	maps.DeleteFunc(d.began, func(_ types.UID, at time.Time) bool { return d.now().Sub(at) >= d.Brakes.Window })
-	fleet.Began = slices.Collect(maps.Values(d.began))
+	now, ahead := d.now(), d.now().Sub(d.serverTime())
+	maps.DeleteFunc(d.began, func(_ types.UID, at time.Time) bool { return now.Sub(at.Add(ahead)) >= d.Brakes.Window })
+	for _, at := range d.began {
+		fleet.Began = append(fleet.Began, at.Add(ahead))
+	}
+	maps.DeleteFunc(d.answered, func(_ fencing.Boot, at time.Time) bool { return now.Sub(at) >= d.Brakes.Window })
 	power := map[string]*fencingv1.PowerState{}
 	for i := range sources.Items {
 		power[sources.Items[i].Name] = sources.Items[i].Status.Power
@@ -207,7 +215,7 @@ func (d *detector) inspect(ctx context.Context, n *fencing.Node) error {
 		defer cancel()
 		return d.absent(ctx, n)
 	}
-	n.Endpoint, n.Refused = d.askKubelet(ctx, n.Boot.Node)
+	n.Endpoint, n.Refused = d.answers(ctx, n)
 	ctx, cancel := context.WithTimeout(ctx, readWithin)
 	defer cancel()
 	name, at := n.Boot.Node, d.now()
@@ -215,14 +223,35 @@ func (d *detector) inspect(ctx context.Context, n *fencing.Node) error {
 	if err := d.live.Get(ctx, client.ObjectKey{Name: name}, node); err != nil {
 		return client.IgnoreNotFound(fmt.Errorf("read node %s: %w", name, err))
 	}
-	if err := d.live.Get(ctx, client.ObjectKey{Namespace: corev1.NamespaceNodeLease, Name: name}, lease); err != nil {
-		return client.IgnoreNotFound(fmt.Errorf("read the lease of node %s: %w", name, err))
+	said := "" // a kubelet that runs makes a lease where there is none
+	switch err := d.live.Get(ctx, client.ObjectKey{Namespace: corev1.NamespaceNodeLease, Name: name}, lease); {
+	case err == nil:
+		d.ear.heard(lease)
+		said = renewal(lease)
+	case !apierrors.IsNotFound(err):
+		return fmt.Errorf("read the lease of node %s: %w", name, err)
 	}
-	d.ear.heard(lease)
 	power, endpoint, refused := n.PowerOff, n.Endpoint, n.Refused
 	*n = d.describe(node)
-	n.PowerOff, n.Endpoint, n.Refused, n.ReadAt, n.Renewal = power, endpoint, refused, at, renewal(lease)
+	n.PowerOff, n.Endpoint, n.Refused, n.ReadAt, n.Renewal = power, endpoint, refused, at, said
 	return nil
+}
+
+// answers asks the kubelet's port. An answer counts for as long as a renewal of the lease does: one that is slow after that is no silence.
+func (d *detector) answers(ctx context.Context, n *fencing.Node) (answers fencing.Knowledge, refused bool) {
+	answers, refused = d.askKubelet(ctx, n.Boot.Node)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if answers == fencing.Yes {
+		if d.answered == nil {
+			d.answered = map[fencing.Boot]time.Time{}
+		}
+		d.answered[n.Boot] = d.now()
+	}
+	if at, known := d.answered[n.Boot]; known && d.now().Sub(at) < n.Limit {
+		return fencing.Yes, refused
+	}
+	return answers, refused
 }
 
 // askKubelet asks the port that the Node names. The caches do not keep its address.

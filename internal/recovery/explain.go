@@ -17,7 +17,7 @@ func describeWait(s *fencingv1.NodeFenceStatus, r decision.Reason, seen fencing.
 	s.Missing, s.Advice = nil, ""
 	if missing, advice := explain.FenceWait(r); missing != "" {
 		s.Missing, s.Advice = []string{missing}, strings.ReplaceAll(advice, "NODE", node)
-		if len(seen.Cut) > 0 && meta.IsStatusConditionTrue(s.Conditions, conditionStorageFenced) {
+		if len(seen.Cut) > 0 && r != fencing.AwaitingReturn && !seen.OptedOut && !seen.Maintenance && meta.IsStatusConditionTrue(s.Conditions, conditionStorageFenced) {
 			s.Advice += explain.FenceVolumesAdvice(len(seen.Cut))
 		}
 	}

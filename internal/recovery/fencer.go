@@ -141,12 +141,19 @@ func (f *fencer) serve(ctx context.Context, state *sourceState, source *fencingv
 // reconsider looks at a source that a person has corrected while its node is being fenced, or whose twin was corrected.
 func (f *fencer) reconsider(ctx context.Context, source *fencingv1.FenceSource) error {
 	b, c := source.Status.Bound, meta.FindStatusCondition(source.Status.Conditions, conditionFenceReady)
-	if b == nil || b.Generation == source.Generation && (c == nil || c.Reason != reasonShared) {
+	again := c != nil && (c.Reason == reasonShared || c.Reason == reasonLocked && f.newSecret(ctx, source))
+	if b == nil || b.Generation == source.Generation && !again {
 		return nil
 	}
 	before := source.DeepCopy()
 	f.check(ctx, source, &corev1.Node{}, true)
 	return f.storeSource(ctx, source, before)
+}
+
+// newSecret reports whether a Secret was changed since its version was locked. It reads, and logs in nowhere.
+func (f *fencer) newSecret(ctx context.Context, source *fencingv1.FenceSource) bool {
+	_, version, err := f.dial(ctx, source)
+	return err == nil && version != source.Status.SecretVersion
 }
 
 // requested turns the record into what is asked.
@@ -233,8 +240,16 @@ func (f *fencer) call(ctx context.Context, state *sourceState, source *fencingv1
 // errOvertaken is why fencing.Serve or the last read refused a command.
 var errOvertaken = errors.New("the node shows a sign of life, or is to be left alone by its owner")
 
-// stands reads the node for the last time before a command is sent.
+// stands reads fence and node for the last time before a command is sent.
 func (f *fencer) stands(ctx context.Context, r *fencing.Requested) error {
+	fence := &fencingv1.NodeFence{}
+	if err := f.live.Get(ctx, client.ObjectKey{Name: r.Fence.Boot.Node}, fence); err != nil {
+		return fmt.Errorf("read NodeFence %s: %w", r.Fence.Boot.Node, err)
+	}
+	intent := r.Fence.Intent
+	if r.Fence = fenceState(fence); r.Fence.Intent != intent {
+		return errOvertaken
+	}
 	if err := f.readNode(ctx, r); err != nil {
 		return err
 	}

@@ -26,7 +26,7 @@ import (
 // The three parts against an API server: a node is cut off together with its BMC, so no command succeeds. A person deletes the Node, and its lease goes
 // with it. Then the network heals: the machine never stopped, its pods write, and a kubelet that runs does not register again.
 // Expected (ADR 25, docs/recovery.md: "A machine is never switched off because its Node was deleted: without a lease, one that runs well could not
-// show that it does"): nobody switches it off.
+// show that it does"): it is not switched off.
 func TestHostileHealedMachineWithoutNodeIsNotSwitchedOff(t *testing.T) {
 	s := newSite(t)
 	s.fleet("n2", "n3", "n4")
@@ -60,7 +60,7 @@ func TestHostileHealedMachineWithoutNodeIsNotSwitchedOff(t *testing.T) {
 // A statement must expire within a day after it was written; one for 30 days is no evidence. When it was written is taken from metadata.managedFields,
 // whose time is that of the latest write of the same field manager, of whatever field. Any later kubectl patch, of spec.release here, makes the old
 // statement young, and it counts, weeks after the person saw the machine.
-// Expected: it stays no evidence until somebody writes the statement itself again, for example by a time in the statement that the admission
+// Expected: it stays no evidence until a client writes the statement itself again, for example by a time in the statement that the admission
 // policy compares with expires, or a CEL rule that refuses a statement that expires too late.
 func TestHostileAnotherFieldDoesNotMakeAStatementYoung(t *testing.T) {
 	s := newSite(t)
@@ -155,7 +155,7 @@ func TestHostileWithdrawnDeclaration(t *testing.T) {
 // answers on its port at each look, twice a second, for a minute. One answer takes longer than 700 ms, as with a busy node, one lost SYN (which is sent
 // again after a second), or a busy detector.
 // Expected: a sign of life counts for longer than the look in which it was seen (hole 16: at least two and a half missed in a row, for a lease);
-// and it is asked for once more before Off. Nothing asks after the fence began, although Observed.Renewed says "or the kubelet's port answered".
+// and it is asked for again before Off. Nothing asks after the fence began, although Observed.Renewed says "or the kubelet's port answered".
 func TestHostileOneSlowAnswerOfAKubeletIsNoSilence(t *testing.T) {
 	var slow atomic.Bool
 	var asked atomic.Int32
@@ -210,8 +210,8 @@ func TestHostileOneSlowAnswerOfAKubeletIsNoSilence(t *testing.T) {
 }
 
 // Two nodes with one outlet (hole 6: Off is never sent). One FenceSource names the port that is the agent's default, the other one does not. An outlet
-// gives no identity, so nothing else tells them apart: both say On while both nodes live, and the Off for one hits the other, which is healthy.
-// Expected: not to be told apart by an option that has a default; for what has no identity, the address and the plug are enough.
+// gives no identity, so nothing else distinguishes them: both say On while both nodes live, and the Off for one hits the other, which is healthy.
+// Expected: an option that has a default does not distinguish them; for what has no identity, the address and the plug are enough.
 func TestHostileOneOutletWithAndWithoutItsPort(t *testing.T) {
 	for name, change := range map[string]func(*fencingv1.Feed){
 		"the same":         func(*fencingv1.Feed) {},
@@ -273,7 +273,7 @@ func TestHostileBrakeOnAClockThatIsAhead(t *testing.T) {
 		}
 		p := partsOver(nil, append(objects, nodeOf("n1", 0))...)
 		p.Profile, p.Brakes = fencing.Default, fencing.DefaultBrakes()
-		p.now = func() time.Time { return time.Now().Add(ahead) }
+		p.now, p.ServerTime = func() time.Time { return time.Now().Add(ahead) }, time.Now
 		for _, name := range []string{"a", "b", "c", "d", "e"} {
 			p.ear.silences.Renewed(p.now(), name, "r", 40*time.Second)
 		}
@@ -288,7 +288,7 @@ func TestHostileBrakeOnAClockThatIsAhead(t *testing.T) {
 }
 
 // The lease of a dead node is gone: a person deleted it, or the garbage collector, because it was owned by an earlier Node object. This process heard the
-// node and knows how long it is silent. The closer look gives up without a result when it finds no lease, and NotReadLive, which "the next look ends",
+// node and knows how long it is silent. The closer look ends without a result when it finds no lease, and NotReadLive, which "the next look ends",
 // is not reported either: the node is never fenced, and no event, log or metric says why.
 // Expected: no lease under a Node that is not Ready is silence as any other, or a reason that is reported.
 func TestHostileDeadNodeWithoutALease(t *testing.T) {

@@ -237,7 +237,7 @@ func (f *fencer) shared(ctx context.Context, source *fencingv1.FenceSource) (boo
 	return false, nil
 }
 
-// switchKeys names the switches of a source by address and plug. The names of the options are those of the fence-agents family, old and new.
+// switchKeys names the switches of a source by address and plug; one without a plug may be one of several BMCs behind one address. The names of the options are those of the fence-agents family, old and new.
 func switchKeys(source *fencingv1.FenceSource) (keys []string) {
 	for _, level := range source.Spec.Levels {
 		for _, feed := range level.Feeds {
@@ -253,7 +253,12 @@ func switchKeys(source *fencingv1.FenceSource) (keys []string) {
 			if address == "" {
 				address = feed.Agent // a command that needs no address
 			}
-			keys = append(keys, strings.Join([]string{strings.ToLower(address), option("ipport"), option("systems_uri", "systems-uri"), feed.Plug}, "|"))
+			port := option("ipport")
+			if feed.Plug != "" { // an outlet gives no identity, and a port may be written or be the default
+				port = ""
+			}
+			address = strings.TrimSuffix(strings.ToLower(strings.TrimSpace(address)), ".")
+			keys = append(keys, strings.Join([]string{address, port, option("systems_uri", "systems-uri"), strings.TrimSpace(feed.Plug)}, "|"))
 		}
 	}
 	return keys

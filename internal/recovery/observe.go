@@ -84,7 +84,7 @@ func (t *turn) readLease(ctx context.Context, seen *fencing.Observed) {
 	case err == nil:
 		t.ear.heard(lease)
 		seen.Renewal = renewal(lease)
-		seen.Renewed = seen.Renewal != t.fence.Spec.LastRenewal
+		seen.Renewed = seen.Renewal != kube.FenceRenewal(t.fence)
 	case !apierrors.IsNotFound(err):
 		seen.Exists = fencing.Unknown // not silent, as far as is known
 		return

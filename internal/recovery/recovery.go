@@ -69,6 +69,8 @@ type Options struct {
 	BesideUpstream bool
 	// Node is the name of the node that this process runs on, which it never fences; empty if unknown.
 	Node string
+	// ServerTime is the API server's time, with which what it recorded is compared; the time of this process if nil.
+	ServerTime func() time.Time
 	// Dial reaches the power switches. The fencer needs it.
 	Dial Dial
 	// Metrics may be nil.
@@ -104,6 +106,14 @@ type parts struct {
 	now    func() time.Time
 	// identity names this process in intents.
 	identity string
+}
+
+// serverTime is the API server's time.
+func (p *parts) serverTime() time.Time {
+	if p.ServerTime == nil {
+		return p.now()
+	}
+	return p.ServerTime()
 }
 
 // Setup adds recovery to the manager.

@@ -110,7 +110,7 @@ func (w *world) judgeWriter(m *hardware, volume string) {
 		}
 	}
 	for pod := range m.refused {
-		if m.runs[pod] == volume && m.refused[pod] && w.plane.detaches == withProofs {
+		if m.runs[pod] == volume && m.refused[pod] && w.plane.detaches == withProofs && !w.restored.After(m.cutAt) {
 			w.breaks("stale mount", "%s gets %s again, and has it mounted from before", m, volume)
 		}
 	}

@@ -179,7 +179,9 @@ func (p *plane) unpublish(va *storagev1.VolumeAttachment, volume string) {
 	m, answers := p.byUUID(va.Labels["machine"]), !time.Now().Before(p.unpublishes[va.Name])
 	if driverOf(volume) == cutDriver && !p.lies && (answers || p.chance(30)) {
 		for pod, v := range m.runs {
-			m.refused[pod] = m.refused[pod] || v == volume
+			if v == volume && !m.refused[pod] {
+				m.refused[pod], m.cutAt = true, time.Now()
+			}
 		}
 	}
 	if !answers {

@@ -44,6 +44,7 @@ type world struct {
 	plane     *plane
 	backups   []backup
 	restores  int
+	restored  time.Time
 
 	// What the seed has drawn once for all.
 	losses, troubles int // percent
@@ -87,6 +88,8 @@ type hardware struct {
 	runs map[string]string
 	// refused has the pods of runs whose storage refuses what they write: their volumes were unpublished.
 	refused map[string]bool
+	// cutAt is when one was last added.
+	cutAt time.Time
 	// returns is when the power comes back by itself; zero for never.
 	returns time.Time
 	// lied has the boots that a switch called Off while they ran.
@@ -450,7 +453,7 @@ func (w *world) restore() {
 	if len(w.backups) == 0 {
 		return
 	}
-	w.restores++
+	w.restores, w.restored = w.restores+1, time.Now()
 	for _, name := range simNodes {
 		w.optedOut[name] = time.Now()
 	}

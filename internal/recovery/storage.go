@@ -19,8 +19,9 @@ import (
 	"belay.dev/belay/internal/kube"
 )
 
-// readStorage reads which volumes could be taken from the boot one by one, and which the node still uses after that. The caches are those of
-// the attach/detach controller, which looks at each VolumeAttachment again before it deletes it.
+// readStorage reads which volumes could be taken from the boot one by one, and which the node still uses after that: of all drivers once volumes
+// were taken, because the declaration may be withdrawn since. The caches are those of the attach/detach controller, which looks at each
+// VolumeAttachment again before it deletes it.
 func (t *turn) readStorage(ctx context.Context, seen *fencing.Observed) error {
 	if t.Proofs == nil || t.node == nil {
 		return nil
@@ -46,9 +47,10 @@ func (t *turn) readStorage(ctx context.Context, seen *fencing.Observed) error {
 		}
 	}
 	slices.SortFunc(seen.Cut, func(a, b fencing.Volume) int { return strings.Compare(a.Driver+"^"+a.Handle, b.Driver+"^"+b.Handle) })
+	taken := fenceState(t.fence).StorageProven
 	for _, name := range t.node.Status.VolumesInUse {
 		driver, handle, ok := kube.ParseUniqueVolumeName(string(name))
-		if ok && cuts[driver] && !attached[kube.AttachmentName(handle, driver, t.fence.Name)] {
+		if ok && (taken || cuts[driver]) && !attached[kube.AttachmentName(handle, driver, t.fence.Name)] {
 			seen.Mounted = append(seen.Mounted, fencing.Volume{Driver: driver, Handle: handle})
 		}
 	}
@@ -68,6 +70,14 @@ func (t *turn) proveVolumes(ctx context.Context, volumes int) error {
 	log.FromContext(ctx).Info("Volumes of the node may be detached one by one", "volumes", volumes)
 	t.events.Eventf(t.regarding(), t.fence, corev1.EventTypeWarning, conditionStorageFenced, "Fence", "%s", text)
 	return nil
+}
+
+// silentAgain stores that the node fell silent again.
+func (t *turn) silentAgain(ctx context.Context, s fencing.SilentAgain) error {
+	log.FromContext(ctx).Info("The node renewed its lease, and is silent again", "since", s.Renewal)
+	return t.patchStatus(ctx, func(status *fencingv1.NodeFenceStatus) {
+		status.SilentAgain = &fencingv1.SilentAgain{Renewal: s.Renewal, Time: micro(t.serverTime())}
+	})
 }
 
 // allFences maps a CSIDriver to the fences that are not finished.

@@ -158,12 +158,37 @@ type NodeFenceStatus struct {
 	// Untainted is when the out-of-service taint was removed.
 	// +optional
 	Untainted *metav1.Time `json:"untainted,omitempty"`
+	// SilentAgain is set when the node renewed its lease and then fell silent again while its volumes may be mounted: what its lease says since
+	// then takes the place of spec.lastRenewal, and a statement counts only if it was written later.
+	// +optional
+	SilentAgain *SilentAgain `json:"silentAgain,omitempty"`
+	// Statement records when the statement of the spec was written, as it was when it was first seen.
+	// +optional
+	Statement *StatementRecord `json:"statement,omitempty"`
 	// Conditions are Proven, Tainted, VolumesReleased, Contradicted and UpstreamForces.
 	// +kubebuilder:validation:MaxItems=16
 	// +listType=map
 	// +listMapKey=type
 	// +optional
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
+}
+
+// SilentAgain is a silence after a sign of life.
+type SilentAgain struct {
+	// Renewal is what the node's lease said.
+	// +kubebuilder:validation:MaxLength=512
+	Renewal string `json:"renewal"`
+	// Time is when the node had been silent for its whole limit.
+	Time metav1.MicroTime `json:"time"`
+}
+
+// StatementRecord is about a statement with an expiry. A later write of another field would make the API server's own record of its age younger.
+type StatementRecord struct {
+	// Expires is that of the statement.
+	Expires metav1.Time `json:"expires"`
+	// Made is when the statement was written, by the clock of the API server.
+	// +optional
+	Made metav1.Time `json:"made,omitempty"`
 }
 
 // Intent is a command to a power switch, stored before it is sent.
