@@ -24,7 +24,7 @@ type hole struct {
 const (
 	decide, evidence, boot, suspect = "internal/fencing/decide.go", "internal/fencing/evidence.go", "internal/fencing/boot.go", "internal/fencing/suspect.go"
 	life, detectorFile, fencerFile  = "internal/fencing/life.go", "internal/recovery/detector.go", "internal/recovery/fencer.go"
-	storage                         = "internal/fencing/storage.go"
+	storage, decideAttach           = "internal/fencing/storage.go", "internal/attachment/decide.go"
 	pure, shell                     = "internal/fencing", "internal/recovery"
 )
 
@@ -42,23 +42,26 @@ var holes = []hole{
 	{"3", "another machine under the name counts as the same machine", boot, "return OtherMachine", "return Rebooted", pure, "TestReplacedNode"},
 	{"4", "an old answer authorizes", evidence, "now.Sub(a.Asked) <= FreshFor", "true", pure, "TestOldAnswer"},
 	{"4", "an old answer On takes the evidence back", decide, "return source.Status.fresh(d.now) && source.Status.Power == PowerOn", "return source.Status.Power == PowerOn", pure, "TestDoubt"},
-	{"4", "a statement that has expired still counts in Tainting", decide, " || !d.fence.Statement.holds(d.now, d.fence.Boot)", "", pure, "TestDoubt"},
+	{"4", "a statement that has expired still counts in Tainting", decide, " || !d.fence.stated(d.now)", "", pure, "TestDoubt"},
 	{"4", "a new leader does not listen first", decide, "case !d.seen.silent(d.fence):\n\t\td.wait(SilenceTooShort, AskEvery)\n\tcase !byPerson", "case !byPerson", pure, "TestNewLeaderListens"},
 	{
 		"5", "a node is released while a command may still be carried out", decide,
-		"case intent.open(d.now):\n\t\td.wait(IntentOpen, intent.NotAfter.Sub(d.now))\n\tcase d.fence.offSent()", "case d.fence.offSent()", pure, "TestLateOff",
+		"case intent.open(d.now):\n\t\td.wait(IntentOpen, intent.NotAfter.Sub(d.now))\n\tcase d.seen.OutOfService", "case d.seen.OutOfService", pure, "TestLateOff",
 	},
 	{"5", "a node is released before its switch says On", decide, "!source.saysOn(intent.NotAfter):", "source.Name == \"none\":", pure, "TestLateOff"},
+	{"4", "another write makes a statement young", "internal/kube/fence.go", "r != nil && f.Spec.Statement != nil && r.Expires.Equal(&f.Spec.Statement.Expires)", "r != nil && false", shell, "TestHostileAnotherFieldDoesNotMakeAStatementYoung"},
 	{"4", "a statement counts for more than a day", evidence, "s.Expires.Sub(s.Made) <= StatementFor+statementSlack", "true", pure, "TestStatement"},
-	{"5", "a fence ends while a command may still be carried out", decide, "case intent.open(d.now):\n\t\td.wait(IntentOpen, intent.NotAfter.Sub(d.now))\n\tcase source.Name", "case source.Name", pure, "TestHostileDeletedFenceOfALiveNodeEndsWithoutItsSwitch"},
+	{"5", "a fence ends while a command may still be carried out", decide, "case intent.open(d.now):\n\t\td.wait(IntentOpen, intent.NotAfter.Sub(d.now))\n\tcase source.answers", "case source.answers", pure, "TestHostileDeletedFenceOfALiveNodeEndsWithoutItsSwitch"},
 	{"5", "a fence ends without the state of the machine after the command", evidence, "s.Status.Power != PowerUnknown && s.Status.Asked.After(after)", "s.Status.Asked.After(after)", pure, "TestLastSignOfLife"},
 	{"6", "a switch counts for a boot that is not known in full", evidence, "b.Complete() && s.SaidOn == b", "s.SaidOn == b", pure, "TestWrongMachine"},
 	{"6", "a proof counts for a boot that is not known in full", evidence, "!b.Complete() || b != p.boot", "b != p.boot", pure, "TestProof"},
 	{"6", "a switch counts whose hardware is another's", evidence, "s.SaidOn == b && s.Machine == b.Machine", "s.SaidOn == b", pure, "TestWrongMachine"},
 	{"6", "a switch counts that said On under another boot", evidence, "s.SaidOn == b &&", "s.SaidOn.Node != \"\" &&", pure, "TestWrongMachine"},
+	{"6", "one outlet counts as two", "internal/recovery/levels.go", "if feed.Plug != \"\" {", "if false {", shell, "TestHostileOneOutletWithAndWithoutItsPort"},
 	{"6", "a switch of two nodes counts", evidence, "s.Name != \"\" && !s.Shared", "s.Name != \"\"", pure, "TestWrongMachine"},
-	{"6", "a switch is commanded whose cable was swapped", "internal/recovery/levels.go", "case machineID(hardware) != machine:", "case false:", "internal/recovery", "TestSwappedSwitch"},
+	{"6", "a switch is commanded whose cable was swapped", "internal/recovery/levels.go", "case machineID(hardware) != off.machine:", "case false:", "internal/recovery", "TestSwappedSwitch"},
 	{"7", "a renewal after Off does not contradict it", "internal/fencing/record.go", "return o.Renewed && o.Exists == Yes", "return false && o.Exists == Yes", pure, "TestFalseOff"},
+	{"8", "an answer that contradicts itself later is Off", "internal/fenceagent/agent.go", `exit == exitOff && says(text, "OFF")`, `exit == exitOff && says(short(text), "OFF")`, "internal/fenceagent", "TestHostileLongAnswers"},
 	{"8", "exit status 2 alone is Off", "internal/fenceagent/agent.go", `exit == exitOff && says(text, "OFF")`, "exit == exitOff", "internal/fenceagent", "TestStatus"},
 	{"9", "the pods of a new boot are deleted for the old one", decide, "case d.seen.restarted(d.fence): // its kubelet does the rest", "case false:", pure, "TestRestartedNeverTaints"},
 	{"10", "a driver that cuts at unpublish has the node tainted", storage, "d.out.Proof = Proof{boot: d.fence.Boot, class: StorageFenced, volumes: d.seen.Cut, until: d.now.Add(proofFor)}", "d.do(Enter{Phase: Tainting, Evidence: StorageFenced})", pure, "TestStorageFenced"},
@@ -77,8 +80,16 @@ var holes = []hole{
 	{"11", "a shared volume is taken from one node", "internal/attachment/policy.go", "p.want.Shared != No || ", "", "internal/attachment", "TestStorageProof"},
 	{"11", "a node that may have a volume mounted that was taken from it gets pods", storage, "case len(d.seen.Mounted) > 0:", "case false:", pure, "TestReturnOfAnotherKind"},
 	{"11", "a node that has not come back gets pods", storage, "case d.fence.StorageProven && !alive:", "case false:", pure, "TestReturnOfAnotherKind"},
+	{"11", "a machine that never comes back keeps a fence that is to end", storage, "!alive && d.ended()", "false && d.ended()", pure, "TestEndWithoutReturn"},
+	{"11", "a node that flaps loses its isolation", storage, "case alive && d.seen.Silent && (d.fence.StorageProven || len(d.seen.Mounted) > 0):", "case false:", pure, "TestSilentAgain"},
+	{"11", "a statement from before a sign of life counts", "internal/fencing/record.go", " && (f.SilentAgain.IsZero() || f.Statement.Made.After(f.SilentAgain))", "", pure, "TestSilentAgain"},
+	{"14", "a node that may have old mounts is not isolated again", decide, "if d.sameMachine() && !d.seen.Isolated {", "if false {", pure, "TestHostileReturnUnderAnotherNodeObject"},
+	{"11", "a declaration that is withdrawn lifts the isolation", "internal/recovery/storage.go", "(taken || cuts[driver])", "cuts[driver]", shell, "TestHostileWithdrawnDeclaration"},
+	{"11", "a volume is attached to the boot that it was taken from", decideAttach, "return n.InUse == Yes && (n.Isolated || cut)", "return false && cut", "internal/attachment", "TestHostileNoAttachToTheBootThatWasCutOff"},
 	{"12", "the VolumeAttachments of a deleted Node stay", decide, "if !d.sameMachine() && !a.Deleting {", "if false {", pure, "TestDeletedNode"},
-	{"12", "the machine of a deleted Node is switched off", decide, "case d.fence.NodeDeleted || d.seen.Exists == No && !d.seen.Silent:", "case false:", pure, "TestNodeDeletedMachineOn"},
+	{"12", "the machine of a deleted Node is switched off", decide, "case d.fence.NodeDeleted || d.seen.Exists != Yes:", "case false:", pure, "TestNodeDeletedMachineOn"},
+	{"12", "a machine is switched off whose Node was deleted during the fence", decide, "case d.fence.NodeDeleted || d.seen.Exists != Yes:", "case d.fence.NodeDeleted:", pure, "TestHostileNodeDeletedInTheMiddleIsNotSwitchedOff"},
+	{"12", "the fencer commands the machine of a deleted Node", "internal/fencing/serve.go", "r.Exists != Yes || since", "r.Exists == Yes && since", pure, "TestHostileFencerSparesADeletedNode"},
 	{"12", "the fence of a deleted Node waits for its machine for ever", decide, "back := d.seen.Exists == No ||", "back :=", pure, "TestMovedWithoutNode"},
 	{"12", "Nodes that are deleted all at once pass the brakes", suspect, "return n.Deleted || n.Heard", "return n.Heard", pure, "TestSuspectDeleted"},
 	{
@@ -115,8 +126,12 @@ var holes = []hole{
 	{"16", "a detector that did not run counts what it did not hear", "internal/fencing/silence.go", "now.Sub(s.tick) > MaxTickGap", "false", pure, "TestSilences"},
 	{"16", "the command is sent although the lease was renewed", "internal/fencing/serve.go", "case commanded && r.overtaken():", "case false:", pure, "TestServe"},
 	{"16", "the command is sent although the node lives once the switch has shown whose it is", "internal/recovery/levels.go", "if err := off.stands(ctx); err != nil {", "if err := error(nil); err != nil {", shell, "TestOptOutBeforeOff"},
-	{"16", "the command is sent although the owner has opted out since", "internal/fencing/serve.go", "r.OptedOut || r.Maintenance || ", "", pure, "TestServe"},
+	{"16", "the command is sent although the owner has opted out since", "internal/fencing/serve.go", "r.OptedOut || r.Maintenance || r.Fence.Deleting", "r.Fence.Deleting", pure, "TestServe"},
+	{"16", "the command is sent for a fence that a client has deleted", "internal/fencing/serve.go", " || r.Fence.Deleting", "", pure, "TestServe"},
+	{"16", "the command is sent although the fence was deleted once the switch has shown whose it is", fencerFile, "if r.Fence = fenceState(fence); r.Fence.Intent != intent {", "if false {", shell, "TestHostileFenceDeletedBeforeOff"},
+	{"16", "one slow answer of a kubelet is silence", detectorFile, "known && d.now().Sub(at) < n.Limit", "known && false && d.now().Sub(at) < n.Limit", shell, "TestHostileOneSlowAnswerOfAKubeletIsNoSilence"},
 	{"17", "no limit on fences in a time", suspect, "case lately >= b.Fences:", "case false:", pure, "TestBrakes"},
+	{"17", "a clock that is ahead empties the window", detectorFile, "now, ahead := d.now(), d.now().Sub(d.serverTime())", "now, ahead := d.now(), time.Duration(0)", shell, "TestHostileBrakeOnAClockThatIsAhead"},
 	{"17", "no limit on fences in flight", suspect, "case fleet.InFlight >= b.InFlight:", "case false:", pure, "TestBrakes"},
 	{"17", "no limit on silent nodes", suspect, "silent > allowed(b.Share, all)", "silent > all", pure, "TestBrakes"},
 	{"17", "no limit on silent nodes of a zone", suspect, "zoneSilent > allowed(b.ZoneShare, zone)", "zoneSilent > zone", pure, "TestBrakes"},
@@ -125,6 +140,7 @@ var holes = []hole{
 	{"18", "the record does not say that upstream's timer runs", "internal/recovery/act.go", "case p == fencing.Evicting:", "case false:", shell, "TestUpstreamForces"},
 	{"19", "a switch that refuses is asked without an end", fencerFile, "status.FailedLogins < maxLogins", "true", shell, "TestLogins"},
 	{"19", "a switch that refuses is asked without an end for a fence", fencerFile, "	if !may {\n		setFenceReady(", "	if may && !may {\n		setFenceReady(", shell, "TestLogins"},
+	{"19", "a Secret that was corrected during a fence is not tried", fencerFile, "c.Reason == reasonLocked && f.newSecret(ctx, source)", "false", shell, "TestSecretCorrectedDuringAFence"},
 	{"19", "a Secret that was corrected is not tried", fencerFile, "if version != status.SecretVersion || changed(source) {", "if false {", shell, "TestLogins"},
 	{"20", "a pod that nothing evicts stays", decide, "if !pod.Leaving {", "if false {", pure, "TestFence"},
 	{"20", "the pods of DaemonSets are deleted", "internal/recovery/observe.go", `owner.Kind != "DaemonSet"`, "true", shell, "TestEvictable"},
@@ -157,6 +173,19 @@ func TestHoles(t *testing.T) {
 				t.Errorf("%s of %s does not run: %v\n%s", h.test, h.pkg, err, out)
 			}
 		})
+	}
+}
+
+// TestRulesAreThere: each rule is where the list says, so that TestHoles can take it out.
+func TestRulesAreThere(t *testing.T) {
+	for _, h := range holes {
+		source, err := os.ReadFile(root + h.file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := strings.Count(string(source), h.with); n != 1 {
+			t.Errorf("hole %s, %s: %s has the rule %d times, want once: %s", h.number, h.what, h.file, n, h.with)
+		}
 	}
 }
 

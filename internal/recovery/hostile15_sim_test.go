@@ -92,6 +92,10 @@ func (w *world) vanishing() {
 func TestHostileSimulation(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	defer func() { hostileFaults = faults{} }()
+	last := uint64(40 * storageSeeds)
+	if testing.Short() {
+		last = 10 * storageSeeds
+	}
 	for name, f := range map[string]faults{
 		"a kubelet that was restarted after its Node was deleted":   {registersAgain: true},
 		"a node that is opted out, and has network for one renewal": {flapsOptedOut: true},
@@ -99,7 +103,7 @@ func TestHostileSimulation(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			hostileFaults = f
-			for seed := firstHostile(); seed <= 40*storageSeeds; seed++ {
+			for seed := firstHostile(); seed <= last; seed++ {
 				if (seed%storageSeeds == 0) == f.neverRegisters { // what is about storage has switches that are bound to nothing
 					continue
 				}

@@ -213,3 +213,40 @@ func TestReasonsOfASourceThatCannotBeAsked(t *testing.T) {
 		}
 	}
 }
+
+// TestSecretCorrectedDuringAFence: a fence that waits because its switch is locked asks nothing, so the fencer itself looks whether the Secret
+// has changed. It logs in only then.
+func TestSecretCorrectedDuringAFence(t *testing.T) {
+	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "bmc"}, Data: map[string][]byte{"password": []byte("wrong")}}
+	source := &fencingv1.FenceSource{ObjectMeta: metav1.ObjectMeta{Name: "n1", Generation: 1}, Spec: fencingv1.FenceSourceSpec{Levels: []fencingv1.FenceLevel{{
+		Feeds: []fencingv1.Feed{{Agent: "fence_test", SecretRef: &fencingv1.SecretReference{Namespace: "default", Name: "bmc"}}},
+	}}}}
+	bmc := &machine{uuid: "hw-n1", power: fencing.PowerOff}
+	fence := &fencingv1.NodeFence{ObjectMeta: metav1.ObjectMeta{Name: "n1"}, Spec: fencingv1.NodeFenceSpec{NodeName: "n1", BootID: "boot-n1", MachineID: "hw-n1"}}
+	p := partsOver(func(fencingv1.Feed, map[string][]byte) (Switch, error) { return bmc, nil }, nodeOf("n1", 0), source, secret, fence)
+	f := &fencer{parts: p, sources: map[string]*sourceState{}}
+	must(t, p.client.Get(t.Context(), client.ObjectKey{Namespace: "default", Name: "bmc"}, secret))
+	must(t, p.client.Get(t.Context(), client.ObjectKey{Name: "n1"}, source))
+	source.Status = fencingv1.FenceSourceStatus{
+		FailedLogins: maxLogins, SecretVersion: secret.ResourceVersion,
+		Bound: &fencingv1.Bound{NodeUID: "uid-n1", BootID: "boot-n1", MachineID: "hw-n1", HardwareID: "hw-n1", Generation: 1},
+	}
+	setFenceReady(source, metav1.ConditionFalse, reasonLocked, lockedMessage)
+	must(t, p.client.Status().Update(t.Context(), source))
+	serve := func() (locked bool) {
+		t.Helper()
+		must(t, p.client.Get(t.Context(), client.ObjectKey{Name: "n1"}, source))
+		_, err := f.serve(t.Context(), f.state("n1"), source, fence)
+		must(t, err)
+		must(t, p.client.Get(t.Context(), client.ObjectKey{Name: "n1"}, source))
+		return boundSource(source).Locked
+	}
+	if asked, _ := bmc.count(); !serve() || asked != 0 {
+		t.Fatalf("with the same Secret: asked %d times", asked)
+	}
+	secret.Data["password"] = []byte("right")
+	must(t, p.client.Update(t.Context(), secret))
+	if serve() {
+		t.Error("the corrected Secret is not tried while the node is being fenced")
+	}
+}
