@@ -173,7 +173,7 @@ func TestTimeline(t *testing.T) {
 				return m.Snapshot
 			},
 			from: "n1",
-			want: `pod deleted: Unknown by 1s, containers ended: Unknown by 4s, unmounted: Unknown by 4s, detach requested: 4s, detached: 6s,
+			want: `pod deleted: Unknown by 4s, containers ended: Unknown by 4s, unmounted: Unknown by 4s, detach requested: 4s, detached: 6s,
 				pod created: 5s, scheduled: 5.25s, attach requested: 7s, attacher began: 8s, attached: 12s, reported: 13s, mounted: Unknown by 14s,
 				container started: 15s, ready: 16s`,
 		},

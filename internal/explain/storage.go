@@ -9,5 +9,5 @@ func FenceVolumes(n int) string {
 
 // FenceVolumesAdvice is added to the advice of such a fence while it waits.
 func FenceVolumesAdvice(n int) string {
-	return fmt.Sprintf(" Volumes that can be moved without that: %d. Delete the pods that use them with kubectl delete pod --force, and they are detached.", n)
+	return fmt.Sprintf(" %d of its volumes can be moved without that: delete the pods that use them with kubectl delete pod --force, and they are detached.", n)
 }

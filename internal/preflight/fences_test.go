@@ -97,7 +97,7 @@ func TestRecoveryHealth(t *testing.T) {
 			taintNode(s)
 			s.Nodes[0].Spec.Taints[0].Key = kube.IsolationTaint
 			removeRecovery(s)
-		}, "taints", Failed, "any more: 1"},
+		}, "taints", Failed, "removes them: 1"},
 		"over": {func(s *diagnosis.Snapshot, _ *[]runtime.Object) {
 			taintNode(s)
 			s.Fences = []*fencingv1.NodeFence{{ObjectMeta: metav1.ObjectMeta{Name: "n"}, Spec: fencingv1.NodeFenceSpec{Epoch: 4}, Status: fencingv1.NodeFenceStatus{Phase: "Released"}}}
