@@ -124,7 +124,7 @@ func TestEvidenceOfALongStatement(t *testing.T) {
 	server.Start(t)
 	lost(t, "stated-long")
 	f := fenceOn("stated-long", 1)
-	f.Spec.Statement = &fencingv1.Statement{By: "x", Reason: "r", MachineID: uuidOfA, Expires: metav1.NewTime(time.Now().Add(48 * time.Hour))}
+	f.Spec.Statement = &fencingv1.Statement{By: "admin", Reason: "r", MachineID: uuidOfA, Expires: metav1.NewTime(time.Now().Add(48 * time.Hour))}
 	create(t, f)
 	kubeconfig := apiserver.Kubeconfig(t, server.Config())
 	if got := run(t, kubeconfig, "evidence", "stated-long"); !strings.Contains(got.out, "expires too late: no evidence") {
