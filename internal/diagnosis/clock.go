@@ -2,11 +2,13 @@ package diagnosis
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
 	"belay.dev/belay/internal/attachment"
+	"belay.dev/belay/internal/decision"
 	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/kube"
 )
@@ -84,7 +86,11 @@ func (x *state) clock(key attachment.VolumeKey, h *Holder, w wait) []string {
 		if w.reason == attachment.NodeGone {
 			condition = "unless the node registers again"
 		}
-		lines = append(lines, "belay-controller detaches the volume by force "+at+", with its defaults and without recovery, "+condition+": it does not check that the machine is off")
+		who, defaults := "belay-controller", ", with its defaults and without recovery, "
+		if slices.Contains(x.Whole, Fences) && x.recoveryRuns(roleActor) == decision.Unknown {
+			who, defaults = "belay-controller with recovery in it, as kubectl belay check shows, never detaches because of a timeout, with its defaults; one without recovery", ", "
+		}
+		lines = append(lines, who+" detaches the volume by force "+at+defaults+condition+": it does not check that the machine is off")
 	case ControllerUnknown:
 		lines = append(lines, "no lease shows which attach/detach controller works, so it is unknown whether the volume is detached by force, and when: "+
 			"kube-controller-manager does so 6m0s after no pod needs it there any more, with its defaults, and does not check that the machine is off")

@@ -33,6 +33,8 @@ type NodeEvidence struct {
 	Health NodeState `json:"health"`
 	// Boot is what the Node shows now.
 	Boot *BootIdentity `json:"boot,omitempty"`
+	// Notes are what a fence that is not over depends on besides its evidence: an opt-out, a maintenance, a taint that is not its own.
+	Notes []string `json:"notes,omitempty"`
 	// Fence is the NodeFence. Of one that is over, it has the phase, the epoch, the boot and the class of the proof.
 	Fence *FenceRecord `json:"fence,omitempty"`
 	// Source is the FenceSource.
@@ -94,6 +96,8 @@ type FenceRecord struct {
 	Statement *FenceStatement `json:"statement,omitempty"`
 	// StatementExpired is set when it counts no longer.
 	StatementExpired bool `json:"statementExpired,omitempty"`
+	// StatementTooLong is set when it never counted: it expires too long after it was written.
+	StatementTooLong bool `json:"statementTooLong,omitempty"`
 	// CommandUntil is until when a command to switch off may be carried out.
 	CommandUntil  *time.Time `json:"commandUntil,omitempty"`
 	ManualRelease bool       `json:"manualRelease,omitempty"`
@@ -210,7 +214,7 @@ func (x *state) addWaits(r *FenceRecord, object *fencingv1.NodeFence) {
 	}
 	if w := f.Statement; w != nil {
 		r.Statement = &FenceStatement{By: x.foreign(w.By), Reason: x.foreign(w.Reason), MachineID: w.Machine, Expires: w.Expires}
-		r.StatementExpired = !x.Now.Before(w.Expires)
+		r.StatementExpired, r.StatementTooLong = !x.Now.Before(w.Expires), !w.Limited()
 	}
 	if f.Intent.Nonce != "" {
 		r.CommandUntil = timePointer(f.Intent.NotAfter)
@@ -302,8 +306,8 @@ func (x *state) judgeFence(e *NodeEvidence, f *fence) {
 	case v == Unsafe: // nothing is taken from the node without evidence: the wait is safe
 		v = Blocked
 	}
-	e.say(state, v, f.reason, explain.Situation{Node: e.Node, Detail: string(f.Phase)})
-	e.Summary, e.Since = explain.FenceSummary(f.reason, explain.Situation{Node: e.Node, Detail: string(f.Phase)}), timePointer(f.since)
+	e.say(state, v, f.reason, x.situationOf(f))
+	e.Summary, e.Since, e.Notes = explain.FenceSummary(f.reason, x.situationOf(f)), timePointer(f.since), x.fenceNotes(f)
 	if at := x.unanswered(f); !at.IsZero() {
 		e.Facts = append(e.Facts, unansweredFact(at))
 	}
@@ -347,11 +351,7 @@ func (x *state) judgeSource(e *NodeEvidence) {
 		no(fencing.NoEvidence, "it has no FenceSource, so no power switch is known to be its own")
 		e.Next = []explain.Step{{Text: "Create a FenceSource of the node's name (docs/recovery.md)."}}
 	case s.Ready != string(metav1.ConditionTrue):
-		reason := fencing.NoEvidence
-		if s.Reason == explain.SourceTooManyFailures {
-			reason = fencing.SourceLocked
-		}
-		no(reason, strings.TrimSuffix(fmt.Sprintf("its power switch cannot be used (%s): %s", s.Reason, s.Message), " (): "))
+		no(explain.SourceReason(s.Reason), strings.TrimSuffix(fmt.Sprintf("its power switch cannot be used (%s): %s", s.Reason, s.Message), " (): "))
 		e.Next = explain.SourceNext(s.Reason, e.Node)
 	case !s.Current:
 		no(fencing.NoEvidence, "its power switch said On during another boot, and has not been asked since; it is asked about once a minute while the node lives")
@@ -381,5 +381,5 @@ func (x *state) judgeLost(e *NodeEvidence) {
 	if at := e.Health.LastHeartbeat; at != nil && x.Now.Sub(*at) < unmountUsual {
 		e.Verdict = InProgress
 	}
-	e.Summary = "node " + e.Node + " is " + e.Health.State + ", and recovery does not fence it: " + x.whyNoFence(e.Node)
+	e.Summary = e.Health.is("node "+e.Node) + ", and recovery does not fence it: " + x.whyNoFence(e.Node)
 }

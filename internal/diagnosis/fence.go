@@ -45,10 +45,7 @@ func (x *state) fenceOf(node string) *fence {
 	if node == "" || object == nil || kube.FenceFinished(object) {
 		return nil
 	}
-	f := &fence{Fence: kube.FenceState(object), object: object, since: object.CreationTimestamp.Time}
-	if at := conditionSince(object, kube.ConditionProven); !at.IsZero() {
-		f.since = at
-	}
+	f := &fence{Fence: kube.FenceState(object), object: object}
 	if len(object.Status.Missing) > 0 {
 		f.missing = x.foreign(strings.Join(object.Status.Missing, "; "))
 		f.reason = explain.FenceWaitReason(object.Status.Missing[0])
@@ -61,17 +58,56 @@ func (x *state) fenceOf(node string) *fence {
 	}
 	switch {
 	case meta.IsStatusConditionTrue(object.Status.Conditions, kube.ConditionContradicted):
-		f.reason, f.since = fencing.Contradicted, conditionSince(object, kube.ConditionContradicted)
+		f.reason = fencing.Contradicted
 	case f.reason == "":
 		f.reason = fencing.AwaitingSource
 	}
 	if f.missing == "" {
 		f.missing, _ = explain.FenceWait(f.reason)
 	}
-	if at, since := conditionSince(object, kube.ConditionVolumesReleased), f.reason == fencing.AwaitingBoot || f.reason == fencing.AwaitingRelease; since && !at.IsZero() {
-		f.since = at
-	}
+	f.since = x.waitSince(f)
 	return f
+}
+
+// waitSince is when the present wait of a fence began, as far as the record shows; zero if that is unknown.
+func (x *state) waitSince(f *fence) time.Time {
+	began := f.object.CreationTimestamp.Time
+	if at := conditionSince(f.object, kube.ConditionProven); !at.IsZero() {
+		began = at
+	}
+	released := conditionSince(f.object, kube.ConditionVolumesReleased)
+	switch sent := f.Intent.Nonce != ""; {
+	case f.reason == fencing.Contradicted:
+		return conditionSince(f.object, kube.ConditionContradicted)
+	case f.reason == fencing.IntentOpen && sent:
+		return f.Intent.NotAfter.Add(-fencing.IntentFor)
+	case f.Phase == fencing.Releasing || f.Phase == fencing.Released || f.Phase == fencing.Cancelled:
+		return x.endsSince(f)
+	case (f.reason == fencing.AwaitingBoot || f.reason == fencing.AwaitingRelease) && !released.IsZero():
+		return released
+	case f.reason == fencing.AwaitingSource && sent && x.Now.After(f.Intent.NotAfter) && f.Intent.NotAfter.After(began):
+		return f.Intent.NotAfter // what the switch was asked before that does not count
+	}
+	return began
+}
+
+// endsSince is when recovery began to release a node, as far as the record shows. The proof may be days older: the machine was off. It is zero
+// if the Node is not Ready again, and no client has deleted the NodeFence.
+func (x *state) endsSince(f *fence) time.Time {
+	if !f.Untainted.IsZero() {
+		return f.Untainted
+	}
+	var since time.Time
+	if n := x.node(f.object.Name); n.State == NodeReady && n.Since != nil {
+		since = *n.Since
+	}
+	if at := f.object.DeletionTimestamp; at != nil && at.After(since) {
+		since = at.Time
+	}
+	if !since.IsZero() && f.Intent.Nonce != "" && x.Now.After(f.Intent.NotAfter) && f.Intent.NotAfter.After(since) {
+		since = f.Intent.NotAfter // it waits for the end of the command first
+	}
+	return since
 }
 
 // conditionSince is since when a condition of a NodeFence has been True; zero if it is not.
@@ -147,7 +183,7 @@ func (x *state) fenceVerdict(f *fence) Verdict {
 	switch {
 	case f.reason == fencing.Contradicted:
 		return Unsafe
-	case soon[f.reason] && (f.since.IsZero() || x.Now.Sub(f.since) < unmountUsual):
+	case soon[f.reason] && f.since.IsZero() && x.recoveryRuns(roleActor) != decision.No, soon[f.reason] && !f.since.IsZero() && x.Now.Sub(f.since) < unmountUsual:
 		return InProgress
 	case f.proven() && f.reason == fencing.AwaitingBoot:
 		return Clear
@@ -170,7 +206,8 @@ func fencedNode(w wait, s explain.Situation) string {
 
 // ofFence makes the finding about a wait that the fence of the node ends.
 func (x *state) ofFence(f *fence, w wait, s explain.Situation) Finding {
-	s.Node, s.Detail = f.object.Name, string(f.Phase)
+	of := x.situationOf(f)
+	s.Node, s.Detail, s.Ends = of.Node, of.Detail, of.Ends
 	found := Finding{
 		Verdict: worse(x.fenceVerdict(f), InProgress), Reason: f.reason, Since: timePointer(w.since), Summary: explain.FenceSummary(f.reason, s),
 		Next: x.fenceSteps(f), Runbook: explain.Runbook(f.reason),
@@ -188,6 +225,13 @@ func (x *state) fenceSteps(f *fence) []explain.Step {
 		reason = fencing.SourceSilent
 	}
 	steps := explain.FenceNext(reason, node)
+	if f.reason == fencing.Contradicted && f.Evidence == fencing.Stated {
+		by, why := "", ""
+		if s := f.Statement; s != nil {
+			by, why = x.foreign(s.By), x.foreign(s.Reason)
+		}
+		steps = append([]explain.Step{explain.WrongStatement(by, why)}, steps[1:]...)
+	}
 	if f.Phase == fencing.Tainting {
 		steps = slices.DeleteFunc(steps, func(s explain.Step) bool { return s.Command == "kubectl belay fence "+node })
 	}
@@ -198,7 +242,7 @@ func (x *state) fenceSteps(f *fence) []explain.Step {
 func (x *state) fenced(f *fence, n NodeState, attached int) Finding {
 	found := x.ofFence(f, wait{since: f.since}, explain.Situation{})
 	found.Subject, found.Verdict, found.Clock = Ref{Resource: Nodes, Name: n.Name}, x.fenceVerdict(f), x.fenceClock(n.Name)
-	found.Summary += fmt.Sprintf("; the node is %s; volumes attached to it: %d%s", n.State, attached, x.attachedTo(n.Name))
+	found.Summary += fmt.Sprintf("; %s; volumes attached to it: %d%s", n.is("the node"), attached, x.attachedTo(n.Name))
 	return found
 }
 
@@ -226,10 +270,14 @@ func (x *state) unanswered(f *fence) time.Time {
 // fenceClock is what recovery does by itself about a node, and when.
 func (x *state) fenceClock(node string) []string {
 	if f := x.fenceOf(node); f != nil {
-		return []string{explain.FenceClock(f.reason)}
+		text := explain.FenceClock(f.reason)
+		if f.reason == fencing.IntentOpen {
+			text += "; " + explain.FenceEnds(f.Phase)
+		}
+		return []string{text}
 	}
 	if r, _ := x.heldBack(node); r != "" {
-		return []string{"recovery fences node " + node + " as soon as this is no longer so: " + explain.NotFencedBecause(r) + " (" + string(r) + ")"}
+		return []string{explain.HeldClock(r, node)}
 	}
 	return nil
 }
@@ -259,7 +307,11 @@ func (x *state) heldBack(node string) (decision.Reason, *corev1.Event) {
 // recoveryFacts is what recovery said last about a node that it does not fence, and what it did before.
 func (x *state) recoveryFacts(node string) []Fact {
 	if r, e := x.heldBack(node); r != "" {
-		return []Fact{{Component: "recovery", Message: string(r) + ": " + x.foreign(e.Message), At: timePointer(eventTime(e))}}
+		facts := []Fact{{Component: "recovery", Message: string(r) + ": " + x.foreign(e.Message), At: timePointer(eventTime(e))}}
+		if nodes := x.countedSilent(); r == fencing.TooManySilent && nodes != "" {
+			facts = append(facts, Fact{Component: "recovery", Message: explain.TooManyAre(nodes)})
+		}
+		return facts
 	}
 	object := x.fences[node]
 	if object == nil || !kube.FenceFinished(object) {

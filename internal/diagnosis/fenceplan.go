@@ -116,8 +116,7 @@ func PlanStatement(s *Snapshot, node string, request StatementRequest, author Au
 	p := newFencePlan(s, node)
 	f := x.fenceOf(node)
 	if f == nil {
-		p.Refusal = "node " + node + " has no NodeFence, so there is nothing to state: " + x.whyNoFence(node)
-		p.Next = []explain.Step{explain.EvidenceOf(node)}
+		x.withoutFence(&p, "state")
 		return p, nil
 	}
 	p.about(f)
@@ -150,9 +149,28 @@ func PlanStatement(s *Snapshot, node string, request StatementRequest, author Au
 		p.Does = append(p.Does, "a node that is still silent and not opted out is suspected again after that")
 	}
 	if old := f.Statement; old != nil {
-		p.Does = append(p.Does, "replaces the statement by "+old.By+", which expires at "+stamp(old.Expires))
+		p.Does = append(p.Does, "replaces the statement by "+x.foreign(old.By)+", which "+x.stands(old))
 	}
 	return p, nil
+}
+
+// withoutFence refuses to do anything about a node that has no NodeFence.
+func (x *state) withoutFence(p *FencePlan, what string) {
+	p.Refusal = "node " + p.Node + " has no NodeFence, so there is nothing to " + what + ": " + x.whyNoFence(p.Node)
+	if x.nodes[p.Node] != nil {
+		p.Next = []explain.Step{explain.EvidenceOf(p.Node)}
+	}
+}
+
+// stands says whether a statement counts, and until when.
+func (x *state) stands(s *fencing.Statement) string {
+	switch {
+	case !s.Limited():
+		return fmt.Sprintf("is no evidence: it expires at %s, more than %d hours after it was written", stamp(s.Expires), int(StatementAtMost.Hours()))
+	case !x.Now.Before(s.Expires):
+		return "expired at " + stamp(s.Expires)
+	}
+	return "expires at " + stamp(s.Expires)
 }
 
 func (p *FencePlan) about(f *fence) {
@@ -185,15 +203,21 @@ func (x *state) preconditions(f *fence) []Precondition {
 	if lease := x.heartbeats[n.Name]; n.State != NodeDeleted {
 		switch {
 		case lease == nil || n.LastHeartbeat == nil:
-			silent.Message = "whether the node renews its lease is unknown"
+			silent.Message = fmt.Sprintf("whether the node renews its lease is unknown, and it must have been silent for %v", silence)
 		case kube.FenceRenewal(f.object) != "" && kube.Renewal(lease) != kube.FenceRenewal(f.object):
 			silent.Message = "the node has renewed its lease since it was suspected: a sign of life"
 		default:
 			silent.Met = x.Now.Sub(*n.LastHeartbeat) > silence
 			silent.Message = "the node last renewed its lease at " + stamp(*n.LastHeartbeat)
+			if !silent.Met {
+				silent.Message += fmt.Sprintf(", and must be silent for more than %v: wait, and try again", silence)
+			}
 		}
 	}
-	ready := precondition("not Ready", n.State == NodeNotReady || n.State == NodeUnreachable || n.State == NodeDeleted, "the node is %s", n.State)
+	ready := precondition("not Ready", n.State == NodeNotReady || n.State == NodeUnreachable || n.State == NodeDeleted, "%s", n.is("the node"))
+	if !ready.Met {
+		ready.Message += ", and must be NotReady, Unreachable or deleted: a node that is silent counts as Ready for 50 s by default. Wait, and try again"
+	}
 	power := precondition("power switch", true, "no power switch has said On")
 	if source := x.sources[n.Name]; source != nil && source.Status.Bound != nil {
 		power.Message = "the power switch has not answered yet: a statement counts only after the fencer has asked it"

@@ -136,6 +136,14 @@ type NodeState struct {
 	OutOfService  bool       `json:"outOfService,omitempty"`
 }
 
+// is says the state in words. subject is "the node", or "node" with its name.
+func (n NodeState) is(subject string) string {
+	if n.State == NodeDeleted {
+		return "its Node was deleted"
+	}
+	return subject + " is " + n.State
+}
+
 // The states of a node.
 const (
 	NodeReady       = "Ready"

@@ -38,7 +38,7 @@ func (x *state) saysLately(f *fence, power string) *fencingv1.Evidence {
 
 // considerFence adds to a plan what recovery knows about the boot. While the machine is known to run, no consent is enough.
 func (x *state) considerFence(p *ForcePlan, f *fence) {
-	p.Recovery = explain.FenceSummary(f.reason, explain.Situation{Node: f.object.Name, Detail: string(f.Phase)})
+	p.Recovery = explain.FenceSummary(f.reason, x.situationOf(f))
 	p.Next = append(x.fenceSteps(f), p.Next...)
 	on := x.saysLately(f, powerOn)
 	switch {

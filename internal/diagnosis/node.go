@@ -45,9 +45,9 @@ func (x *state) ofNode(name string) (found []Finding, clear string, err error) {
 	case reason != "":
 		found = x.insteadOfPods(found, x.lost(state, reason, attached), name)
 	}
-	found = slices.DeleteFunc(found, func(f Finding) bool { return f.Verdict == Clear })
+	found = append(slices.DeleteFunc(found, func(f Finding) bool { return f.Verdict == Clear }), x.taintsLeft(name)...)
 	if fenced != nil {
-		return found, explain.FenceSummary(fenced.reason, explain.Situation{Node: name, Detail: string(fenced.Phase)}), nil
+		return found, explain.FenceSummary(fenced.reason, x.situationOf(fenced)), nil
 	}
 	if state.OutOfService && state.State != NodeReady {
 		return found, fmt.Sprintf("node %s is out of service (%s, with the out-of-service taint), and no volume is attached to it: "+
@@ -95,6 +95,11 @@ func (x *state) lost(n NodeState, reason decision.Reason, attached int) Finding 
 	}
 	f := x.findingOf(w, explain.Situation{Node: n.Name})
 	f.Subject = Ref{Resource: Nodes, Name: n.Name}
+	held := x.heldReason(reason, n.Name)
+	if held != "" { // as kubectl belay evidence says
+		f.Reason, f.Runbook = held, explain.Runbook(held)
+		f.Next = explain.GuideTo(held).Steps(explain.Situation{Node: n.Name})
+	}
 	state := map[decision.Reason]string{
 		explain.NodeNotReady:             "is not Ready (" + n.State + ")",
 		explain.NodeOutOfService:         "is not Ready and has the out-of-service taint",
@@ -102,11 +107,14 @@ func (x *state) lost(n NodeState, reason decision.Reason, attached int) Finding 
 		attachment.NodeGone:              "has no Node object any more, and its machine may still run",
 		attachment.OutOfServiceNodeReady: "has the out-of-service taint and is Ready: it is not shut down",
 	}[reason]
+	if held != "" {
+		state += ", and recovery does not fence it: " + explain.NotFencedBecause(held)
+	}
 	f.Summary = fmt.Sprintf("node %s %s; volumes attached to it: %d%s", n.Name, state, attached, x.attachedTo(n.Name))
 	f.Clock = x.fenceClock(n.Name)
 	if attached == 0 && f.Verdict == Unsafe {
 		f.Verdict = Blocked
-		if reason != attachment.OutOfServiceNodeReady { // the taint stays until it is removed
+		if reason != attachment.OutOfServiceNodeReady && held == "" { // the taint stays until it is removed
 			f.Next = nil
 		}
 	}

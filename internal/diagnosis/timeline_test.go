@@ -165,6 +165,18 @@ func TestTimeline(t *testing.T) {
 				pod created: 5s, scheduled: 5.25s, attach requested: 7s, attacher began: 8s, attached: 12s, reported: 13s, mounted: Unknown by 14s,
 				container started: 15s, ready: 16s`,
 		},
+		"the taint manager would have deleted the pod, and a person did": {
+			make: func() *Snapshot {
+				m := newMoved("belay-controller", "belay-attacher")
+				m.belayEvents()
+				m.event("", "TaintManagerEviction", "Cancelling deletion of Pod prod/db-0", 2)
+				return m.Snapshot
+			},
+			from: "n1",
+			want: `pod deleted: Unknown by 4s, containers ended: Unknown by 4s, unmounted: Unknown by 4s, detach requested: 4s, detached: 6s,
+				pod created: 5s, scheduled: 5.25s, attach requested: 7s, attacher began: 8s, attached: 12s, reported: 13s, mounted: Unknown by 14s,
+				container started: 15s, ready: 16s`,
+		},
 		"events are gone": {
 			make: func() *Snapshot { return newMoved("kube-controller-manager", "csi-attacher").Snapshot },
 			want: `pod created: 5s, scheduled: 5s, attach requested: 7s, attacher began: 8s, attached: 12s, reported: Unknown by 14s, mounted: Unknown by 14s,

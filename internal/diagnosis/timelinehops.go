@@ -124,11 +124,17 @@ func (m *mover) recreated(bound *time.Time) *time.Time {
 func (m *mover) goneEvent(reasons ...string) *corev1.Event {
 	for _, e := range m.events[eventKey("Pod", m.gone.Namespace, m.gone.Name)] {
 		other := e.InvolvedObject.UID != "" && e.InvolvedObject.UID != m.gone.UID
-		if !other && slices.Contains(reasons, e.Reason) && (m.pod == nil || !eventTime(e).After(m.pod.CreationTimestamp.Time.Add(second))) {
+		if !other && slices.Contains(reasons, e.Reason) && !cancels(e) && (m.pod == nil || !eventTime(e).After(m.pod.CreationTimestamp.Time.Add(second))) {
 			return e
 		}
 	}
 	return nil
+}
+
+// cancels reports whether an event says that the taint manager does not delete a pod after all: the reason is that of a deletion (k/k
+// pkg/controller/tainteviction). It says so too when a person deleted the pod.
+func cancels(e *corev1.Event) bool {
+	return e.Reason == "TaintManagerEviction" && !strings.HasPrefix(strings.TrimPrefix(e.Message, combined), "Marking for deletion")
 }
 
 func earlier(a, b *time.Time) *time.Time {

@@ -16,11 +16,11 @@ func PlanUnfence(s *Snapshot, node string, author Author) (FencePlan, error) {
 	if err := x.knowsFences(node); err != nil {
 		return FencePlan{}, err
 	}
-	object := x.fences[node]
+	object, p := x.fences[node], newFencePlan(s, node)
 	if object == nil {
-		return FencePlan{}, x.missing(Ref{Resource: Fences, Name: node})
+		x.withoutFence(&p, "end")
+		return p, nil
 	}
-	p := newFencePlan(s, node)
 	f := x.fenceOf(node)
 	if f == nil {
 		p.Phase = string(object.Status.Phase)
@@ -35,10 +35,10 @@ func PlanUnfence(s *Snapshot, node string, author Author) (FencePlan, error) {
 			p.Action, p.Refusal = "", may.Message
 		}
 	}
-	if runs := x.recoveryRuns(roleActor); runs != decision.Yes {
+	if runs := x.recoveryRuns(roleActor); runs != decision.Yes && p.Refusal == "" {
 		note := "no process holds the lease of recovery's actor: nothing happens until it runs"
 		if runs == decision.Unknown {
-			note = "whether recovery's actor runs could not be read: nothing happens until it does"
+			note = "it is unknown whether recovery's actor runs, which may be in belay-controller: without it nothing happens"
 		}
 		p.Risks = append(p.Risks, note)
 		p.Next = append(p.Next, explain.Step{Text: "See whether recovery runs.", Command: "kubectl belay check"})
@@ -76,6 +76,10 @@ func (x *state) cancel(p *FencePlan, f *fence) {
 	p.Preconditions = []Precondition{precondition("phase", true, "the fence is in phase %s: no command was sent and no pod was deleted", f.Phase)}
 	p.Does = []string{"deletes the NodeFence; recovery cancels the fence, removes its own taints from the node, and then the finalizer"}
 	node := x.nodes[f.object.Name]
+	if f.NodeDeleted && node == nil {
+		p.Does = append(p.Does, "recovery also sets the annotation belay.dev/unfenced-boot on the VolumeAttachments of the machine, so that no other fence begins for this boot. "+
+			"To take that back: kubectl annotate volumeattachment NAME belay.dev/unfenced-boot-")
+	}
 	if n := x.node(f.object.Name); node != nil && !kube.FenceOptedOut(node) && (n.State != NodeReady || x.silentNode(n)) {
 		p.Risks = []string{fmt.Sprintf("node %s is still %s: recovery suspects it again as long as it is silent, and begins another fence", n.Name, n.State)}
 		p.Next = []explain.Step{{

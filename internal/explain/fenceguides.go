@@ -68,6 +68,15 @@ var lookingGuides = map[decision.Reason]Guide{
 			return []Step{{Text: "Find out why it does not run.", Command: "kubectl get pods -n belay-system"}}
 		},
 	},
+	TaintWithoutFence: {
+		Title: "The node has taints of a fence that does not exist",
+		Summary: func(s Situation) string {
+			return fmt.Sprintf("node %s has taints of a NodeFence that does not exist any more, so that nothing removes them, and no pods are scheduled to it%s", s.Node, because(s.Detail))
+		},
+		Next: func(s Situation) []Step {
+			return RemoveTaints(s.Node, []string{"node.kubernetes.io/out-of-service", "fencing.belay.dev/isolated"})
+		},
+	},
 	fencing.NotReadLive: {
 		Title: "The API server has not confirmed the silence yet",
 		Summary: func(s Situation) string {
@@ -102,6 +111,9 @@ var fenceTitles = map[decision.Reason]struct {
 // FenceSummary is one sentence about a fence that waits. The detail is its phase.
 func FenceSummary(r decision.Reason, s Situation) string {
 	missing, _ := FenceWait(r)
+	if s.Ends != "" {
+		return fmt.Sprintf("the fence of node %s is to end: %s; recovery waits for %s, and then cancels the fence", s.Node, s.Ends, missing)
+	}
 	switch r {
 	case fencing.Contradicted:
 		return fmt.Sprintf("the boot of node %s that was proven to have ended renews its lease: recovery deletes nothing more, and its machine may still write", s.Node)
@@ -142,7 +154,7 @@ func FenceNext(r decision.Reason, node string) []Step {
 	case fencing.NoEvidence:
 		steps = []Step{statePoweredOff(node), {Text: "To let recovery do this the next time, create a FenceSource for the node (docs/recovery.md)."}}
 	case fencing.SourceLocked:
-		steps = []Step{{Text: "Correct the Secret of the FenceSource: it is asked again after that.", Command: "kubectl get fencesource " + node}, statePoweredOff(node)}
+		steps = []Step{{Text: "Correct the Secret of the FenceSource: it is asked again after that.", Command: "kubectl get fencesource " + node + " -o yaml"}, statePoweredOff(node)}
 	case fencing.SourceSilent:
 		steps = []Step{{Text: "Check that the fencer runs, and that it reaches the power switch: it is asked again and again.", Command: "kubectl belay check"}, statePoweredOff(node)}
 	case fencing.AwaitingReturn:
@@ -184,6 +196,58 @@ var fenceClocks = map[decision.Reason]string{
 	fencing.NotReadLive:          "recovery continues when the API server answers",
 }
 
+// heldClocks are what has to change before recovery fences a silent node.
+var heldClocks = map[decision.Reason]string{
+	fencing.NodeOptedOut:         "when the annotation fencing.belay.dev/opt-out is removed",
+	fencing.NodeUnderMaintenance: "when its maintenance has ended",
+	fencing.NodeIdentityUnknown:  "when its status has a bootID and a systemUUID",
+	fencing.NoSecondSignal:       "when a second signal agrees with the lease: the node is not Ready, its kubelet's port does not answer, or its power switch says Off",
+	fencing.SignOfLife:           "when its machine does not answer any more",
+	fencing.DetectorCutOff:       "when other nodes are heard again",
+	fencing.TooManySilent:        "when fewer nodes count as silent",
+	fencing.ZoneSilent:           "when fewer nodes of its zone count as silent",
+	fencing.TooManyFenced:        "when the last fences are long enough ago",
+	fencing.TooManyInFlight:      "when another fence has moved the volumes of its node, or was cancelled",
+}
+
+// HeldClock is what happens to a silent node, without anyone's help, that recovery does not fence.
+func HeldClock(r decision.Reason, node string) string {
+	if heldClocks[r] == "" {
+		return fmt.Sprintf("recovery does not fence node %s (%s)", node, r)
+	}
+	return fmt.Sprintf("if its lease stays silent, recovery fences node %s %s (%s)", node, heldClocks[r], r)
+}
+
+// FenceEnds is what happens when no command to a machine can be carried out any more, by the phase of the fence.
+func FenceEnds(p fencing.Phase) string {
+	if p == fencing.Releasing {
+		return "then the node is released"
+	}
+	return "then the power switch is asked, and the fence is cancelled"
+}
+
+// TooManyAre says which nodes count as silent.
+func TooManyAre(nodes string) string {
+	return "nodes that count as silent, as far as they were read: " + nodes
+}
+
+// WrongStatement is the first step about a machine that a person stated to be off, and that shows a sign of life.
+func WrongStatement(by, reason string) Step {
+	if by == "" {
+		by, reason = "a person", "the statement is not there any more"
+	}
+	return Step{Text: fmt.Sprintf("Find out at once which machine runs under this name: that it is off was stated by %s (%s). The statement was wrong, or about another machine. Nothing more is deleted.", by, reason)}
+}
+
+// RemoveTaints are the steps that remove taints which nothing else removes. kubectl removes none of several if one is missing.
+func RemoveTaints(node string, keys []string) []Step {
+	steps := []Step{{Text: "Make sure that the node is as it should be: the machine has started again since, or is gone for good.", Command: "kubectl get node " + node}}
+	for _, key := range keys {
+		steps = append(steps, Step{Text: "Then remove the taint.", Command: "kubectl taint node " + node + " " + key + "-"})
+	}
+	return steps
+}
+
 // statePoweredOff is the step for a person who takes the place of a power switch.
 func statePoweredOff(node string) Step {
 	return Step{
@@ -209,6 +273,11 @@ func notFencedNext(r decision.Reason, node string) []Step {
 		return []Step{{Text: "Find out why the kubelet reports no bootID or systemUUID: without them no evidence can be matched.", Command: "kubectl get node " + node + " -o jsonpath='{.status.nodeInfo}'"}}
 	case fencing.NoSecondSignal, fencing.SignOfLife:
 		return []Step{{Text: "Find out why the kubelet does not renew its lease although its machine seems to run.", Command: "kubectl describe node " + node}}
+	case fencing.TooManySilent:
+		return []Step{
+			{Text: "Look for the common cause: the network, a zone, or the control plane.", Command: "kubectl get nodes"},
+			{Text: "See which nodes were fenced: each counts until its machine has started again and its NodeFence is Released. Start it, or delete its Node if it will not come back.", Command: "kubectl get nodefences"},
+		}
 	case fencing.TooManyFenced, fencing.TooManyInFlight:
 		return []Step{{Text: "Look at the other fences: this one begins by itself when the brake allows it.", Command: "kubectl get nodefences"}}
 	}
@@ -250,6 +319,19 @@ var sourceGuides = map[decision.Reason]Guide{
 		},
 		Next: func(s Situation) []Step { return sourceNext(string(OptionsRefused), s.Node) },
 	},
+}
+
+// SourceReason is the reason for which a node could not be fenced, by the reason of the condition FenceReady of its power switch.
+func SourceReason(reason string) decision.Reason {
+	switch reason {
+	case SourceTooManyFailures:
+		return fencing.SourceLocked
+	case string(AgentUnusable):
+		return AgentUnusable
+	case string(OptionsRefused):
+		return OptionsRefused
+	}
+	return fencing.NoEvidence
 }
 
 // SourceNext is what a person can do about a power switch that cannot be used, by the reason of its condition FenceReady.

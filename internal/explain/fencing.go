@@ -21,7 +21,7 @@ var notFenced = map[decision.Reason]string{
 	fencing.NoSecondSignal:       "nothing but the lease says that it is lost; its condition Ready is still True",
 	fencing.SignOfLife:           "its kubelet's port answers, or its machine refuses connections, so its machine runs",
 	fencing.DetectorCutOff:       "no node at all is heard, so the fault is more likely between belay-controller and the nodes",
-	fencing.TooManySilent:        "too many nodes are silent at once: this is more likely a fault of the network than of the nodes",
+	fencing.TooManySilent:        "too many nodes are silent at once, or were fenced and are not back yet: this may be a fault of the network, and the machines may run",
 	fencing.ZoneSilent:           "too many nodes of its zone are silent at once: the zone may be cut off and run on",
 	fencing.TooManyFenced:        "as many nodes were fenced lately as the brake allows",
 	fencing.TooManyInFlight:      "as many nodes are being fenced as the brake allows",
@@ -155,7 +155,7 @@ var fenceWaits = map[decision.Reason]struct{ missing, advice string }{
 		"Shut the machine down: belay asks the power switch again every ten seconds and then moves the volumes. Or restart its kubelet, which registers the node again. " +
 			"belay does not switch off a machine because its Node was deleted.",
 	},
-	fencing.Contradicted:       {"an explanation: the boot that was proven to have ended renews its lease", "Find out which machine runs under this name. The machine that the power switch controls may be another one. Nothing more is deleted."},
+	fencing.Contradicted:       {"an explanation: the boot that was proven to have ended renews its lease", "Find out which machine runs under this name. The machine that the power switch controls may be another one, or the statement that it is off was wrong. Nothing more is deleted."},
 	fencing.AwaitingPods:       {"the pods of the node to be gone", "A pod that stays has a finalizer: its owner must remove it."},
 	fencing.AwaitingDetach:     {"the volumes of the node to be detached", "kubectl belay explain node/NODE shows why a volume stays."},
 	fencing.AwaitingBoot:       {"the machine to start again", "Start the machine, or delete the Node if it will not come back."},

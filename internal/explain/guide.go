@@ -25,6 +25,7 @@ type Situation struct {
 	HolderOwner      string // "Deployment/web"
 	NotInstalled     bool   // the driver is not installed in the cluster
 	Detail           string // an error of a component, or a number
+	Ends             string // why a fence ends before it took anything
 	LeaseNamespace   string // of the attacher
 	AttacherPod      string // the holder of the attacher's lease
 	FenceIsAvailable bool
@@ -116,6 +117,8 @@ const (
 	SharedAttachments decision.Reason = "SharedAttachments"
 	// RecoveryNotRunning: a part of recovery holds no lease.
 	RecoveryNotRunning decision.Reason = "RecoveryNotRunning"
+	// TaintWithoutFence: a node has taints of a fence that does not exist any more.
+	TaintWithoutFence decision.Reason = "TaintWithoutFence"
 	// Incomplete: too little could be read for an answer.
 	Incomplete decision.Reason = "Incomplete"
 )

@@ -4,7 +4,7 @@ import "fmt"
 
 // FenceVolumes is the event, and the condition, of a fence by which volumes may be detached one by one.
 func FenceVolumes(n int) string {
-	return fmt.Sprintf("Nothing proves that the machine is off. %d volumes are attached to it whose drivers cut it off at the detach: they are detached once no pod on the node uses them", n)
+	return fmt.Sprintf("Nothing proves that the machine is off. Volumes attached to it whose drivers cut it off at the detach: %d. They are detached once no pod on the node uses them", n)
 }
 
 // FenceVolumesAdvice is added to the advice of such a fence while it waits.

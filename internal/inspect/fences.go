@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
+	"strings"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
@@ -20,6 +21,7 @@ import (
 	fencingv1 "belay.dev/belay/api/fencing/v1alpha1"
 	"belay.dev/belay/internal/decision"
 	"belay.dev/belay/internal/diagnosis"
+	"belay.dev/belay/internal/fencing"
 	"belay.dev/belay/internal/kube"
 )
 
@@ -76,8 +78,12 @@ func (r *run) listSources(ctx context.Context) {
 	listInstalled(ctx, r, diagnosis.FenceSources, read, storeSource)
 }
 
+// storeFence keeps a NodeFence. Of the record of who wrote what, it keeps what shows when a person's statement was written: one that expires
+// too long after that is no evidence.
 func storeFence(s *diagnosis.Snapshot, f *fencingv1.NodeFence) {
-	f.ManagedFields = nil
+	f.ManagedFields = slices.DeleteFunc(f.ManagedFields, func(m metav1.ManagedFieldsEntry) bool {
+		return f.Spec.Statement == nil || m.FieldsV1 == nil || !strings.Contains(m.FieldsV1.GetRawString(), `"f:statement"`)
+	})
 	s.Fences = append(s.Fences, f)
 }
 
@@ -149,7 +155,18 @@ func (r *Reader) Evidence(ctx context.Context, node string) *diagnosis.Snapshot 
 		func() { x.recovery(ctx, true) },
 		func() { x.source(ctx, node) },
 	)
+	x.othersSilent(ctx, node)
 	return x.finish()
+}
+
+// othersSilent reads the leases of all nodes, if recovery does not fence the node because of other nodes: which of them are silent is then part
+// of the answer.
+func (r *run) othersSilent(ctx context.Context, node string) {
+	if slices.ContainsFunc(r.into.Events, func(e *corev1.Event) bool {
+		return e.InvolvedObject.Kind == "Node" && e.InvolvedObject.Name == node && e.Reason == string(fencing.TooManySilent)
+	}) {
+		r.leasesIn(ctx, corev1.NamespaceNodeLease)
+	}
 }
 
 // source reads the FenceSource of a node.

@@ -39,6 +39,9 @@ func (r *run) about(ctx context.Context, subject diagnosis.Ref) {
 	r.surroundings(ctx, subject)
 	if slices.Contains(r.into.Whole, diagnosis.Fences) && r.anyLost() {
 		r.recoveryEvents(ctx)
+		if subject.Resource == diagnosis.Nodes {
+			r.othersSilent(ctx, subject.Name)
+		}
 	}
 }
 

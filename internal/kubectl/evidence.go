@@ -115,14 +115,12 @@ func evidenceText(s style, e *diagnosis.NodeEvidence, wide bool) string {
 		parts = append(parts, part.Name+" "+map[string]string{"yes": "runs", "no": "does not run", "unknown": "unknown"}[part.Runs])
 	}
 	out.line("Recovery", "%s", strings.Join(parts, ", "))
-	for i, fact := range e.Facts {
-		out.line(first(i, "Last"), "%s: %s (%s)", fact.Component, fact.Message, out.ago(fact.At))
-	}
+	out.facts(e.Facts)
 	for i, text := range e.Clock {
 		out.line(first(i, "By itself"), "%s", text)
 	}
 	out.steps(e.Next)
-	if e.Verdict != diagnosis.Clear && e.Runbook != "" {
+	if (e.Verdict != diagnosis.Clear || e.State == diagnosis.ProvenOff) && e.Runbook != "" { // a machine that was fenced has to be started
 		out.line("More", "%s", e.Runbook)
 	}
 	out.unread(e.Unread)
@@ -141,6 +139,9 @@ func (p *page) health(e *diagnosis.NodeEvidence) {
 		text += ", has the out-of-service taint"
 	}
 	p.line("Node", "%s", text)
+	for _, note := range e.Notes {
+		p.line("", "%s", note)
+	}
 	if e.Boot != nil {
 		p.line("Boot", "%s", bootText(e.Boot))
 	}
@@ -210,7 +211,10 @@ func (p *page) fence(f *diagnosis.FenceRecord) {
 	}
 	if w := f.Statement; w != nil {
 		state := "counts until"
-		if f.StatementExpired {
+		switch {
+		case f.StatementTooLong:
+			state = "expires too late: no evidence. It would count until"
+		case f.StatementExpired:
 			state = "expired at"
 		}
 		p.line("Statement", "by %s: %s; machine %s; %s %s", w.By, w.Reason, w.MachineID, state, w.Expires.UTC().Format("2006-01-02T15:04:05Z"))

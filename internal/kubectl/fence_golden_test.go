@@ -160,6 +160,30 @@ func (s fencedScene) reported(r decision.Reason) {
 	s.Fences = nil
 }
 
+// settles makes a node that was off for hours come back: its taint was removed 20 seconds ago.
+func (s fencedScene) settles() {
+	s.fence.CreationTimestamp = before(3 * time.Hour)
+	s.is(kube.ConditionProven, string(fencing.PoweredOff), 3*time.Hour)
+	s.is(kube.ConditionVolumesReleased, "Detached", 3*time.Hour)
+	s.gone()
+	s.node.Status.Conditions[0].Status, s.node.Status.NodeInfo.BootID = corev1.ConditionTrue, "the next one"
+	s.lease.Spec.RenewTime = &metav1.MicroTime{Time: fencedNow.Add(-2 * time.Second)}
+	s.fence.Status.Phase, s.fence.Status.Untainted = fencingv1.Phase(fencing.Releasing), &metav1.Time{Time: fencedNow.Add(-20 * time.Second)}
+	s.waits(fencing.SettlingAfterTaint)
+}
+
+// states has a person make a statement, 10 seconds ago, that expires after a time.
+func (s fencedScene) states(expires time.Duration) {
+	s.fence.Spec.Statement = &fencingv1.Statement{By: "alice", Reason: "pulled both plugs", MachineID: uuidOfA, Expires: metav1.NewTime(fencedNow.Add(expires))}
+	made := before(10 * time.Second)
+	s.fence.ManagedFields = []metav1.ManagedFieldsEntry{{Time: &made, FieldsV1: &metav1.FieldsV1{Raw: []byte(`{"f:spec":{"f:statement":{"f:expires":{}}}}`)}}}
+}
+
+// intends stores a command that may be carried out for a while.
+func (s fencedScene) intends(left time.Duration) {
+	s.fence.Status.Intents = []fencingv1.Intent{{Action: "Off", Nonce: "i", NotAfter: metav1.NewMicroTime(fencedNow.Add(left))}}
+}
+
 // fencedScenes are the situations, with the state and the verdicts of the three commands.
 var fencedScenes = map[string]struct {
 	make     func(s fencedScene)
@@ -225,8 +249,40 @@ var fencedScenes = map[string]struct {
 		s.lease.Spec.RenewTime = &metav1.MicroTime{Time: fencedNow.Add(-2 * time.Second)}
 		s.fence.Status.Phase = fencingv1.Phase(fencing.Releasing)
 		s.waits(fencing.IntentOpen)
+		s.intends(10 * time.Second)
 		s.source.Status.FailedLogins = 1
-	}, diagnosis.BeingReleased, diagnosis.Blocked, diagnosis.InProgress, explain.Scheduling},
+	}, diagnosis.BeingReleased, diagnosis.InProgress, diagnosis.InProgress, explain.Scheduling},
+	"settling": {fencedScene.settles, diagnosis.BeingReleased, diagnosis.InProgress, diagnosis.InProgress, explain.Scheduling},
+	"cancels": {func(s fencedScene) { // the owner has opted out after the command was stored
+		s.fence.CreationTimestamp = before(10 * time.Minute)
+		s.node.Annotations[kube.FenceOptOutAnnotation] = "true"
+		s.intends(10 * time.Second)
+		s.waits(fencing.IntentOpen)
+	}, diagnosis.BeingFenced, diagnosis.InProgress, diagnosis.InProgress, fencing.IntentOpen},
+	"statement-too-long": {func(s fencedScene) {
+		s.FenceSources = nil
+		s.states(48 * time.Hour)
+		s.waits(fencing.NoEvidence)
+	}, diagnosis.BeingFenced, diagnosis.Blocked, diagnosis.Unsafe, fencing.NoEvidence},
+	"foreign-taint": {func(s fencedScene) {
+		s.evicts()
+		s.node.Spec.Taints[0].Value = "nodeshutdown"
+		s.node.Status.Conditions = append(s.node.Status.Conditions, corev1.NodeCondition{Type: "MaintenanceInProgress", Status: corev1.ConditionTrue})
+	}, diagnosis.ProvenOff, diagnosis.InProgress, diagnosis.InProgress, fencing.AwaitingPods},
+	"sign-of-life": {func(s fencedScene) { s.reported(fencing.SignOfLife) }, diagnosis.Held, diagnosis.Blocked, diagnosis.Unsafe, fencing.SignOfLife},
+	"wrong-statement": {func(s fencedScene) {
+		s.contradicts()
+		s.fence.Status.Evidence, s.fence.Status.Conditions[0].Reason = nil, string(fencing.Stated)
+		s.FenceSources = nil
+		s.states(time.Hour)
+	}, diagnosis.Contradicted, diagnosis.Unsafe, diagnosis.Unsafe, fencing.Contradicted},
+	"options-refused": {func(s fencedScene) {
+		s.Fences = nil
+		s.node.Status.Conditions[0].Status = corev1.ConditionTrue
+		s.lease.Spec.RenewTime = &metav1.MicroTime{Time: fencedNow.Add(-2 * time.Second)}
+		c := &s.source.Status.Conditions[0]
+		c.Status, c.Reason, c.Message = metav1.ConditionFalse, string(explain.OptionsRefused), "the agent has no option ipaddress"
+	}, diagnosis.NotFenceable, diagnosis.Blocked, diagnosis.Blocked, explain.HeldByRunningPod},
 	"deleted-machine-on": {func(s fencedScene) {
 		s.Nodes = s.Nodes[1:]
 		s.fence.Spec.Trigger = fencingv1.TriggerNodeDeleted
@@ -258,7 +314,7 @@ var fencedScenes = map[string]struct {
 	}, diagnosis.BeingFenced, diagnosis.Blocked, diagnosis.Unsafe, fencing.AwaitingReturn},
 	"statement": {func(s fencedScene) {
 		s.FenceSources = nil
-		s.fence.Spec.Statement = &fencingv1.Statement{By: "alice", Reason: "pulled both plugs", MachineID: uuidOfA, Expires: metav1.NewTime(fencedNow.Add(time.Hour))}
+		s.states(time.Hour)
 		s.is(kube.ConditionProven, string(fencing.Stated), 2*time.Second)
 		s.fence.Status.Phase = fencingv1.Phase(fencing.Tainting)
 	}, diagnosis.BeingFenced, diagnosis.InProgress, diagnosis.InProgress, fencing.AwaitingSource},

@@ -114,7 +114,23 @@ func TestFence(t *testing.T) {
 	if s == nil || s.By != "carol" || s.Reason != "pulled both plugs" || s.MachineID != uuidOfA || time.Until(s.Expires.Time) > time.Hour {
 		t.Errorf("the statement is %+v", s)
 	}
-	if got := run(t, carol, "evidence", "stated"); got.status != StatusClear || !strings.Contains(got.out, "Statement by carol: pulled both plugs") {
+	if got := run(t, carol, "evidence", "stated"); got.status != StatusClear || !strings.Contains(got.out, "Statement by carol: pulled both plugs") || !strings.Contains(got.out, "counts until") {
+		t.Errorf("exit status %d:\n%s%s", got.status, got.out, got.err)
+	}
+}
+
+// TestEvidenceOfALongStatement: what was written by other means, and expires too late, is shown as what it is.
+func TestEvidenceOfALongStatement(t *testing.T) {
+	server.Start(t)
+	lost(t, "stated-long")
+	f := fenceOn("stated-long", 1)
+	f.Spec.Statement = &fencingv1.Statement{By: "admin", Reason: "r", MachineID: uuidOfA, Expires: metav1.NewTime(time.Now().Add(48 * time.Hour))}
+	create(t, f)
+	kubeconfig := apiserver.Kubeconfig(t, server.Config())
+	if got := run(t, kubeconfig, "evidence", "stated-long"); !strings.Contains(got.out, "expires too late: no evidence") {
+		t.Errorf("exit status %d:\n%s%s", got.status, got.out, got.err)
+	}
+	if got := run(t, kubeconfig, "evidence", "stated-long", "-o", "json"); !strings.Contains(got.out, `"statementTooLong": true`) {
 		t.Errorf("exit status %d:\n%s%s", got.status, got.out, got.err)
 	}
 }
@@ -202,7 +218,7 @@ func TestUnfence(t *testing.T) {
 	if got := run(t, dave, "unfence", "released", "--confirm"); got.status != StatusBlocked || !strings.Contains(got.out, "being deleted already") {
 		t.Errorf("exit status %d:\n%s%s", got.status, got.out, got.err)
 	}
-	if got := run(t, dave, "unfence", "no-such-node"); got.status != StatusError || !strings.Contains(got.err, "does not exist") {
+	if got := run(t, dave, "unfence", "no-such-node"); got.status != StatusBlocked || !strings.Contains(got.out, "has no NodeFence") {
 		t.Errorf("exit status %d:\n%s%s", got.status, got.out, got.err)
 	}
 }

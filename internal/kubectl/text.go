@@ -78,19 +78,24 @@ func (p *page) finding(f *diagnosis.Finding) {
 		}
 		p.holder(name, &f.Holders[i])
 	}
-	for i, fact := range f.Facts {
-		at := ""
-		if fact.At != nil {
-			at = " (" + p.ago(fact.At) + ")"
-		}
-		p.line(first(i, "Last"), "%s: %s%s", fact.Component, fact.Message, at)
-	}
+	p.facts(f.Facts)
 	for i, text := range f.Clock {
 		p.line(first(i, "By itself"), "%s", text)
 	}
 	p.steps(f.Next)
 	if f.Verdict != diagnosis.Clear && f.Runbook != "" {
 		p.line("More", "%s", f.Runbook)
+	}
+}
+
+// facts prints what the components did last.
+func (p *page) facts(facts []diagnosis.Fact) {
+	for i, fact := range facts {
+		at := ""
+		if fact.At != nil {
+			at = " (" + p.ago(fact.At) + ")"
+		}
+		p.line(first(i, "Last"), "%s: %s%s", fact.Component, fact.Message, at)
 	}
 }
 
@@ -148,6 +153,9 @@ func (p *page) volume(v *diagnosis.Volume) {
 
 func (p *page) holder(name string, h *diagnosis.Holder) {
 	node := fmt.Sprintf("node %s is %s%s", h.Node.Name, h.Node.State, p.lasting(h.Node.Since))
+	if h.Node.State == diagnosis.NodeDeleted {
+		node = "the Node of " + h.Node.Name + " was deleted"
+	}
 	if beat := h.Node.LastHeartbeat; beat != nil && (h.Node.State != diagnosis.NodeReady || p.now.Sub(*beat) > 20*time.Second) {
 		node += ", last heartbeat " + p.ago(h.Node.LastHeartbeat)
 	}

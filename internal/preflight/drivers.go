@@ -10,6 +10,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 
 	"belay.dev/belay/internal/attachment"
+	"belay.dev/belay/internal/decision"
 	"belay.dev/belay/internal/diagnosis"
 	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/kube"
@@ -164,12 +165,22 @@ func (h *health) checkNodes() []Check {
 	}
 	var results []Check
 	u, lacks := h.lacks(diagnosis.Nodes)
+	held := h.HeldBack()
 	for _, check := range checks {
 		c := Check{Category: CategoryNodes, Name: check.name, Result: OK, Message: check.right}
+		only := []decision.Reason{}
 		for _, n := range h.Nodes {
-			if check.found(n) {
-				c.Objects = append(c.Objects, "node "+n.Name)
+			if !check.found(n) {
+				continue
 			}
+			text, why := "node "+n.Name, held[n.Name]
+			if why != "" {
+				text += ": recovery does not fence it: " + explain.NotFencedBecause(why) + " (" + string(why) + ")"
+			}
+			c.Objects, only = append(c.Objects, text), append(only, why)
+		}
+		if only = slices.Compact(only); len(only) == 1 && only[0] != "" {
+			check.hint = hint(only[0]) // as evidence and explain say
 		}
 		switch {
 		case len(c.Objects) > 0:

@@ -31,6 +31,10 @@ const recoveryPage = "docs/recovery.md"
 // checkRecovery looks at recovery. Without its API there is nothing to check.
 func (h *health) checkRecovery(ctx context.Context, c Config) []Check {
 	if !h.recoveryInstalled() {
+		if c := h.checkFenceTaints(); c.Result.Fails() { // its taints outlive its API
+			c.Category = CategoryRecovery
+			return []Check{c}
+		}
 		return nil
 	}
 	checks := []Check{h.checkFenceAPI()}
@@ -209,21 +213,16 @@ func boolFlag(words []string, flag string) bool {
 // checkFenceTaints looks for taints of fences that are not there any more.
 func (h *health) checkFenceTaints() Check {
 	c := Check{Name: "taints", Result: OK, Message: "all taints of recovery belong to a NodeFence"}
-	if u, lacks := h.lacks(diagnosis.Nodes, diagnosis.Fences); lacks {
+	needed := []diagnosis.Resource{diagnosis.Nodes, diagnosis.Fences}
+	if slices.Contains(h.Absent, diagnosis.Ref{Resource: diagnosis.Fences}) {
+		needed = needed[:1]
+	}
+	if u, lacks := h.lacks(needed...); lacks {
 		return c.unreadable(u)
 	}
-	values := map[string]string{}
-	for _, f := range h.Fences {
-		values[f.Name] = kube.FenceTaint(f.Spec.Epoch)
-		if kube.FenceFinished(f) {
-			values[f.Name] = ""
-		}
-	}
 	for _, n := range h.Nodes {
-		for _, taint := range n.Spec.Taints {
-			if leftover(taint, values[n.Name]) {
-				c.Objects = append(c.Objects, fmt.Sprintf("node %s: %s=%s:%s", n.Name, taint.Key, taint.Value, taint.Effect))
-			}
+		for _, taint := range h.FenceTaintsLeft(n) {
+			c.Objects = append(c.Objects, fmt.Sprintf("node %s: %s=%s:%s", n.Name, taint.Key, taint.Value, taint.Effect))
 		}
 	}
 	if len(c.Objects) > 0 {
@@ -264,9 +263,4 @@ func (h *health) taintOfFence(n *corev1.Node) bool {
 			return t.Key == kube.OutOfServiceTaint && t.Value == kube.FenceTaint(f.Spec.Epoch)
 		})
 	})
-}
-
-func leftover(t corev1.Taint, value string) bool {
-	own := t.Key == kube.OutOfServiceTaint || t.Key == kube.IsolationTaint
-	return own && strings.HasPrefix(t.Value, kube.FenceTaintPrefix) && t.Value != value
 }

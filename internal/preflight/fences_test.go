@@ -7,12 +7,14 @@ import (
 
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/fake"
 
 	fencingv1 "belay.dev/belay/api/fencing/v1alpha1"
 	"belay.dev/belay/internal/diagnosis"
+	"belay.dev/belay/internal/fencing"
 	"belay.dev/belay/internal/kube"
 )
 
@@ -91,6 +93,11 @@ func TestRecoveryHealth(t *testing.T) {
 		"of another": {func(s *diagnosis.Snapshot, _ *[]runtime.Object) {
 			s.Nodes[0].Spec.Taints = []corev1.Taint{{Key: kube.OutOfServiceTaint, Value: "nodeshutdown"}}
 		}, "taints", OK, ""},
+		"left, and the API is gone": {func(s *diagnosis.Snapshot, _ *[]runtime.Object) {
+			taintNode(s)
+			s.Nodes[0].Spec.Taints[0].Key = kube.IsolationTaint
+			removeRecovery(s)
+		}, "taints", Failed, "removes them: 1"},
 		"over": {func(s *diagnosis.Snapshot, _ *[]runtime.Object) {
 			taintNode(s)
 			s.Fences = []*fencingv1.NodeFence{{ObjectMeta: metav1.ObjectMeta{Name: "n"}, Spec: fencingv1.NodeFenceSpec{Epoch: 4}, Status: fencingv1.NodeFenceStatus{Phase: "Released"}}}
@@ -121,6 +128,39 @@ func TestRecoveryHealth(t *testing.T) {
 				t.Errorf("no hint: %+v", c)
 			}
 		})
+	}
+}
+
+// removeRecovery removes recovery with its API.
+func removeRecovery(s *diagnosis.Snapshot) {
+	s.Whole = slices.DeleteFunc(s.Whole, func(r diagnosis.Resource) bool { return r == diagnosis.Fences || r == diagnosis.FenceSources })
+	s.Absent, s.FenceSources = []diagnosis.Ref{{Resource: diagnosis.Fences}, {Resource: diagnosis.FenceSources}}, nil
+}
+
+// TestNothingOfRecovery: where it was never installed, or nothing of it is left, there is no check of it.
+func TestNothingOfRecovery(t *testing.T) {
+	s, objects := recovered()
+	removeRecovery(s)
+	for _, c := range Health(t.Context(), Config{Clients: fake.NewClientset(objects...)}, s, false).Checks {
+		if c.Category == CategoryRecovery {
+			t.Errorf("%+v", c)
+		}
+	}
+}
+
+// TestHeldNodesHaveTheReasonOfRecovery: what check says about a silent node is what evidence says.
+func TestHeldNodesHaveTheReasonOfRecovery(t *testing.T) {
+	s, objects := recovered()
+	n := s.Nodes[0]
+	n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionFalse}}
+	s.Attachments = append(s.Attachments, &storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: "va"}, Spec: storagev1.VolumeAttachmentSpec{Attacher: "a", NodeName: n.Name}})
+	s.Events = append(s.Events, &corev1.Event{
+		Reason: string(fencing.SignOfLife), InvolvedObject: corev1.ObjectReference{Kind: "Node", Name: n.Name}, ReportingController: diagnosis.Recovery, EventTime: metav1.NewMicroTime(s.Now),
+	})
+	checks := Health(t.Context(), Config{Clients: fake.NewClientset(objects...)}, s, false).Checks
+	i := slices.IndexFunc(checks, func(c Check) bool { return c.Category == CategoryNodes && c.Name == "Ready" })
+	if c := checks[i]; c.Hint != hint(fencing.SignOfLife) || len(c.Objects) != 1 || !strings.Contains(c.Objects[0], "(SignOfLife)") {
+		t.Errorf("%+v", c)
 	}
 }
 
