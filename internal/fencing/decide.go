@@ -358,7 +358,11 @@ func (d *decider) proven() bool {
 
 // prove has the decision say that the boot has ended, and be taken again before that no longer counts.
 func (d *decider) prove() {
-	d.out.Proof = Proof{boot: d.fence.Boot, class: d.fence.Evidence, until: d.now.Add(proofFor)}
+	class := d.fence.Evidence
+	if !d.seen.Ended && d.spoken() { // what is stored is the evidence of an earlier process
+		class = Stated
+	}
+	d.out.Proof = Proof{boot: d.fence.Boot, class: class, until: d.now.Add(proofFor)}
 	d.wait(Settled, proofFor/2)
 }
 

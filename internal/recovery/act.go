@@ -3,6 +3,7 @@ package recovery
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -219,7 +220,23 @@ func annotate(node *corev1.Node, name, value string) {
 	metav1.SetMetaDataAnnotation(&node.ObjectMeta, name, value)
 }
 
+// recorded fails unless the fence that was decided on is still there. It is read after the Node, so that a taint that is bound to the Node's version
+// always has a fence: after etcd was restored, it may have none.
+func (t *turn) recorded(ctx context.Context) error {
+	now := &fencingv1.NodeFence{}
+	if err := t.live.Get(ctx, client.ObjectKey{Name: t.fence.Name}, now); err != nil {
+		return fmt.Errorf("read NodeFence %s: %w", t.fence.Name, err)
+	}
+	if now.UID != t.fence.UID {
+		return apierrors.NewConflict(fencingv1.GroupVersion.WithResource("nodefences").GroupResource(), t.fence.Name, errors.New("it is another object"))
+	}
+	return nil
+}
+
 func (t *turn) isolate(ctx context.Context) error {
+	if err := t.recorded(ctx); err != nil {
+		return err
+	}
 	return t.patchNode(ctx, func(n *corev1.Node) {
 		n.Spec.Taints = slices.DeleteFunc(n.Spec.Taints, func(x corev1.Taint) bool { return x.Key == kube.IsolationTaint })
 		n.Spec.Taints = append(n.Spec.Taints, corev1.Taint{
@@ -231,6 +248,9 @@ func (t *turn) isolate(ctx context.Context) error {
 
 // taint sets the out-of-service taint together with the boot that it is about: kube.OutOfService trusts it for no other one.
 func (t *turn) taint(ctx context.Context) error {
+	if err := t.recorded(ctx); err != nil {
+		return err
+	}
 	err := t.patchNode(ctx, func(n *corev1.Node) {
 		n.Spec.Taints = append(n.Spec.Taints, corev1.Taint{
 			Key: kube.OutOfServiceTaint, Value: taintValue(t.fence.Spec.Epoch), Effect: corev1.TaintEffectNoExecute,

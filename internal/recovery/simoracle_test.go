@@ -96,6 +96,10 @@ func (w *world) judgeForce(va *storagev1.VolumeAttachment, byStorage bool) {
 		}
 		return
 	}
+	node := w.node(va.Spec.NodeName)
+	if va.Annotations[kube.BootIDAnnotation] == "" && node != nil && machineID(node.Status.NodeInfo.SystemUUID) != machineID(m.uuid) {
+		return // docs/invariants.md: nothing says that it is another machine's
+	}
 	if m.writes(volume) && !w.ended(target{va.Spec.NodeName, m.bootID(), m.uuid}) && m.resumed.IsZero() { // the taint stays, and authorizes them
 		w.breaks("S8", "%s is detached by force from %s, which uses it", volume, m)
 	}

@@ -64,6 +64,7 @@ func newPlane(w *world) *plane {
 	declared := &storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: cutDriver, Annotations: map[string]string{kube.CutsAtUnpublishAnnotation: "true"}}}
 	_, err := w.create(nil, declared)
 	must2(w.t, err)
+	w.say("the attach/detach controller is %s; VolumeAttachments record boots: %t", p.detaches, p.boots)
 	return p
 }
 

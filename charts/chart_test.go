@@ -1,0 +1,170 @@
+// Package charts tests the Helm chart against a real API server.
+package charts
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"belay.dev/belay/internal/testing/apiserver"
+	"belay.dev/belay/internal/testing/wait"
+)
+
+const namespace = "belay-chart"
+
+var cluster apiserver.Server
+
+func TestMain(m *testing.M) {
+	cluster.Prepare = func(tb testing.TB) {
+		tb.Helper()
+		cluster.Apply(tb, "testdata/monitoring-crds.yaml")
+		must(tb, cluster.Client.Create(context.Background(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{
+			Name: namespace, Labels: map[string]string{"pod-security.kubernetes.io/enforce": "restricted"},
+		}}))
+	}
+	os.Exit(cluster.Main(m))
+}
+
+// render returns the objects of the chart with some values. The program is the helm that `make bin/helm` builds.
+func render(t *testing.T, values ...string) []*unstructured.Unstructured {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "rendered.yaml")
+	out, err := helm(t, values...)
+	must(t, err)
+	must(t, os.WriteFile(file, []byte(out), 0o600))
+	return apiserver.Manifests(t, file)
+}
+
+func helm(t *testing.T, values ...string) (string, error) {
+	t.Helper()
+	args := []string{"template", "belay", "belay", "--namespace", namespace}
+	for _, v := range values {
+		args = append(args, "--set", v)
+	}
+	var stderr strings.Builder
+	cmd := exec.CommandContext(t.Context(), "../bin/helm", args...)
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		err = fmt.Errorf("helm %s: %w: %s", strings.Join(args, " "), err, stderr.String())
+	}
+	return string(out), err
+}
+
+// variants are values that change what the chart installs.
+var variants = map[string][]string{
+	"the controller": nil,
+	"recovery":       {"controller.enabled=false", "recovery.enabled=true", "recovery.dryRun=true"},
+	"recovery in one Deployment": {
+		"controller.enabled=false", "recovery.enabled=true", "recovery.together=true", "recovery.secretNamespaces={default}",
+	},
+	"both, with all that is optional": {
+		"recovery.enabled=true", "networkPolicy.enabled=true", "podMonitor.enabled=true", "prometheusRule.enabled=true", "createNamespace=true",
+		"attacher.serviceAccounts[0].namespace=csi,attacher.serviceAccounts[0].name=ebs", "nodeSelector.a=b", "podLabels.team=x", "podAnnotations.a=b",
+		"env[0].name=OTEL_EXPORTER_OTLP_ENDPOINT,env[0].value=http://collector:4317", "imagePullSecrets[0].name=x",
+		"networkPolicy.metricsFrom[0].namespaceSelector.matchLabels.a=b", "controller.extraArgs={--v=2}", "recovery.extraArgs={--v=2}",
+	},
+	"one pod, without what can be left out": {"controller.replicas=1", "flowSchemas=false", "podDisruptionBudgets=false", "tolerations=null"},
+}
+
+// TestObjectsAreAccepted sends each object to the API server as a server-side dry run, with strict validation of fields.
+func TestObjectsAreAccepted(t *testing.T) {
+	cluster.Start(t)
+	for name, values := range variants {
+		t.Run(name, func(t *testing.T) {
+			objects := render(t, values...)
+			for _, o := range objects {
+				if o.GetKind() == "CustomResourceDefinition" || o.GetKind() == "Namespace" {
+					continue // what depends on them would be refused in a dry run
+				}
+				err := cluster.Client.Create(t.Context(), o.DeepCopy(), client.DryRunAll, client.FieldValidation("Strict"))
+				if err != nil {
+					t.Errorf("%s %s: %v", o.GetKind(), o.GetName(), err)
+				}
+			}
+		})
+	}
+}
+
+// TestPodsAreRestricted: the pods of all Deployments are admitted to a namespace that enforces the restricted Pod Security Standard.
+func TestPodsAreRestricted(t *testing.T) {
+	cluster.Start(t)
+	wait.Until(t, "the namespace has its service account", func() bool {
+		err := cluster.Client.Create(t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "default"}})
+		return err == nil || apierrors.IsAlreadyExists(err)
+	})
+	for name, values := range variants {
+		for _, o := range render(t, values...) {
+			if o.GetKind() != "Deployment" {
+				continue
+			}
+			template, _, err := unstructured.NestedMap(o.Object, "spec", "template")
+			must(t, err)
+			pod := &unstructured.Unstructured{Object: template}
+			pod.SetAPIVersion("v1")
+			pod.SetKind("Pod")
+			pod.SetNamespace(namespace)
+			pod.SetName(o.GetName())
+			unstructured.RemoveNestedField(pod.Object, "spec", "serviceAccountName")
+			must(t, unstructured.SetNestedField(pod.Object, "default", "spec", "serviceAccountName"))
+			unstructured.RemoveNestedField(pod.Object, "spec", "priorityClassName") // allowed in kube-system alone by default quota rules of some clusters
+			if err := cluster.Client.Create(t.Context(), pod.DeepCopy(), client.DryRunAll); err != nil {
+				t.Errorf("%s: %s: %v", name, o.GetName(), err)
+			}
+			must(t, unstructured.SetNestedField(pod.Object, true, "spec", "hostNetwork"))
+			if err := cluster.Client.Create(t.Context(), pod, client.DryRunAll); !apierrors.IsForbidden(err) {
+				t.Errorf("%s: a pod on the network of the host is admitted, so the standard is not enforced: %v", name, err)
+			}
+		}
+	}
+}
+
+// TestBothPartsShareNoRole: with the controller, recovery's actor is a part of it, and has no Deployment, no ServiceAccount and no lease of its own.
+func TestBothPartsShareNoRole(t *testing.T) {
+	objects := render(t, "recovery.enabled=true")
+	for _, o := range objects {
+		if strings.HasPrefix(o.GetName(), "belay-recovery-actor") && !slices.Contains([]string{"ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"}, o.GetKind()) {
+			t.Errorf("%s %s beside the controller", o.GetKind(), o.GetName())
+		}
+		if o.GetKind() != "Deployment" || o.GetName() != "belay-controller" {
+			continue
+		}
+		containers, _, _ := unstructured.NestedSlice(o.Object, "spec", "template", "spec", "containers")
+		args, _, _ := unstructured.NestedStringSlice(containers[0].(map[string]any), "args")
+		if !slices.Contains(args, "--controllers=attachdetach,recovery") || !slices.Contains(args, "--recovery-roles=actor") {
+			t.Errorf("the controller runs with %q", args)
+		}
+	}
+}
+
+// TestValuesAreChecked: a value that does not exist, or has another type, is an error.
+func TestValuesAreChecked(t *testing.T) {
+	for value, want := range map[string]string{
+		"contoller.enabled=false":   "contoller",
+		"controller.replicas=two":   "replicas",
+		"recovery.profile=faster":   "profile",
+		"recovery.enabled=yes-sure": "enabled",
+	} {
+		if _, err := helm(t, value); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", value, err)
+		}
+	}
+}
+
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
+	}
+}
