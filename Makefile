@@ -17,6 +17,8 @@ SANITY      := $(BIN)/csi-sanity
 VULNCHECK   := $(BIN)/govulncheck
 ACTIONLINT  := $(BIN)/actionlint
 CONTROLLERGEN := $(BIN)/controller-gen
+HELM        := $(BIN)/helm
+IMAGES      := $(BIN)/images
 
 # Where the lab keeps the upstream programs (see `belay-lab build --help`).
 UPSTREAM     = $$($(BELAY_LAB) build --print)
@@ -72,11 +74,11 @@ unit: check-go ## The tests that need neither root nor an API server, nor anythi
 	BELAY_SEEDS=40 BELAY_SIM_SEEDS=5 KUBEBUILDER_ASSETS= go test -short -vet=off -ldflags='-s -w' ./...
 
 .PHONY: test
-test: upstream $(TESTSUM) $(SANITY) ## Run unit tests, simulation, conformance and the lab's short end-to-end tests.
+test: upstream $(TESTSUM) $(SANITY) $(HELM) ## Run unit tests, simulation, conformance and the lab's short end-to-end tests.
 	hack/test short
 
 .PHONY: test-long
-test-long: upstream $(TESTSUM) $(SANITY) ## Run the long tests too: chaos, churn, kills, comparison with upstream, both kinds of node.
+test-long: upstream $(TESTSUM) $(SANITY) $(HELM) ## Run the long tests too: chaos, churn, kills, comparison with upstream, both kinds of node.
 	hack/test long
 
 .PHONY: test-kubernetes
@@ -84,7 +86,7 @@ test-kubernetes: build $(TESTSUM) ## Run conformance and short end-to-end tests 
 	hack/test kubernetes $(MINOR)
 
 .PHONY: race
-race: upstream ## Run the unit tests with the race detector (needs a C compiler).
+race: upstream $(HELM) ## Run the unit tests with the race detector (needs a C compiler).
 	CGO_ENABLED=1 KUBEBUILDER_ASSETS=$(UPSTREAM) KUBEBUILDER_CONTROLPLANE_START_TIMEOUT=3m go test -race -shuffle=on ./...
 
 .PHONY: fuzz
@@ -96,8 +98,18 @@ conformance: check-go ## Render docs/conformance from the conformance tables, an
 	go test -count=1 ./internal/testing/conformance -update
 
 .PHONY: generate
-generate: check-go $(CONTROLLERGEN) ## Write the deepcopy functions and the CRD of the API types (api/).
+generate: check-go $(CONTROLLERGEN) $(HELM) ## Write the deepcopy functions and the CRDs of the API types (api/), and render deploy/ from the chart.
 	$(CONTROLLERGEN) object crd paths=./api/... output:crd:dir=charts/belay/files
+	hack/render
+
+# Reproducible: the time of creation is that of the commit.
+.PHONY: images
+images: check-go $(IMAGES) ## Build the container images as OCI layouts in dist/images (PUSH=REPO pushes them; ARGS=-help).
+	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(IMAGES) -version $(VERSION) -revision $$(git rev-parse HEAD) -push '$(PUSH)' $(ARGS)
+
+.PHONY: fencer-rootfs
+fencer-rootfs: ## Write dist/rootfs/ARCH.tar, Debian with the fence agents, for the image belay-controller-fencer (ARCH=amd64 or arm64; needs mmdebstrap).
+	hack/fencer-rootfs $(or $(ARCH),amd64) dist/rootfs
 
 .PHONY: vulncheck
 vulncheck: check-go $(VULNCHECK) ## govulncheck over both modules; reads the vulnerability database from the network.
@@ -110,7 +122,7 @@ lint: check-go $(LINTER) $(ACTIONLINT) ## Run golangci-lint over both modules an
 	cd lab && $(LINTER) run --config ../.golangci.yml ./...
 
 .PHONY: verify
-verify: check-go ## Check formatting, module files, the repository's rules and the documents.
+verify: check-go $(HELM) ## Check formatting, module files, the repository's rules and the documents.
 	hack/verify
 
 .PHONY: clean
@@ -133,6 +145,12 @@ $(ACTIONLINT): hack/actionlint/go.mod hack/actionlint/go.sum
 
 $(CONTROLLERGEN): hack/controllergen/go.mod hack/controllergen/go.sum
 	cd hack/controllergen && go build -o $@ sigs.k8s.io/controller-tools/cmd/controller-gen
+
+$(HELM): hack/helm/go.mod hack/helm/go.sum
+	cd hack/helm && go build -o $@ helm.sh/helm/v4/cmd/helm
+
+$(IMAGES): hack/images/go.mod hack/images/go.sum hack/images/main.go
+	cd hack/images && go build -o $@ .
 
 $(SANITY): lab/sanity.mod lab/sanity.sum
 	cd lab && go build -modfile=sanity.mod -o $@ github.com/kubernetes-csi/csi-test/v5/cmd/csi-sanity

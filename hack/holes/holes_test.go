@@ -111,6 +111,7 @@ var holes = []hole{
 	{"13", "an epoch is used twice if the Node lost it", detectorFile, "max(stored, old.Spec.Epoch)+1", "stored+1", shell, "TestEpoch"},
 	{"13", "an epoch is used twice if the Node and the fence were deleted", detectorFile, "+1, d.now().Unix())", "+1, 0)", shell, "TestEpoch"},
 	{"12", "another fence begins for a boot whose fence a client has deleted", "internal/recovery/deleted.go", "if va.Annotations[kube.UnfencedBootAnnotation] == boot.ID && boot.ID != \"\" {", "if false {", shell, "TestBootsWithoutNode"},
+	{"13", "a taint is set without its fence", "internal/recovery/act.go", "if now.UID != t.fence.UID {", "if false {", shell, "TestNoTaintWithoutItsFence"},
 	{"13", "nothing keeps a fence whose taints are there", detectorFile, "Name: name, Finalizers: []string{finalizer}", "Name: name", shell, "TestEpoch"},
 	{"13", "a fence with taints makes room for the next", "internal/kube/fence.go", "!slices.Contains(f.Finalizers, FenceFinalizer)", "true", shell, "TestDeletedFenceStays"},
 	{"14", "a taint of another client does not count", decide, "tainted := d.seen.OutOfService || d.seen.ForeignTaint", "tainted := d.seen.OutOfService", pure, "TestForeignTaint"},

@@ -250,3 +250,27 @@ func TestSecretCorrectedDuringAFence(t *testing.T) {
 		t.Error("the corrected Secret is not tried while the node is being fenced")
 	}
 }
+
+// TestNoTaintWithoutItsFence: after etcd was restored, the fence that was decided on may be gone, or another one of the same name. A taint without a
+// fence would stay on a healthy node.
+func TestNoTaintWithoutItsFence(t *testing.T) {
+	for name, stored := range map[string]client.Object{"gone": nil, "another": &fencingv1.NodeFence{ObjectMeta: metav1.ObjectMeta{Name: "n1", UID: "another"}}} {
+		objects := []client.Object{nodeOf("n1", 1)}
+		if stored != nil {
+			objects = append(objects, stored)
+		}
+		p := partsOver(nil, objects...)
+		turn := &turn{actor: &actor{parts: p}, fence: &fencingv1.NodeFence{ObjectMeta: metav1.ObjectMeta{Name: "n1", UID: "decided"}}, mem: &memory{}}
+		turn.readNode(t.Context(), &fencing.Observed{})
+		for _, step := range []fencing.Step{fencing.Isolate{}, fencing.Taint{}} {
+			if err := turn.act(t.Context(), step); err == nil {
+				t.Errorf("%s: %T succeeds", name, step)
+			}
+		}
+		node := &corev1.Node{}
+		must(t, p.client.Get(t.Context(), client.ObjectKey{Name: "n1"}, node))
+		if len(node.Spec.Taints) > 0 {
+			t.Errorf("%s: %v", name, node.Spec.Taints)
+		}
+	}
+}
