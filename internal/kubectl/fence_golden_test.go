@@ -176,7 +176,7 @@ func (s fencedScene) settles() {
 func (s fencedScene) states(expires time.Duration) {
 	s.fence.Spec.Statement = &fencingv1.Statement{By: "alice", Reason: "pulled both plugs", MachineID: uuidOfA, Expires: metav1.NewTime(fencedNow.Add(expires))}
 	made := before(10 * time.Second)
-	s.fence.ManagedFields = []metav1.ManagedFieldsEntry{{Time: &made, FieldsV1: &metav1.FieldsV1{Raw: []byte(`{"f:spec":{"f:statement":{"f:expires":{}}}}`)}}}
+	s.fence.ManagedFields = []metav1.ManagedFieldsEntry{{Time: &made, FieldsV1: metav1.NewFieldsV1(`{"f:spec":{"f:statement":{"f:expires":{}}}}`)}}
 }
 
 // intends stores a command that may be carried out for a while.

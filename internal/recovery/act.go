@@ -45,14 +45,8 @@ func (t *turn) act(ctx context.Context, step fencing.Step) error {
 		return t.command(ctx, s)
 	case fencing.Ask:
 		return t.ask(ctx)
-	case fencing.Isolate:
-		return t.isolate(ctx)
-	case fencing.Unisolate:
-		return t.untaint(ctx, kube.IsolationTaint)
-	case fencing.Taint:
-		return t.taint(ctx)
-	case fencing.Untaint:
-		return t.untaint(ctx, kube.OutOfServiceTaint)
+	case fencing.Isolate, fencing.Unisolate, fencing.Taint, fencing.Untaint:
+		return t.changeTaint(ctx, step)
 	case fencing.DeletePod:
 		return t.deletePod(ctx, s.Pod)
 	case fencing.DeleteAttachment:
@@ -220,6 +214,22 @@ func annotate(node *corev1.Node, name, value string) {
 	metav1.SetMetaDataAnnotation(&node.ObjectMeta, name, value)
 }
 
+func (t *turn) changeTaint(ctx context.Context, step fencing.Step) error {
+	switch step.(type) {
+	case fencing.Unisolate:
+		return t.untaint(ctx, kube.IsolationTaint)
+	case fencing.Untaint:
+		return t.untaint(ctx, kube.OutOfServiceTaint)
+	}
+	if err := t.recorded(ctx); err != nil {
+		return err
+	}
+	if _, isolates := step.(fencing.Isolate); isolates {
+		return t.isolate(ctx)
+	}
+	return t.taint(ctx)
+}
+
 // recorded fails unless the fence that was decided on is still there. It is read after the Node, so that a taint that is bound to the Node's version
 // always has a fence: after etcd was restored, it may have none.
 func (t *turn) recorded(ctx context.Context) error {
@@ -234,9 +244,6 @@ func (t *turn) recorded(ctx context.Context) error {
 }
 
 func (t *turn) isolate(ctx context.Context) error {
-	if err := t.recorded(ctx); err != nil {
-		return err
-	}
 	return t.patchNode(ctx, func(n *corev1.Node) {
 		n.Spec.Taints = slices.DeleteFunc(n.Spec.Taints, func(x corev1.Taint) bool { return x.Key == kube.IsolationTaint })
 		n.Spec.Taints = append(n.Spec.Taints, corev1.Taint{
@@ -248,9 +255,6 @@ func (t *turn) isolate(ctx context.Context) error {
 
 // taint sets the out-of-service taint together with the boot that it is about: kube.OutOfService trusts it for no other one.
 func (t *turn) taint(ctx context.Context) error {
-	if err := t.recorded(ctx); err != nil {
-		return err
-	}
 	err := t.patchNode(ctx, func(n *corev1.Node) {
 		n.Spec.Taints = append(n.Spec.Taints, corev1.Taint{
 			Key: kube.OutOfServiceTaint, Value: taintValue(t.fence.Spec.Epoch), Effect: corev1.TaintEffectNoExecute,
