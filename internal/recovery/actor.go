@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"time"
 
@@ -211,6 +212,11 @@ func (t *turn) waiting(ctx context.Context, r decision.Reason, seen fencing.Obse
 	err := t.patchStatus(ctx, func(s *fencingv1.NodeFenceStatus) { describeWait(s, r, seen, t.fence.Name) })
 	if err != nil {
 		t.mem.waits = "" // another writer was first: it is stored with the next decision
+		return err
 	}
-	return err
+	if r == fencing.Contradicted {
+		_, advice := explain.FenceWait(r)
+		t.events.Eventf(t.regarding(), t.fence, corev1.EventTypeWarning, string(fencing.Contradicted), "Fence", "The boot that was proven to have ended renews its lease. %s", strings.ReplaceAll(advice, "NODE", t.fence.Name))
+	}
+	return nil
 }

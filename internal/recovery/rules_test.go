@@ -274,3 +274,22 @@ func TestNoTaintWithoutItsFence(t *testing.T) {
 		}
 	}
 }
+
+// TestContradictionIsAnEvent: once, with what to do.
+func TestContradictionIsAnEvent(t *testing.T) {
+	fence := &fencingv1.NodeFence{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}
+	p := partsOver(nil, nodeOf("n1", 1), fence)
+	recorder := events.NewFakeRecorder(10)
+	p.events = recorder
+	turn := &turn{actor: &actor{parts: p}, fence: fence, mem: &memory{}}
+	must(t, p.client.Get(t.Context(), client.ObjectKey{Name: "n1"}, fence))
+	for range 3 {
+		must(t, turn.waiting(t.Context(), fencing.Contradicted, fencing.Observed{}))
+	}
+	if n := len(recorder.Events); n != 1 {
+		t.Fatalf("%d events", n)
+	}
+	if text := <-recorder.Events; !strings.Contains(text, "Warning Contradicted") || !strings.Contains(text, "Find out which machine runs") {
+		t.Error(text)
+	}
+}
