@@ -129,7 +129,7 @@ var holes = []hole{
 	{"16", "the command is sent although the node lives once the switch has shown whose it is", "internal/recovery/levels.go", "if err := off.stands(ctx); err != nil {", "if err := error(nil); err != nil {", shell, "TestOptOutBeforeOff"},
 	{"16", "the command is sent although the owner has opted out since", "internal/fencing/serve.go", "r.OptedOut || r.Maintenance || r.Fence.Deleting", "r.Fence.Deleting", pure, "TestServe"},
 	{"16", "the command is sent for a fence that a client has deleted", "internal/fencing/serve.go", " || r.Fence.Deleting", "", pure, "TestServe"},
-	{"16", "the command is sent although the fence was deleted once the switch has shown whose it is", fencerFile, "if r.Fence = fenceState(fence); r.Fence.Intent != intent {", "if _ = fence; r.Fence.Intent != intent {", shell, "TestHostileFenceDeletedBeforeOff"},
+	{"16", "the command is sent although the fence was deleted once the switch has shown whose it is", fencerFile, "if r.Fence = fenceState(fence); r.Fence.Intent.Nonce != nonce {", "if _ = fence; r.Fence.Intent.Nonce != nonce {", shell, "TestHostileFenceDeletedBeforeOff"},
 	{"16", "one slow answer of a kubelet is silence", detectorFile, "known && d.now().Sub(at) < n.Limit", "known && false && d.now().Sub(at) < n.Limit", shell, "TestHostileOneSlowAnswerOfAKubeletIsNoSilence"},
 	{"17", "no limit on fences in a time", suspect, "case lately >= b.Fences:", "case false:", pure, "TestBrakes"},
 	{"17", "a clock that is ahead empties the window", detectorFile, "now, ahead := d.now(), d.now().Sub(d.serverTime())", "now, ahead := d.now(), time.Duration(0)", shell, "TestHostileBrakeOnAClockThatIsAhead"},

@@ -246,8 +246,8 @@ func (f *fencer) stands(ctx context.Context, r *fencing.Requested) error {
 	if err := f.live.Get(ctx, client.ObjectKey{Name: r.Fence.Boot.Node}, fence); err != nil {
 		return fmt.Errorf("read NodeFence %s: %w", r.Fence.Boot.Node, err)
 	}
-	intent := r.Fence.Intent
-	if r.Fence = fenceState(fence); r.Fence.Intent != intent {
+	nonce := r.Fence.Intent.Nonce
+	if r.Fence = fenceState(fence); r.Fence.Intent.Nonce != nonce {
 		return errOvertaken
 	}
 	if err := f.readNode(ctx, r); err != nil {
