@@ -213,3 +213,26 @@ func TestHostileTaintStaysOnAHealthyNodeForASwitchThatIsNotAsked(t *testing.T) {
 		}
 	}
 }
+
+// TestReleaseWithoutASwitchThatAnswers: a node that is back is released although its switch is not asked any more.
+func TestReleaseWithoutASwitchThatAnswers(t *testing.T) {
+	for name, change := range map[string]func(*Source){
+		"shared": func(s *Source) { s.Shared = true },
+		"locked": func(s *Source) { s.Locked = true },
+	} {
+		s := newStand(t)
+		s.until(Moved)
+		s.seen.Now, s.seen.Ready, s.seen.Silent, s.seen.Renewed = boot2, Yes, false, true
+		change(&s.seen.Source)
+		for end := s.now.Add(time.Hour); s.now.Before(end); s.now = s.now.Add(time.Second) {
+			for _, step := range Decide(s.now, s.fence, s.seen).Steps {
+				if _, ask := step.(Ask); !ask {
+					s.do(step)
+				}
+			}
+		}
+		if s.fence.Phase != Released || s.seen.Isolated || s.seen.OutOfService {
+			t.Errorf("%s: %s, isolated %t, out of service %t", name, s.fence.Phase, s.seen.Isolated, s.seen.OutOfService)
+		}
+	}
+}
