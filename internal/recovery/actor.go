@@ -48,8 +48,9 @@ type memory struct {
 	tainted     time.Time
 	taintedWith string
 	ended       bool
-	// alive is when this process first saw that the lease was renewed since the fence was created.
-	alive time.Time
+	// alive is when this process first saw that the lease was renewed since the fence was created, under the Node object aliveAs.
+	alive   time.Time
+	aliveAs string
 	// cut is how many volumes could be taken one by one then.
 	cut int
 	// unlimited is the expiry of the statement that was reported because it counts for too long.

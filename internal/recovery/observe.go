@@ -91,8 +91,8 @@ func (t *turn) readLease(ctx context.Context, seen *fencing.Observed) {
 	}
 	if !seen.Renewed {
 		t.mem.alive = time.Time{}
-	} else if t.mem.alive.IsZero() {
-		t.mem.alive = t.now()
+	} else if t.mem.alive.IsZero() || t.mem.aliveAs != seen.Now.NodeUID { // a kubelet that registers again has not listed its mounts yet
+		t.mem.alive, t.mem.aliveAs = t.now(), seen.Now.NodeUID
 	}
 	seen.AliveSince = t.mem.alive
 	silent, limit, known := t.ear.of(t.fence.Name)

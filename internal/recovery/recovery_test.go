@@ -160,7 +160,8 @@ func TestRestoredRecord(t *testing.T) {
 	}
 }
 
-// TestDeletedNodeAtTheAPI (hole 12): the fence outlives the Node, and its VolumeAttachments are deleted.
+// TestDeletedNodeAtTheAPI (hole 12): the fence outlives the Node, and its VolumeAttachments are deleted once the machine is off. No command is sent for
+// that any more.
 func TestDeletedNodeAtTheAPI(t *testing.T) {
 	s := newSite(t)
 	s.fleet("n2", "n3", "n4")
@@ -174,7 +175,7 @@ func TestDeletedNodeAtTheAPI(t *testing.T) {
 	m.waits("to say Off")
 	must(t, s.client.Delete(t.Context(), m.node()))
 	m.mu.Lock()
-	m.disobeys = false
+	m.power = fencing.PowerOff // a person switches it off
 	m.mu.Unlock()
 	m.past(fencing.Moved)
 	if !m.moved() {
