@@ -68,7 +68,7 @@ func parse(args []string) (options, error) {
 	var o options
 	var platforms, only, created string
 	flags := flag.NewFlagSet("images", flag.ContinueOnError)
-	flags.StringVar(&o.out, "out", "dist/images", "folder for the OCI layouts, one for each image; it is written anew")
+	flags.StringVar(&o.out, "out", "dist/images", "folder for the OCI layouts, one for each image; existing layouts are replaced")
 	flags.StringVar(&o.push, "push", "", "repository to push to, such as registry.example.com/belay; nothing is pushed if empty")
 	flags.BoolVar(&o.insecure, "insecure", false, "push over plain HTTP")
 	flags.StringVar(&o.version, "version", "unknown", "version, which is the tag too")

@@ -47,6 +47,11 @@ const FenceNodeDeleted = "The Node was deleted while volumes are attached to its
 // WouldFence is the event of a dry run.
 const WouldFence = "The node would be fenced now; --recovery-dry-run is set, so nothing is changed"
 
+// FenceContradicted is the event of a fence whose boot was proven to have ended, and lives.
+func FenceContradicted() string {
+	return "The boot that was proven to have ended renews its lease. " + fenceWaits[fencing.Contradicted].advice
+}
+
 // FenceStatementTooLong is the event of a statement that counts for too long.
 func FenceStatementTooLong(node string) string {
 	return fmt.Sprintf("The statement about the machine is no evidence: it must expire within %d hours after it was written. State it again with kubectl belay fence %s", int(fencing.StatementFor.Hours()), node)

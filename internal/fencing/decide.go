@@ -440,8 +440,8 @@ func (d *decider) moved() {
 }
 
 // releasing removes the taints, after the last command that may still be carried out (hole 5), and the isolation once the switch says On after that,
-// if there is one that answers. It does not wait for VolumeAttachments: the
-// boot that they were made for has ended, so nothing is mounted there, and one that a pod of the new boot needs stays.
+// if there is one that answers. It does not wait for VolumeAttachments: the boot that they were made for has ended, so nothing is mounted there,
+// and one that a pod of the new boot needs stays.
 func (d *decider) releasing() {
 	source, intent := d.seen.Source, d.fence.Intent
 	settled := d.fence.Untainted.Add(SettleFor)

@@ -186,35 +186,8 @@ func TestHostileReturnUnderAnotherNodeObject(t *testing.T) {
 	}
 }
 
-// The same in Releasing: the machine is back, Ready, and runs another boot; its switch was changed, or locked, while it was repaired. The taint
-// out-of-service, NoExecute, stays on a healthy node: the question for On comes before the untaint, it gets no answer, and the wait says that an agent ends.
-// Expected: the wait names what is wrong with the switch, and the taint, which means nothing for the new boot, goes (only the isolation guards
-// against a late command).
-func TestHostileTaintStaysOnAHealthyNodeForASwitchThatIsNotAsked(t *testing.T) {
-	for name, change := range map[string]func(*Source){
-		"shared": func(s *Source) { s.Shared = true },
-		"locked": func(s *Source) { s.Locked = true },
-	} {
-		s := newStand(t)
-		s.until(Moved)
-		s.seen.Now, s.seen.Ready, s.seen.Silent, s.seen.Renewed = boot2, Yes, false, true
-		change(&s.seen.Source)
-		var d Decision
-		for end := s.now.Add(time.Hour); s.now.Before(end); s.now = s.now.Add(time.Second) {
-			d = Decide(s.now, s.fence, s.seen)
-			for _, step := range d.Steps {
-				if _, ask := step.(Ask); !ask {
-					s.do(step)
-				}
-			}
-		}
-		if s.seen.OutOfService {
-			t.Errorf("%s: a Ready node of another boot has the taint out-of-service for an hour: %s, %s: %s", name, s.fence.Phase, d.Reason, Exits[d.Reason].By)
-		}
-	}
-}
-
-// TestReleaseWithoutASwitchThatAnswers: a node that is back is released although its switch is not asked any more.
+// TestReleaseWithoutASwitchThatAnswers: the machine is back, Ready, and runs another boot; its switch was changed, or locked, while it was repaired, and
+// is not asked any more. The node is released: the taint out-of-service, NoExecute, must not stay on it.
 func TestReleaseWithoutASwitchThatAnswers(t *testing.T) {
 	for name, change := range map[string]func(*Source){
 		"shared": func(s *Source) { s.Shared = true },

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"sync"
 	"time"
 
@@ -216,8 +215,7 @@ func (t *turn) waiting(ctx context.Context, r decision.Reason, seen fencing.Obse
 		return err
 	}
 	if r == fencing.Contradicted {
-		_, advice := explain.FenceWait(r)
-		t.events.Eventf(t.regarding(), t.fence, corev1.EventTypeWarning, string(fencing.Contradicted), "Fence", "The boot that was proven to have ended renews its lease. %s", strings.ReplaceAll(advice, "NODE", t.fence.Name))
+		t.events.Eventf(t.regarding(), t.fence, corev1.EventTypeWarning, string(fencing.Contradicted), "Fence", "%s", explain.FenceContradicted())
 	}
 	return nil
 }

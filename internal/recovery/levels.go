@@ -237,7 +237,8 @@ func (f *fencer) shared(ctx context.Context, source *fencingv1.FenceSource) (boo
 	return false, nil
 }
 
-// switchKeys names the switches of a source by address and plug; one without a plug may be one of several BMCs behind one address. The names of the options are those of the fence-agents family, old and new.
+// switchKeys names the switches of a source by address and plug; one without a plug may be one of several BMCs behind one address. The names of
+// the options are those of the fence-agents family, old and new.
 func switchKeys(source *fencingv1.FenceSource) (keys []string) {
 	for _, level := range source.Spec.Levels {
 		for _, feed := range level.Feeds {
