@@ -97,8 +97,9 @@ func (w *world) judgeForce(va *storagev1.VolumeAttachment, byStorage bool) {
 		return
 	}
 	node := w.node(va.Spec.NodeName)
-	if va.Annotations[kube.BootIDAnnotation] == "" && node != nil && machineID(node.Status.NodeInfo.SystemUUID) != machineID(m.uuid) {
-		return // docs/invariants.md: nothing says that it is another machine's
+	unknown := va.Annotations[kube.BootIDAnnotation] == "" || w.plane.detaches == upstreams
+	if unknown && node != nil && machineID(node.Status.NodeInfo.SystemUUID) != machineID(m.uuid) {
+		return // docs/invariants.md: the controller cannot know that it is another machine's
 	}
 	if m.writes(volume) && !w.ended(target{va.Spec.NodeName, m.bootID(), m.uuid}) && m.resumed.IsZero() { // the taint stays, and authorizes them
 		w.breaks("S8", "%s is detached by force from %s, which uses it", volume, m)

@@ -64,7 +64,6 @@ func newPlane(w *world) *plane {
 	declared := &storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: cutDriver, Annotations: map[string]string{kube.CutsAtUnpublishAnnotation: "true"}}}
 	_, err := w.create(nil, declared)
 	must2(w.t, err)
-	w.say("the attach/detach controller is %s; VolumeAttachments record boots: %t", p.detaches, p.boots)
 	return p
 }
 
@@ -261,6 +260,9 @@ func (p *plane) forces(va *storagev1.VolumeAttachment) bool {
 		}
 		if p.detaches == upstreams {
 			return slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool { return t.Key == kube.OutOfServiceTaint })
+		}
+		if m := va.Annotations[kube.SystemUUIDAnnotation]; m != "" && m != node.Status.NodeInfo.SystemUUID {
+			return false // belay's controller takes no taint for a statement about another machine (attachment's goneFor)
 		}
 		return kube.OutOfService(node) && (proven || !kube.OutOfServiceByFence(node))
 	}
