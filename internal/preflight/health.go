@@ -195,6 +195,10 @@ func (h *health) checkUpstreamLeads(c Check) Check {
 	system, systemRead := h.leasesOf(upstreamNamespace)
 	all, allRead := h.leasesOf("")
 	switch on, off := len(h.upstream.on) > 0, len(h.upstream.off) > 0; {
+	case on && off:
+		c.Result, c.Objects, c.Hint = Warning, h.upstream.on, "docs/migrate.md#several-control-plane-nodes"
+		c.Message = fmt.Sprintf("the attach/detach controller is enabled in %d of %d pods of kube-controller-manager: volumes are attached only while one of these leads",
+			len(h.upstream.on), len(h.upstream.on)+len(h.upstream.off))
 	case on && (upstream || !systemRead):
 		c.Message, c.Objects = "kube-controller-manager attaches and detaches", h.upstream.on
 	case !systemRead:
