@@ -179,7 +179,7 @@ func (h *health) checkController() Check {
 	case h.upstreamErr != nil:
 		c = c.unknown(h.upstreamErr, "list", "pods in namespace kube-system")
 	case own && upstream && !off:
-		c.Result, c.Hint = Warning, "docs/adopt-controller.md#install"
+		c.Result, c.Hint = Warning, "docs/migrate.md#disable-it-by-distribution"
 		c.Message = "belay-controller leads; kube-controller-manager does not run as a pod in kube-system, so its flags cannot be read: check that its attach/detach controller is disabled"
 	case own:
 		c.Message = "belay-controller attaches and detaches"
@@ -209,7 +209,7 @@ func (h *health) checkUpstreamLeads(c Check) Check {
 	case !allRead: // belay-controller may have its lease elsewhere
 		c = c.unreadable(all)
 	case upstream && !off:
-		c.Result, c.Hint = Warning, "docs/adopt-controller.md#install"
+		c.Result, c.Hint = Warning, "docs/migrate.md#disable-it-by-distribution"
 		c.Message = "kube-controller-manager leads; it does not run as a pod in kube-system, so it cannot be read whether its attach/detach controller is enabled"
 	case off || h.waitsForController():
 		c.Result, c.Objects, c.Hint = Failed, h.upstream.off, hint(explain.NoAttachController)

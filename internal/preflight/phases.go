@@ -148,7 +148,7 @@ func leaseIsHeld(l *coordinationv1.Lease) bool {
 	return time.Since(s.RenewTime.Time) <= time.Duration(*s.LeaseDurationSeconds)*time.Second
 }
 
-// checkUpstreamBack describes kube-controller-manager on the way back. Nothing about it forbids to enable its controller.
+// checkUpstreamBack describes kube-controller-manager during a rollback. Nothing about it forbids to enable its controller.
 func (r *run) checkUpstreamBack(ctx context.Context) Check {
 	c := Check{Name: upstreamCheck, Result: OK}
 	found, err := findUpstreams(ctx, r.Clients)

@@ -65,7 +65,7 @@ func TestPhases(t *testing.T) {
 	}
 }
 
-// TestRollBackExpiredLease: a leader that ended without releasing its lease, as after a power cut, holds up nothing once it is expired.
+// TestRollBackExpiredLease: a leader that ended without releasing its lease, as after a power cut, blocks nothing once the lease has expired.
 func TestRollBackExpiredLease(t *testing.T) {
 	l := heldLease("kube-system", kube.FieldManager, "belay-0_u")
 	l.Spec.RenewTime = new(metav1.NewMicroTime(time.Now().Add(-time.Minute)))

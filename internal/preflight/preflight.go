@@ -27,7 +27,7 @@ const (
 	Prepare Phase = "prepare"
 	// TakeOver is between the two controllers: kube-controller-manager's is off, and belay-controller may start. It is the default.
 	TakeOver Phase = "take-over"
-	// RollBack is between the two controllers on the way back: belay-controller is gone, and kube-controller-manager's may be enabled.
+	// RollBack is between the two controllers in the other direction: belay-controller is gone, and kube-controller-manager's may be enabled.
 	RollBack Phase = "roll-back"
 )
 
