@@ -54,9 +54,24 @@ func (r *Report) Verdict() string {
 	return verdicts[r.Phase][1]
 }
 
-// next is the next step of the migration, by what stops it.
+// next is the next step of the migration.
 func (r *Report) next() string {
-	upstream, others := Result(OK), false
+	if !r.Ready {
+		return r.obstacle()
+	}
+	switch r.Phase {
+	case Prepare:
+		return "disable persistentvolume-attach-detach-controller in every kube-controller-manager, one control-plane node after the other (docs/migrate.md), then run preflight without --phase"
+	case RollBack:
+		return "enable persistentvolume-attach-detach-controller in every kube-controller-manager (docs/migrate.md), then run kubectl belay check --wait"
+	case TakeOver:
+	}
+	return "install belay-controller now, because no other controller attaches volumes, then run kubectl belay check --wait"
+}
+
+// obstacle is what to do about what stops the next step.
+func (r *Report) obstacle() string {
+	upstream, others := OK, false
 	for i := range r.Checks {
 		switch c := &r.Checks[i]; {
 		case c.Name == upstreamCheck:
@@ -66,17 +81,11 @@ func (r *Report) next() string {
 		}
 	}
 	switch {
-	case r.Phase == Prepare && r.Ready:
-		return "disable persistentvolume-attach-detach-controller in every kube-controller-manager, one control-plane node after the other (docs/migrate.md), then run preflight without --phase"
-	case r.Phase == RollBack && r.Ready:
-		return "enable persistentvolume-attach-detach-controller in every kube-controller-manager (docs/migrate.md), then run kubectl belay check --wait"
-	case r.Phase == RollBack:
+	case r.Phase == RollBack && r.Checks[0].Result == Refused:
 		return "scale belay-controller to 0 replicas, wait until its pods are gone, and check again"
-	case r.Ready:
-		return "install belay-controller now, because no other controller attaches volumes, then run kubectl belay check --wait"
-	case r.Phase == TakeOver && upstream == Refused:
+	case upstream == Refused:
 		return "disable persistentvolume-attach-detach-controller in the kube-controller-managers that are listed, wait until they have restarted, and check again"
-	case r.Phase == TakeOver && upstream == Unconfirmed && !others:
+	case upstream == Unconfirmed && !others:
 		return "look at every control-plane host (docs/migrate.md); if the controller is disabled on all of them, check again with --" + ConfirmFlag
 	}
 	return "resolve what is not OK, and check again"
