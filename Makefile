@@ -19,6 +19,7 @@ ACTIONLINT  := $(BIN)/actionlint
 CONTROLLERGEN := $(BIN)/controller-gen
 HELM        := $(BIN)/helm
 IMAGES      := $(BIN)/images
+HELMDOCS    := $(BIN)/helm-docs
 
 # Where the lab keeps the upstream programs (see `belay-lab build --help`).
 UPSTREAM     = $$($(BELAY_LAB) build --print)
@@ -98,9 +99,10 @@ conformance: check-go ## Render docs/conformance from the conformance tables, an
 	go test -count=1 ./internal/testing/conformance -update
 
 .PHONY: generate
-generate: check-go $(CONTROLLERGEN) $(HELM) ## Write the deepcopy functions and the CRDs of the API types (api/), and render deploy/ from the chart.
+generate: check-go $(CONTROLLERGEN) $(HELM) $(HELMDOCS) ## Write the deepcopy functions and the CRDs of the API types (api/), render deploy/ from the chart, and list its values in its README.
 	$(CONTROLLERGEN) object crd paths=./api/... output:crd:dir=charts/belay/files
 	hack/render
+	$(HELMDOCS) --chart-search-root charts --log-level warning
 
 # Reproducible: the time of creation is that of the commit.
 .PHONY: images
@@ -110,6 +112,10 @@ images: check-go $(IMAGES) ## Build the container images as OCI layouts in dist/
 .PHONY: fencer-rootfs
 fencer-rootfs: ## Write dist/rootfs/ARCH.tar, Debian with the fence agents, for the image belay-controller-fencer (ARCH=amd64 or arm64; needs mmdebstrap).
 	hack/fencer-rootfs $(or $(ARCH),amd64) dist/rootfs
+
+.PHONY: site
+site: ## Render the documents into dist/site, with navigation and search (needs MkDocs with the theme Material, from Debian).
+	hack/site/build
 
 .PHONY: vulncheck
 vulncheck: check-go $(VULNCHECK) ## govulncheck over both modules; reads the vulnerability database from the network.
@@ -122,7 +128,7 @@ lint: check-go $(LINTER) $(ACTIONLINT) ## Run golangci-lint over both modules an
 	cd lab && $(LINTER) run --config ../.golangci.yml ./...
 
 .PHONY: verify
-verify: check-go $(HELM) ## Check formatting, module files, the repository's rules and the documents.
+verify: check-go $(HELM) $(HELMDOCS) ## Check formatting, module files, the repository's rules and the documents.
 	hack/verify
 
 .PHONY: clean
@@ -148,6 +154,9 @@ $(CONTROLLERGEN): hack/controllergen/go.mod hack/controllergen/go.sum
 
 $(HELM): hack/helm/go.mod hack/helm/go.sum
 	cd hack/helm && go build -o $@ helm.sh/helm/v4/cmd/helm
+
+$(HELMDOCS): hack/helmdocs/go.mod hack/helmdocs/go.sum
+	cd hack/helmdocs && go build -o $@ github.com/norwoodj/helm-docs/cmd/helm-docs
 
 $(IMAGES): hack/images/go.mod hack/images/go.sum hack/images/main.go
 	cd hack/images && go build -o $@ .

@@ -3,6 +3,8 @@ package main
 import (
 	"context"
 	"errors"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -14,43 +16,54 @@ import (
 	"belay.dev/belay/internal/usage"
 )
 
-const aboutPreflight = `Checks whether belay-controller may take over attach and detach. It only reads: it needs
-list and watch on nodes, volumeattachments and events, and list on pods and
+const aboutPreflight = `Checks whether the next step of a migration may be taken. It only reads. docs/migrate.md has the steps.
+
+  prepare    kube-controller-manager attaches. May its attach/detach controller be disabled?
+             Reports everything that would keep belay-controller from starting afterwards.
+  take-over  its controller is disabled. May belay-controller start? This is the default.
+  roll-back  belay-controller is gone. May the controller of kube-controller-manager be
+             enabled again?
+
+It needs list and watch on nodes, volumeattachments and events, and list on pods and
 persistentvolumes. With get on nodes and on the lease kube-system/kube-controller-manager
-it finds more.
+it finds more. The phase roll-back needs list on pods and leases.
 
-It refuses while a kube-controller-manager pod has its attach/detach controller enabled,
-while another component creates VolumeAttachments, or has created some since the present
-kube-controller-manager leader took over, and where FlexVolumes may need an attach, which
-belay does not do. What it cannot determine counts against the takeover.
+In the phase take-over it refuses while a kube-controller-manager pod has its attach/detach
+controller enabled, while another component creates VolumeAttachments, or has created some
+since the present kube-controller-manager leader took over, and where FlexVolumes may need
+an attach, which belay does not do. What it cannot determine counts against the takeover.
 
-Where kube-controller-manager does not run as a pod (k3s, RKE2, systemd), its flags cannot
-be read. Then it is not ready until you confirm with --confirm-upstream-disabled that the
-controller is disabled in every one of them. To check, run this on the host of the leader,
-which the output names; an enabled controller is listed:
+Where kube-controller-manager does not run as a pod in kube-system (k3s, OpenShift, systemd),
+its flags cannot be read. Then it is not ready until you confirm with
+--confirm-upstream-disabled that the controller is disabled in every one of them. To check,
+run this on the host of the leader, which the output names; an enabled controller is listed:
 
   curl -sk "https://127.0.0.1:10257/healthz?verbose" | grep attach-detach
 
 Exit status:
-  0  belay-controller may start
+  0  the next step may be taken: the last line names it
   1  it must not, or that could not be determined
   2  wrong usage`
 
-var errNotReady = errors.New("preflight: belay-controller must not start yet")
+var errNotReady = errors.New("preflight: not ready for the next step")
 
 // preflightCommand returns the command belay-controller preflight.
 func preflightCommand() *cobra.Command {
-	var kubeconfig, output string
+	var kubeconfig, output, phase string
 	c := preflight.Config{}
 	cmd := &cobra.Command{
 		Use:   "preflight [flags]",
-		Short: "Check whether belay-controller may take over",
+		Short: "Check whether belay-controller may take over, or hand back",
 		Long:  aboutPreflight,
 		Args:  usage.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if output != "text" && output != "json" {
 				return usage.Errorf("--output must be text or json, not %q", output)
 			}
+			if !slices.Contains(preflight.Phases(), phase) {
+				return usage.Errorf("--phase must be %s, not %q", strings.Join(preflight.Phases(), ", "), phase)
+			}
+			c.Phase = preflight.Phase(phase)
 			if c.Observe < 0 {
 				return usage.Errorf("--observe is %v, but must not be below 0", c.Observe)
 			}
@@ -78,6 +91,7 @@ func preflightCommand() *cobra.Command {
 	var sets cliflag.NamedFlagSets
 	f := sets.FlagSet("Preflight")
 	f.StringVar(&kubeconfig, "kubeconfig", "", "Kubeconfig file. By default $KUBECONFIG, then ~/.kube/config, then the cluster that this runs in, as for kubectl.")
+	f.StringVar(&phase, "phase", string(preflight.TakeOver), "Which step is next: prepare, take-over or roll-back.")
 	f.StringVarP(&output, "output", "o", "text", "text or json.")
 	f.DurationVar(&c.Observe, "observe", 10*time.Second,
 		"How long to watch for writes by another controller; 0 to disable. Where nothing is attached or detached meanwhile, there is nothing to see.")

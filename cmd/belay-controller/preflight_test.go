@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -70,6 +71,43 @@ func TestPreflightNeedsOnlyToRead(t *testing.T) {
 		if !strings.Contains(out, "needs the permission to "+want) {
 			t.Errorf("it does not name the right to %s:\n%s", want, out)
 		}
+	}
+}
+
+// TestPreflightPhases: with a real API server, a step is ready only in its phase, and the rights that the help names suffice.
+func TestPreflightPhases(t *testing.T) {
+	listWatch := []string{"list", "watch"}
+	enough := reader(t, "phases", rule("", listWatch, "nodes", "events"), rule("storage.k8s.io", listWatch, "volumeattachments"),
+		rule("", []string{"list"}, "pods", "persistentvolumes"), rule("coordination.k8s.io", []string{"list"}, "leases"))
+	step := func(phase string, status int, says string) {
+		t.Helper()
+		code, out := look(t, enough, "--observe=0", "--phase="+phase)
+		if code != status || !strings.Contains(out, says) {
+			t.Errorf("--phase=%s: exit code %d, want %d and %q:\n%s", phase, code, status, says, out)
+		}
+	}
+	upstream := upstreamPod("--controllers=*")
+	must(t, cluster.Client.Create(t.Context(), upstream))
+	step("prepare", 0, "Next: disable persistentvolume-attach-detach-controller")
+	step("take-over", 1, "NOT READY: belay-controller must not start yet.")
+	must(t, cluster.Client.Delete(t.Context(), upstream, client.GracePeriodSeconds(0)))
+	upstream = upstreamPod("--controllers=*,-persistentvolume-attach-detach-controller")
+	must(t, cluster.Client.Create(t.Context(), upstream))
+	defer func() { _ = cluster.Client.Delete(context.Background(), upstream, client.GracePeriodSeconds(0)) }()
+	step("prepare", 0, "is off already")
+	step("take-over", 0, "Next: install belay-controller")
+
+	now, holder := metav1.NowMicro(), "belay-0_u"
+	lease := &coordinationv1.Lease{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "belay-controller"},
+		Spec:       coordinationv1.LeaseSpec{HolderIdentity: &holder, LeaseDurationSeconds: new(int32(3600)), AcquireTime: &now, RenewTime: &now},
+	}
+	must(t, cluster.Client.Create(t.Context(), lease))
+	step("roll-back", 1, "lease default/belay-controller: held by belay-0_u")
+	must(t, cluster.Client.Delete(t.Context(), lease))
+	step("roll-back", 0, "Next: enable persistentvolume-attach-detach-controller")
+	if code, _ := look(t, enough, "--phase=later"); code != 2 {
+		t.Errorf("an unknown phase: exit code %d, want 2", code)
 	}
 }
 

@@ -66,6 +66,35 @@ func TestArchitectureNamesTheLines(t *testing.T) {
 	}
 }
 
+// TestIndexReachesAllPages: docs/README.md has the five parts of the documentation, and each page below docs/ can be reached from it.
+func TestIndexReachesAllPages(t *testing.T) {
+	index := filepath.Join(root, "docs", "README.md")
+	for _, part := range []string{"install", "adopt", "operate", "understand", "contribute"} {
+		if err := follow(index, "#"+part); err != nil {
+			t.Error(err)
+		}
+	}
+	reached, pages := map[string]bool{}, []string{index}
+	for len(pages) > 0 {
+		page := pages[0]
+		if pages = pages[1:]; reached[page] {
+			continue
+		}
+		reached[page] = true
+		for _, link := range linksIn(read(t, page)) {
+			target, _, _ := strings.Cut(link, "#")
+			if target = filepath.Join(filepath.Dir(page), target); filepath.Ext(target) == ".md" && strings.HasPrefix(target, filepath.Dir(index)) {
+				pages = append(pages, target)
+			}
+		}
+	}
+	for _, page := range documents(t) {
+		if strings.HasPrefix(page, filepath.Dir(index)) && !reached[page] {
+			t.Errorf("%s cannot be reached from docs/README.md", page)
+		}
+	}
+}
+
 // TestBrokenLinksAreFound shows that the search can fail.
 func TestBrokenLinksAreFound(t *testing.T) {
 	page := filepath.Join(root, "README.md")
@@ -95,7 +124,7 @@ func TestBrokenLinksAreFound(t *testing.T) {
 func documents(t *testing.T) []string {
 	t.Helper()
 	var found []string
-	for _, pattern := range []string{"*.md", "docs/*.md", "docs/*/*.md", "deploy/*/*.md", "lab/*/*.md", "node/*.md"} {
+	for _, pattern := range []string{"*.md", "docs/*.md", "docs/*/*.md", "charts/*/*.md", "deploy/*/*.md", "lab/*/*.md", "node/*.md"} {
 		pages, err := filepath.Glob(filepath.Join(root, pattern))
 		if err != nil {
 			t.Fatal(err)

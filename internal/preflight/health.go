@@ -179,7 +179,7 @@ func (h *health) checkController() Check {
 	case h.upstreamErr != nil:
 		c = c.unknown(h.upstreamErr, "list", "pods in namespace kube-system")
 	case own && upstream && !off:
-		c.Result, c.Hint = Warning, "docs/adopt-controller.md#install"
+		c.Result, c.Hint = Warning, "docs/migrate.md#disable-it-by-distribution"
 		c.Message = "belay-controller leads; kube-controller-manager does not run as a pod in kube-system, so its flags cannot be read: check that its attach/detach controller is disabled"
 	case own:
 		c.Message = "belay-controller attaches and detaches"
@@ -195,6 +195,10 @@ func (h *health) checkUpstreamLeads(c Check) Check {
 	system, systemRead := h.leasesOf(upstreamNamespace)
 	all, allRead := h.leasesOf("")
 	switch on, off := len(h.upstream.on) > 0, len(h.upstream.off) > 0; {
+	case on && off:
+		c.Result, c.Objects, c.Hint = Warning, h.upstream.on, "docs/migrate.md#several-control-plane-nodes"
+		c.Message = fmt.Sprintf("the attach/detach controller is enabled in %d of %d pods of kube-controller-manager: volumes are attached only while one of these leads",
+			len(h.upstream.on), len(h.upstream.on)+len(h.upstream.off))
 	case on && (upstream || !systemRead):
 		c.Message, c.Objects = "kube-controller-manager attaches and detaches", h.upstream.on
 	case !systemRead:
@@ -205,7 +209,7 @@ func (h *health) checkUpstreamLeads(c Check) Check {
 	case !allRead: // belay-controller may have its lease elsewhere
 		c = c.unreadable(all)
 	case upstream && !off:
-		c.Result, c.Hint = Warning, "docs/adopt-controller.md#install"
+		c.Result, c.Hint = Warning, "docs/migrate.md#disable-it-by-distribution"
 		c.Message = "kube-controller-manager leads; it does not run as a pod in kube-system, so it cannot be read whether its attach/detach controller is enabled"
 	case off || h.waitsForController():
 		c.Result, c.Objects, c.Hint = Failed, h.upstream.off, hint(explain.NoAttachController)

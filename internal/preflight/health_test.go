@@ -90,6 +90,8 @@ func TestHealth(t *testing.T) {
 		"both":                       {[]runtime.Object{upstreamPod("kube-controller-manager", on)}, leases(own, upstream), "controller", Failed, "disable one"},
 		"none: it is off":            {[]runtime.Object{upstreamPod("kube-controller-manager", off)}, leases(upstream), "controller", Failed, "no attach/detach controller runs"},
 		"none found":                 {nil, nil, "controller", Warning, "no attach/detach controller was found"},
+		"upstream in part":           {[]runtime.Object{upstreamPod("kube-controller-manager", on), second(off)}, leases(upstream), "controller", Warning, "enabled in 1 of 2 pods"},
+		"belay, upstream in part":    {[]runtime.Object{upstreamPod("kube-controller-manager", on), second(off)}, leases(own, upstream), "controller", Failed, "disable one"},
 		"upstream outside a pod":     {nil, leases(upstream), "controller", Warning, "cannot be read"},
 		"belay, upstream unreadable": {nil, leases(own, upstream), "controller", Warning, "check that its attach/detach controller is disabled"},
 		"upstream without a leader":  {[]runtime.Object{upstreamPod("kube-controller-manager", on)}, nil, "controller", Warning, "none holds the lease"},
@@ -245,4 +247,11 @@ func TestPriorityWithoutController(t *testing.T) {
 	if report := Health(t.Context(), Config{Clients: fake.NewClientset()}, s, false); !slices.ContainsFunc(report.Checks, func(c Check) bool { return c.Category == CategoryPriority }) {
 		t.Error("with a belay-controller outside of a pod the API priority is not checked")
 	}
+}
+
+// second is a kube-controller-manager of another control-plane node.
+func second(args ...string) *corev1.Pod {
+	pod := upstreamPod(append([]string{"kube-controller-manager"}, args...)...)
+	pod.Name = "kcm-2"
+	return pod
 }

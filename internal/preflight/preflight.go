@@ -19,11 +19,28 @@ import (
 // ConfirmFlag is the flag that sets Config.Confirmed.
 const ConfirmFlag = "confirm-upstream-disabled"
 
+// Phase is the step of a migration that the checks are about.
+type Phase string
+
+const (
+	// Prepare is before the switch: kube-controller-manager attaches, and everything else has to be in order.
+	Prepare Phase = "prepare"
+	// TakeOver is between the two controllers: kube-controller-manager's is off, and belay-controller may start. It is the default.
+	TakeOver Phase = "take-over"
+	// RollBack is between the two controllers in the other direction: belay-controller is gone, and kube-controller-manager's may be enabled.
+	RollBack Phase = "roll-back"
+)
+
+// Phases are all phases, in the order of a migration.
+func Phases() []string { return []string{string(Prepare), string(TakeOver), string(RollBack)} }
+
 // Config configures the checks.
 type Config struct {
 	// Clients need list and watch on nodes, volumeattachments and events, and list on pods and persistentvolumes. With get on nodes
-	// and on the lease of kube-controller-manager the checks find more.
+	// and on the lease of kube-controller-manager the checks find more. For RollBack they need list on pods and leases.
 	Clients kubernetes.Interface
+	// Phase is what is checked; empty for TakeOver.
+	Phase Phase
 	// Cluster is shown in the report.
 	Cluster Cluster
 	// Confirmed: a person confirms that upstream's controller is disabled. It counts unless something proves the opposite.
@@ -44,10 +61,13 @@ type run struct {
 // Run makes all checks.
 func Run(ctx context.Context, c Config) Report {
 	r := &run{Config: c}
+	if c.Phase == RollBack {
+		return r.report([]Check{r.checkOwn(ctx), r.checkUpstreamBack(ctx)})
+	}
 	checks := []Check{r.checkUpstream(ctx)} // sets the term
 	checks = append(checks, r.checkWriters(ctx)...)
 	checks = append(checks, r.checkFlexPods(ctx), r.checkFlexVolumes(ctx))
-	return reportOf(c.Cluster, checks)
+	return r.report(checks)
 }
 
 // unknown turns an error into a result, and names the missing permission.

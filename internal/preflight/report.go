@@ -70,19 +70,12 @@ func (c Cluster) Source() string {
 // Report holds all checks.
 type Report struct {
 	Cluster Cluster `json:"cluster"`
-	// Ready reports whether belay-controller may start.
+	Phase   Phase   `json:"phase"`
+	// Ready reports whether the next step may be taken: in the phase TakeOver, whether belay-controller may start.
 	Ready  bool    `json:"ready"`
 	Checks []Check `json:"checks"`
-}
-
-func reportOf(cluster Cluster, checks []Check) Report {
-	for i := range checks {
-		if checks[i].Category = CategoryTakeOver; checks[i].Result != OK {
-			checks[i].Hint = "docs/adopt-controller.md#install"
-		}
-	}
-	stops := func(c Check) bool { return c.Result != OK && c.Result != Warning }
-	return Report{Cluster: cluster, Ready: !slices.ContainsFunc(checks, stops), Checks: checks}
+	// Next is the next step of the migration.
+	Next string `json:"next"`
 }
 
 // objectsShown limits the table; JSON has all objects.
@@ -108,11 +101,7 @@ func (r Report) Text(out io.Writer) error {
 	if err := table.Flush(); err != nil {
 		return fmt.Errorf("write the table: %w", err)
 	}
-	verdict := "READY: belay-controller may start."
-	if !r.Ready {
-		verdict = "NOT READY: belay-controller must not start yet."
-	}
-	_, err := fmt.Fprintln(out, verdict)
+	_, err := fmt.Fprintf(out, "%s\nNext: %s.\n", r.Verdict(), r.Next)
 	return err
 }
 

@@ -192,6 +192,11 @@ func (r *run) checkUpstream(ctx context.Context) Check {
 	var leader string
 	r.term, leader = r.leader(ctx)
 	switch {
+	case r.Phase == Prepare:
+		return c.prepared(&found, leader)
+	case len(found.on) > 0 && len(found.off) > 0:
+		c.Result, c.Objects = Refused, found.on
+		c.Message = fmt.Sprintf("its attach/detach controller is still on in %d of %d pods; %s", len(found.on), len(found.on)+len(found.off), leader)
 	case len(found.on) > 0:
 		c.Result, c.Objects = Refused, found.on
 		c.Message = "its attach/detach controller is on: start it with --controllers=*,-persistentvolume-attach-detach-controller"
@@ -227,14 +232,10 @@ func readTerm(ctx context.Context, clients kubernetes.Interface) (term, error) {
 	} else if err != nil {
 		return term{}, fmt.Errorf("get the lease of kube-controller-manager: %w", err)
 	}
-	s := lease.Spec
-	if s.HolderIdentity == nil || s.AcquireTime == nil || s.RenewTime == nil || s.LeaseDurationSeconds == nil {
+	if !leaseIsHeld(lease) || lease.Spec.AcquireTime == nil {
 		return term{}, nil
 	}
-	if time.Since(s.RenewTime.Time) > time.Duration(*s.LeaseDurationSeconds)*time.Second {
-		return term{}, nil
-	}
-	return term{holder: *s.HolderIdentity, since: s.AcquireTime.Time}, nil
+	return term{holder: *lease.Spec.HolderIdentity, since: lease.Spec.AcquireTime.Time}, nil
 }
 
 // leader returns and describes the term. If the lease must not be read, the check continues without it.

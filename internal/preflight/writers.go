@@ -82,6 +82,8 @@ func (r *run) checkWriters(ctx context.Context) []Check {
 func (r *run) judge(t *traces, watched bool) Check {
 	c, there := t.check, fmt.Sprintf("%d; last written by: %s", t.total, counts(t.writers))
 	switch {
+	case r.Phase == Prepare:
+		return c.expected(t, there)
 	case len(t.now) > 0 && t.proof:
 		c.Result, c.Message, c.Objects = Refused, "another attach/detach controller is running; "+there, t.now
 	case len(t.term) > 0 && t.proof:
