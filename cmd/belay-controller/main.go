@@ -40,6 +40,11 @@ func main() {
 // run runs the controller until ctx is done or the lease is lost.
 func run(ctx context.Context, o *options) error {
 	klog.Background().Info("Starting belay-controller", "version", version)
+	traces, stopTraces, err := telemetry.StartTraces(klog.NewContext(ctx, klog.Background()), "belay-controller", version)
+	if err != nil {
+		return err
+	}
+	defer stopTraces()
 	config, err := daemonConfig(ctx, o.kubeconfig)
 	if err != nil {
 		return err
@@ -65,7 +70,7 @@ func run(ctx context.Context, o *options) error {
 	}
 	if o.runs(controllerAttachDetach) {
 		err = attachdetach.Setup(ctx, mgr, attachdetach.Options{
-			Policy: o.policy(), Metrics: measured,
+			Policy: o.policy(), Metrics: measured, Traces: traces,
 			WarnOfRivals: o.foreignWriter == foreignWriterWarn, MayLead: o.mayLead(clients), Settle: settle, Clock: clock, Proofs: proofs,
 		})
 		if err != nil {

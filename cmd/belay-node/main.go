@@ -17,6 +17,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"belay.dev/belay/internal/containers"
+	"belay.dev/belay/internal/telemetry"
 	"belay.dev/belay/internal/usage"
 	"belay.dev/belay/node"
 )
@@ -43,9 +44,14 @@ func run(ctx context.Context, o options) error {
 		return err
 	}
 	api.UserAgent = "belay-node"
+	traces, stopTraces, err := telemetry.StartTraceProvider(klog.NewContext(ctx, log), "belay-node", version)
+	if err != nil {
+		return err
+	}
+	defer stopTraces()
 	config := node.Config{
 		NodeName: o.nodeName, Root: o.rootDir, RESTConfig: api, Logger: log,
-		Metrics: legacyregistry.Registerer(), StatsPeriod: o.statsPeriod,
+		Metrics: legacyregistry.Registerer(), StatsPeriod: o.statsPeriod, TracerProvider: traces,
 	}
 	checkRuntime := func(context.Context) {}
 	if o.runtimeEndpoint != "" {
