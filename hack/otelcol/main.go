@@ -19,6 +19,7 @@ import (
 	"go.opentelemetry.io/collector/processor/memorylimiterprocessor"
 	"go.opentelemetry.io/collector/receiver"
 	"go.opentelemetry.io/collector/receiver/otlpreceiver"
+	"go.opentelemetry.io/collector/service/telemetry/otelconftelemetry"
 )
 
 func main() {
@@ -48,5 +49,6 @@ func factories() (all otelcol.Factories, err error) {
 	); err != nil {
 		return all, fmt.Errorf("exporters: %w", err)
 	}
+	all.Telemetry = otelconftelemetry.NewFactory()
 	return all, nil
 }
