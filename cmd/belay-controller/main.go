@@ -40,7 +40,7 @@ func main() {
 // run runs the controller until ctx is done or the lease is lost.
 func run(ctx context.Context, o *options) error {
 	klog.Background().Info("Starting belay-controller", "version", version)
-	traces, stopTraces, err := telemetry.StartTraces(klog.NewContext(ctx, klog.Background()), "belay-controller", version)
+	traces, stopTraces, err := telemetry.StartTraces(ctx, "belay-controller", version)
 	if err != nil {
 		return err
 	}

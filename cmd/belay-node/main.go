@@ -44,7 +44,7 @@ func run(ctx context.Context, o options) error {
 		return err
 	}
 	api.UserAgent = "belay-node"
-	traces, stopTraces, err := telemetry.StartTraceProvider(klog.NewContext(ctx, log), "belay-node", version)
+	traces, stopTraces, err := telemetry.StartTraceProvider(ctx, "belay-node", version)
 	if err != nil {
 		return err
 	}

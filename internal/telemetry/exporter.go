@@ -7,7 +7,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/go-logr/logr"
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracegrpc"
 	"go.opentelemetry.io/otel/sdk/resource"
@@ -15,6 +14,7 @@ import (
 	semconv "go.opentelemetry.io/otel/semconv/v1.41.0"
 	"go.opentelemetry.io/otel/trace"
 	grpccodes "google.golang.org/grpc/codes"
+	"k8s.io/klog/v2"
 )
 
 // traceShutdownTimeout bounds how long a shutdown waits for the collector.
@@ -46,14 +46,14 @@ func tracesEnabled() (bool, error) {
 // and flushes, for at most two seconds. The libraries read the other variables: OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES,
 // OTEL_TRACES_SAMPLER, OTEL_BSP_* and OTEL_EXPORTER_OTLP_*.
 func StartTraces(ctx context.Context, service, version string) (traces *Traces, stop func(), err error) {
-	provider, stop, err := StartTraceProvider(ctx, service, version)
+	provider, flush, err := StartTraceProvider(ctx, service, version)
 	if provider == nil {
-		return nil, stop, err
+		return nil, flush, err
 	}
 	traces = NewTraces(provider)
 	return traces, func() {
 		traces.endKept(service + " stopped")
-		stop()
+		flush()
 	}, nil
 }
 
@@ -76,7 +76,7 @@ func StartTraceProvider(ctx context.Context, service, version string) (_ trace.T
 		limits.AttributeValueLengthLimit = maxAttributeLength
 	}
 	provider := sdktrace.NewTracerProvider(sdktrace.WithBatcher(exporter), sdktrace.WithResource(about), sdktrace.WithRawSpanLimits(limits))
-	log := logr.FromContextOrDiscard(ctx)
+	log := klog.FromContext(ctx)
 	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { log.Error(err, "Failed to send traces") }))
 	return provider, func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), traceShutdownTimeout)
