@@ -11,7 +11,6 @@ import (
 	"go.opentelemetry.io/collector/confmap/provider/envprovider"
 	"go.opentelemetry.io/collector/confmap/provider/fileprovider"
 	"go.opentelemetry.io/collector/exporter"
-	"go.opentelemetry.io/collector/exporter/debugexporter"
 	"go.opentelemetry.io/collector/exporter/otlpexporter"
 	"go.opentelemetry.io/collector/otelcol"
 	"go.opentelemetry.io/collector/processor"
@@ -45,7 +44,7 @@ func factories() (all otelcol.Factories, err error) {
 		return all, fmt.Errorf("processors: %w", err)
 	}
 	if all.Exporters, err = otelcol.MakeFactoryMap[exporter.Factory](
-		debugexporter.NewFactory(), newJSONFileFactory(), otlpexporter.NewFactory(),
+		newJSONFileFactory(), otlpexporter.NewFactory(),
 	); err != nil {
 		return all, fmt.Errorf("exporters: %w", err)
 	}
