@@ -7,7 +7,6 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
-	"time"
 
 	"k8s.io/klog/v2"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
@@ -21,9 +20,6 @@ import (
 
 // version is set at build time.
 var version = "unknown"
-
-// settle is attachdetach.Options.Settle; tests shorten it.
-var settle time.Duration
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)

@@ -10,7 +10,6 @@ import (
 	"os/signal"
 	"syscall"
 
-	"github.com/go-logr/logr"
 	"golang.org/x/sync/errgroup"
 	"k8s.io/component-base/metrics/legacyregistry"
 	_ "k8s.io/component-base/metrics/prometheus/restclient" // requests to the API server
@@ -75,11 +74,4 @@ func run(ctx context.Context, o options) error {
 	running.Go(func() error { return agent.FollowPods(ctx) })
 	running.Go(func() error { return serve(ctx) })
 	return running.Wait()
-}
-
-// logSilent logs that the container runtime does not respond. This is not fatal, because the runtime may start later.
-func logSilent(ctx context.Context, log logr.Logger, runtime *containers.CRI, endpoint string) {
-	if err := runtime.Check(ctx); err != nil && ctx.Err() == nil {
-		log.Error(err, "Container runtime does not respond, keeping the volumes of deleted and terminated pods mounted", "endpoint", endpoint)
-	}
 }
