@@ -20,6 +20,7 @@ CONTROLLERGEN := $(BIN)/controller-gen
 HELM        := $(BIN)/helm
 IMAGES      := $(BIN)/images
 HELMDOCS    := $(BIN)/helm-docs
+OTELCOL     := $(BIN)/otelcol
 
 # Where the lab keeps the upstream programs (see `belay-lab build --help`).
 UPSTREAM     = $$($(BELAY_LAB) build --print)
@@ -75,11 +76,11 @@ unit: check-go ## The tests that need neither root nor an API server, nor anythi
 	BELAY_SEEDS=40 BELAY_SIM_SEEDS=5 KUBEBUILDER_ASSETS= go test -short -vet=off -ldflags='-s -w' ./...
 
 .PHONY: test
-test: upstream $(TESTSUM) $(SANITY) $(HELM) ## Run unit tests, simulation, conformance and the lab's short end-to-end tests.
+test: upstream $(TESTSUM) $(SANITY) $(HELM) $(OTELCOL) ## Run unit tests, simulation, conformance and the lab's short end-to-end tests.
 	hack/test short
 
 .PHONY: test-long
-test-long: upstream $(TESTSUM) $(SANITY) $(HELM) ## Run the long tests too: chaos, churn, kills, comparison with upstream, both kinds of node.
+test-long: upstream $(TESTSUM) $(SANITY) $(HELM) $(OTELCOL) ## Run the long tests too: chaos, churn, kills, comparison with upstream, both kinds of node.
 	hack/test long
 
 .PHONY: test-kubernetes
@@ -151,6 +152,10 @@ $(ACTIONLINT): hack/actionlint/go.mod hack/actionlint/go.sum
 
 $(CONTROLLERGEN): hack/controllergen/go.mod hack/controllergen/go.sum
 	cd hack/controllergen && go build -o $@ sigs.k8s.io/controller-tools/cmd/controller-gen
+
+# A module of its own: a collector needs newer OpenTelemetry libraries than Kubernetes 1.36.
+$(OTELCOL): hack/otelcol/go.mod hack/otelcol/go.sum hack/otelcol/main.go hack/otelcol/jsonfile.go
+	cd hack/otelcol && go build -ldflags='-s -w' -o $@ .
 
 $(HELM): hack/helm/go.mod hack/helm/go.sum
 	cd hack/helm && go build -o $@ helm.sh/helm/v4/cmd/helm

@@ -5,9 +5,11 @@ import (
 
 	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
+	"go.opentelemetry.io/otel/trace"
 	"k8s.io/client-go/rest"
 
 	"belay.dev/belay/internal/nodeagent"
+	"belay.dev/belay/internal/telemetry"
 )
 
 // Config configures an [Agent].
@@ -52,6 +54,9 @@ type Config struct {
 	// StatsPeriod is how often volume stats are collected from drivers with GET_VOLUME_STATS: after one to two periods. Default: 1 minute,
 	// kubelet's volumeStatsAggPeriod. If negative, they are not collected.
 	StatsPeriod time.Duration
+
+	// TracerProvider makes the spans of mounts and unmounts; docs/traces.md lists them. Default: no spans.
+	TracerProvider trace.TracerProvider
 }
 
 func (c Config) shell() nodeagent.Config {
@@ -67,5 +72,6 @@ func (c Config) shell() nodeagent.Config {
 		Containers:  c.Containers,
 		Metrics:     c.Metrics,
 		StatsPeriod: c.StatsPeriod,
+		Traces:      telemetry.NewTraces(c.TracerProvider),
 	}
 }

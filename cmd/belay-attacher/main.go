@@ -39,6 +39,7 @@ func main() {
 	logsapi.AddGoFlags(logging, flag.CommandLine)
 	logs.InitLogs()
 	options := attacher.RegisterFlags()
+	options.Version = version
 	flag.Usage = printUsage
 	if exitCode, ok := attacher.ParseFlags(os.Args[1:]); !ok {
 		os.Exit(exitCode)

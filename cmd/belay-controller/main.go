@@ -7,7 +7,6 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
-	"time"
 
 	"k8s.io/klog/v2"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
@@ -21,9 +20,6 @@ import (
 
 // version is set at build time.
 var version = "unknown"
-
-// settle is attachdetach.Options.Settle; tests shorten it.
-var settle time.Duration
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -40,6 +36,11 @@ func main() {
 // run runs the controller until ctx is done or the lease is lost.
 func run(ctx context.Context, o *options) error {
 	klog.Background().Info("Starting belay-controller", "version", version)
+	traces, stopTraces, err := telemetry.StartTraces(ctx, "belay-controller", version)
+	if err != nil {
+		return err
+	}
+	defer stopTraces()
 	config, err := daemonConfig(ctx, o.kubeconfig)
 	if err != nil {
 		return err
@@ -65,7 +66,7 @@ func run(ctx context.Context, o *options) error {
 	}
 	if o.runs(controllerAttachDetach) {
 		err = attachdetach.Setup(ctx, mgr, attachdetach.Options{
-			Policy: o.policy(), Metrics: measured,
+			Policy: o.policy(), Metrics: measured, Traces: traces,
 			WarnOfRivals: o.foreignWriter == foreignWriterWarn, MayLead: o.mayLead(clients), Settle: settle, Clock: clock, Proofs: proofs,
 		})
 		if err != nil {

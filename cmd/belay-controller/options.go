@@ -154,3 +154,6 @@ func (o *options) warn(given func(flag string) bool) {
 		klog.Background().Error(nil, "Leader election is disabled", "remedy", "make sure that only one belay-controller runs")
 	}
 }
+
+// settle is attachdetach.Options.Settle; tests shorten it.
+var settle time.Duration

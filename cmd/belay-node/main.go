@@ -10,13 +10,13 @@ import (
 	"os/signal"
 	"syscall"
 
-	"github.com/go-logr/logr"
 	"golang.org/x/sync/errgroup"
 	"k8s.io/component-base/metrics/legacyregistry"
 	_ "k8s.io/component-base/metrics/prometheus/restclient" // requests to the API server
 	"k8s.io/klog/v2"
 
 	"belay.dev/belay/internal/containers"
+	"belay.dev/belay/internal/telemetry"
 	"belay.dev/belay/internal/usage"
 	"belay.dev/belay/node"
 )
@@ -43,9 +43,14 @@ func run(ctx context.Context, o options) error {
 		return err
 	}
 	api.UserAgent = "belay-node"
+	traces, stopTraces, err := telemetry.StartTraceProvider(ctx, "belay-node", version)
+	if err != nil {
+		return err
+	}
+	defer stopTraces()
 	config := node.Config{
 		NodeName: o.nodeName, Root: o.rootDir, RESTConfig: api, Logger: log,
-		Metrics: legacyregistry.Registerer(), StatsPeriod: o.statsPeriod,
+		Metrics: legacyregistry.Registerer(), StatsPeriod: o.statsPeriod, TracerProvider: traces,
 	}
 	checkRuntime := func(context.Context) {}
 	if o.runtimeEndpoint != "" {
@@ -69,11 +74,4 @@ func run(ctx context.Context, o options) error {
 	running.Go(func() error { return agent.FollowPods(ctx) })
 	running.Go(func() error { return serve(ctx) })
 	return running.Wait()
-}
-
-// logSilent logs that the container runtime does not respond. This is not fatal, because the runtime may start later.
-func logSilent(ctx context.Context, log logr.Logger, runtime *containers.CRI, endpoint string) {
-	if err := runtime.Check(ctx); err != nil && ctx.Err() == nil {
-		log.Error(err, "Container runtime does not respond, keeping the volumes of deleted and terminated pods mounted", "endpoint", endpoint)
-	}
 }

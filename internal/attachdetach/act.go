@@ -40,7 +40,9 @@ func (w *work) attach(ctx context.Context, s attachment.Attach) (again bool, err
 	}
 	name, sent := va.Name, time.Now()
 	w.loggerAt(s.Node).Info("Attaching volume", "attachment", name, "pods", klog.KObjSlice(w.now.pods[s.Node]))
+	ctx, requested := w.startAttach(ctx, s, va)
 	err = w.client.Create(ctx, va)
+	requested(err)
 	switch {
 	case err == nil:
 		w.state.attachments.Wrote(kube.StripAttachment(va))
@@ -102,7 +104,9 @@ func (w *work) report(ctx context.Context, s attachment.Report) (again bool, err
 		n := w.now.seen.Nodes[s.Node]
 		w.state.ledger.add(w.unique(), string(s.Node), ledgerEntry{machine: n.Machine, created: n.Created}, n.InUse == attachment.Yes && n.Reported)
 	}
+	ctx, reported := w.startReport(ctx, s)
 	stored, err := w.changeNode(ctx, s.Node, change{kind: reporting, uid: types.UID(s.NodeUID), requested: s.DetachRequested})
+	reported(stored, err)
 	if !stored {
 		return err == nil, err
 	}
@@ -155,7 +159,9 @@ func (w *work) delete(ctx context.Context, s attachment.ForceDetach) error {
 	if planted.S6 {
 		bound.ResourceVersion = nil
 	}
+	ctx, requested := w.startDetach(ctx, s)
 	err := w.client.Delete(ctx, va, bound)
+	requested(err)
 	switch {
 	case err == nil:
 		w.state.attachments.Deleted(name, uid)

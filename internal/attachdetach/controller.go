@@ -46,6 +46,8 @@ type Options struct {
 	Policy attachment.Policy
 	// Metrics may be nil.
 	Metrics *telemetry.Controller
+	// Traces may be nil.
+	Traces *telemetry.Traces
 	// WarnOfRivals only warns of another attach/detach controller. By default the controller halts: it stops writing.
 	WarnOfRivals bool
 	// Settle is how long after the start writes of the previous leader may still appear; 0 means one minute.
@@ -70,6 +72,7 @@ type Controller struct {
 	sources      []source.TypedSource[key]
 	refusals     workqueue.TypedRateLimiter[key]
 	metrics      *telemetry.Controller
+	traces       *telemetry.Traces
 	clock        Clock
 	// stepsAtOnce bounds the nodes that one decision is carried out on concurrently.
 	stepsAtOnce int

@@ -41,6 +41,7 @@ func isUnconfirmed(last *storagev1.VolumeAttachment, now time.Time) bool {
 // attachmentDeleted records the deletion of an attachment of the volumes.
 func (c *Controller) attachmentDeleted(keys []key, last *storagev1.VolumeAttachment) {
 	c.eventEmitter.attachmentDeleted(keys, last, c.clock.Now())
+	c.traceDeleted(last)
 }
 
 // attachmentDeleted records the deletion of an attachment.

@@ -125,6 +125,7 @@ func assemble(w *clusterState, r *rivals, p Parts, o Options) *Controller {
 		eventEmitter:   newEventEmitter(p.Recorder),
 		policy:         o.Policy,
 		metrics:        o.Metrics,
+		traces:         o.Traces,
 		rivals:         r,
 		mayLead:        o.MayLead,
 		ready:          make(chan struct{}),

@@ -105,10 +105,12 @@ func (a *Attacher) send(ctx context.Context, subj *subject, step publication.Cal
 	}
 	ctx, cancel := context.WithTimeout(ctx, a.timeout) // does not cover reading the secrets
 	defer cancel()
+	ctx, call := a.traces.StartCall(ctx, "csi.v1.Controller", csiMethods[step.Verb])
 	begun := time.Now()
 	defer func() {
 		r.took = time.Since(begun)
 		r.err = csi.Unanswered(ctx, r.err, csi.NoAnswerError{Driver: a.driver, Call: step.Verb.String(), Node: a.nodeOf(subj, step.NodeID), Timeout: a.timeout})
+		call.End(r.err)
 	}()
 	if step.Verb == publication.Publish {
 		request := subj.source.publishRequest(step.NodeID, a.defaultFSType)
@@ -155,7 +157,9 @@ func (a *Attacher) secrets(ctx context.Context, ref *corev1.SecretReference) (cs
 
 // recordAttached writes the result of a successful ControllerPublishVolume to the status.
 func (a *Attacher) recordAttached(ctx context.Context, subj *subject) error {
+	ctx, span := a.startStep(ctx, subj, "record volume as attached")
 	err := a.writeStatus(ctx, subj.attachment, attachedPatch(subj.attachment, subj.record.publishContext))
+	span.End(err)
 	if apierrors.IsInvalid(err) || apierrors.IsRequestEntityTooLargeError(err) {
 		// The API server will never accept this publish context. An error in the status lets a person fix the cause.
 		err = explain.PublishContextNotSaved(err)

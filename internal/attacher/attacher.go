@@ -45,6 +45,7 @@ type Config struct {
 	MaxEntries       int
 	ReconcileMetrics *telemetry.Reconcile // may be nil
 	Metrics          *telemetry.Attacher  // may be nil
+	Traces           *telemetry.Traces    // may be nil
 
 	DrainTimeout time.Duration // how long a shutdown waits for calls in flight
 }
@@ -64,6 +65,7 @@ const (
 
 // Attacher runs the attachments of one CSI driver.
 type Attacher struct {
+	traces        *telemetry.Traces
 	client        kubernetes.Interface
 	limit         flowcontrol.RateLimiter // of API requests; nil for no limit
 	workers       int
@@ -112,8 +114,9 @@ func New(c Config) (*Attacher, error) {
 		policy:        publication.Policy{RetryStart: c.RetryStart, RetryMax: c.RetryMax},
 		reconcileSync: c.ReconcileSync, maxEntries: c.MaxEntries, reconcileMetrics: c.ReconcileMetrics, metrics: c.Metrics,
 		objects: watched, calls: newLedger(), limit: requestLimit(c.QPS, c.Burst), workers: workersFor(c.QPS),
-		throttle: newThrottle(c.RetryStart),
+		throttle: newThrottle(c.RetryStart), traces: c.Traces,
 	}
+	watched.keepTraceparents = c.Traces != nil
 	// The queue names are csi-attacher's, so that dashboards keep working.
 	a.queue = newQueue("csi-attacher-va", workqueue.Queue[publication.Key](newFairQueue(a.onlyDetaches)))
 	a.volumes = newQueue("csi-attacher-pv", workqueue.DefaultQueue[string]())

@@ -185,9 +185,9 @@ func (a *Attacher) call(ctx context.Context, subj *subject, step publication.Cal
 	logger := log.FromContext(ctx).WithValues(subj.callLogValues(a.nodeOf(subj, step.NodeID))...)
 	ctx = log.IntoContext(ctx, logger)
 	logger.Info(verbs[step.Verb].start, "call", step.Verb, "nodeID", step.NodeID)
-	traced, end := trace(ctx, try, a.driver)
+	traced, span := a.startSpan(ctx, subj, try)
 	ended := a.send(traced, subj, step)
-	end(ended.err)
+	span.End(ended.err)
 	a.throttle.end(time.Now(), try, ended.err)
 	a.finish(logger, try, ended)
 	if step.Verb == publication.Unpublish && ended.err == nil {

@@ -36,6 +36,7 @@ type Options struct {
 	WorkerThreads      uint
 	DefaultFSType      string
 	MaxGRPCLogLength   int
+	Version            string // of the program, for traces; not a flag
 
 	// ReconcileSync and MaxEntries configure the comparison with ListVolumes.
 	ReconcileSync time.Duration

@@ -52,11 +52,11 @@ func RunSidecar(ctx context.Context, o *Options) error {
 	config = kube.WithProtobuf(config)
 	config.QPS = -1 // the attacher limits its requests itself; the lease is not limited
 	connection.SetMaxGRPCLogLength(o.MaxGRPCLogLength)
-	sendTraces, err := startTraces(ctx)
+	traces, stopTraces, err := telemetry.StartTraces(ctx, "belay-attacher", o.Version)
 	if err != nil {
 		return err
 	}
-	defer sendTraces()
+	defer stopTraces()
 	mux, health := http.NewServeMux(), newHealth()
 	if err := o.serve(ctx, mux, health); err != nil {
 		return err
@@ -89,6 +89,7 @@ func RunSidecar(ctx context.Context, o *Options) error {
 		ReconcileSync: o.ReconcileSync, MaxEntries: o.MaxEntries,
 		ReconcileMetrics: telemetry.NewReconcile(legacyregistry.Registerer()),
 		Metrics:          telemetry.NewAttacher(legacyregistry.Registerer()),
+		Traces:           traces,
 		WorkerThreads:    int(o.WorkerThreads), DefaultFSType: o.DefaultFSType, DrainTimeout: min(o.Timeout, maxDrain),
 	})
 	if err != nil {

@@ -49,6 +49,8 @@ type objects struct {
 
 	orphans  *orphans
 	interned *interner
+	// keepTraceparents is set before the informers start, if traces are on.
+	keepTraceparents bool
 }
 
 // newObjects creates the informers; nothing is read before factory.Start.
@@ -166,6 +168,9 @@ func (o *objects) trimAttachment(va *storagev1.VolumeAttachment) *storagev1.Volu
 	if handle := va.Annotations[kube.PublishedHandleAnnotation]; o.mayBelongTo(va, handle) { // else it was edited
 		kept.GenerateName = handle
 	}
+	if o.keepTraceparents && len(va.Annotations[kube.TraceparentAnnotation]) == kube.TraceparentLength {
+		kept.SelfLink = va.Annotations[kube.TraceparentAnnotation]
+	}
 	keys := make(map[string]string, len(va.Status.AttachmentMetadata))
 	for key := range va.Status.AttachmentMetadata {
 		keys[key] = ""
@@ -182,6 +187,14 @@ const foreignDigest = "belay.dev/others"
 // in GenerateName, which is otherwise unused: the annotations are shared by all attachments of a node, so a handle
 // among them would cost a map for each attachment. It is never written to the API server.
 func recordedHandle(va *storagev1.VolumeAttachment) string { return va.GenerateName }
+
+// traceparent returns the trace context of an attachment. The cache keeps it in SelfLink, which is otherwise unused, for the same reason.
+func traceparent(va *storagev1.VolumeAttachment) string {
+	if va == nil {
+		return ""
+	}
+	return va.SelfLink
+}
 
 // recordedSecret returns the Secret that was recorded with the handle.
 func recordedSecret(va *storagev1.VolumeAttachment) *corev1.SecretReference {
@@ -200,6 +213,7 @@ func trimAnnotations(va *storagev1.VolumeAttachment) map[string]string {
 		switch {
 		case name == kube.NodeIDAnnotation, name == kube.PublishSecretAnnotation, name == kube.DetachRequestedAnnotation:
 			kept[name] = value
+		case name == kube.TraceparentAnnotation:
 		case !kube.IsOwnAnnotation(name):
 			others[name] = value
 		}

@@ -2,100 +2,51 @@ package attacher
 
 import (
 	"context"
-	"fmt"
-	"os"
-	"strings"
-	"time"
 
-	"go.opentelemetry.io/otel"
-	"go.opentelemetry.io/otel/attribute"
-	"go.opentelemetry.io/otel/codes"
-	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracegrpc"
-	"go.opentelemetry.io/otel/propagation"
-	"go.opentelemetry.io/otel/sdk/resource"
-	sdktrace "go.opentelemetry.io/otel/sdk/trace"
-	"google.golang.org/grpc/metadata"
-	"sigs.k8s.io/controller-runtime/pkg/log"
+	"go.opentelemetry.io/otel/trace"
 
 	"belay.dev/belay/internal/publication"
+	"belay.dev/belay/internal/telemetry"
 )
 
-// tracesEnabled reports whether the standard OpenTelemetry variables set an exporter or a collector endpoint.
-// csi-attacher has no flag for traces.
-func tracesEnabled() (bool, error) {
-	switch exporter := os.Getenv("OTEL_TRACES_EXPORTER"); {
-	case strings.EqualFold(os.Getenv("OTEL_SDK_DISABLED"), "true"), exporter == "none":
-		return false, nil
-	case exporter != "" && exporter != "otlp":
-		return false, fmt.Errorf("OTEL_TRACES_EXPORTER=%s is not supported: use otlp or none", exporter)
-	case exporter == "" && os.Getenv("OTEL_EXPORTER_OTLP_ENDPOINT") == "" && os.Getenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") == "":
-		return false, nil
+// spanOptions describes a span for an attachment. An attach continues the trace of the controller, which waits for it. A detach begins
+// one of its own, with a link: the deletion of an object cannot write an annotation.
+func (a *Attacher) spanOptions(subj *subject, verb publication.Verb) telemetry.SpanOptions {
+	o := telemetry.SpanOptions{
+		Kind: trace.SpanKindConsumer, Driver: a.driver, Handle: subj.source.handle, Attachment: subj.seen.Name, Node: subj.seen.Node,
 	}
-	for _, name := range []string{"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"} {
-		if protocol := os.Getenv(name); protocol != "" && protocol != "grpc" {
-			return false, fmt.Errorf("%s=%s is not supported: use grpc", name, protocol)
-		}
+	if subj.source.pv != nil {
+		o.PersistentVolume = subj.source.pv.Name
 	}
-	return true, nil
+	if verb == publication.Publish {
+		o.Parent = traceparent(subj.attachment)
+	} else {
+		o.Link = traceparent(subj.attachment)
+	}
+	return o
 }
 
-// traceShutdownTimeout bounds how long a shutdown waits for the collector.
-const traceShutdownTimeout = 2 * time.Second
-
-// startTraces enables the export of traces if it is configured. Traces that the collector does not accept are dropped.
-// send flushes at the end. The libraries read the other variables: OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES,
-// OTEL_TRACES_SAMPLER, OTEL_BSP_* and OTEL_EXPORTER_OTLP_*.
-func startTraces(ctx context.Context) (send func(), err error) {
-	wanted, err := tracesEnabled()
-	if !wanted {
-		return func() {}, err
+// startSpan starts the span of an attempt, including the reading of its secrets.
+func (a *Attacher) startSpan(ctx context.Context, subj *subject, try attempt) (context.Context, telemetry.Span) {
+	if a.traces == nil {
+		return ctx, telemetry.Span{}
 	}
-	exporter, err := otlptracegrpc.New(ctx)
-	if err != nil {
-		return nil, fmt.Errorf("create the trace exporter: %w", err)
-	}
-	about, err := resource.New(ctx, resource.WithAttributes(attribute.String("service.name", "belay-attacher")), resource.WithFromEnv())
-	if err != nil {
-		return nil, fmt.Errorf("create the trace resource: %w", err)
-	}
-	provider := sdktrace.NewTracerProvider(sdktrace.WithBatcher(exporter), sdktrace.WithResource(about))
-	otel.SetTracerProvider(provider)
-	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) {
-		log.FromContext(ctx).Error(err, "Failed to send traces")
-	}))
-	return func() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), traceShutdownTimeout)
-		defer cancel()
-		if err := provider.Shutdown(ctx); err != nil {
-			log.FromContext(ctx).Error(err, "Failed to send traces")
-		}
-	}, nil
+	o := a.spanOptions(subj, try.verb)
+	o.Node, o.NodeID = a.nodeOf(subj, try.nodeID), try.nodeID
+	return a.traces.Start(ctx, spanNames[try.verb], o)
 }
 
-// trace starts the span of one call, including the reading of its secrets, and returns the function that ends it. The
-// span context is passed to the driver. csi-lib-utils' WithOtelTracing is not used, because it records the driver's
-// error unredacted, possibly with secrets.
-func trace(ctx context.Context, try attempt, driver string) (context.Context, func(error)) {
-	ctx, span := otel.Tracer("belay.dev/belay/internal/attacher").Start(ctx, spanNames[try.verb])
-	span.SetAttributes(attribute.String("driver", driver), attribute.String("volume", try.volume.handle),
-		attribute.String("node", try.node), attribute.String("nodeID", try.nodeID))
-	if try.attachment != nil {
-		span.SetAttributes(attribute.String("attachment", try.attachment.Name))
+// startStep starts the span of a step of an attach, if the controller traces it. Without that the step would be a trace of its own.
+func (a *Attacher) startStep(ctx context.Context, subj *subject, name string) (context.Context, telemetry.Span) {
+	if a.traces == nil || traceparent(subj.attachment) == "" {
+		return ctx, telemetry.Span{}
 	}
-	parent := propagation.MapCarrier{}
-	propagation.TraceContext{}.Inject(ctx, parent)
-	var pairs []string
-	for key, value := range parent {
-		pairs = append(pairs, key, value)
-	}
-	ctx = metadata.AppendToOutgoingContext(ctx, pairs...)
-	return ctx, func(err error) {
-		if err != nil {
-			span.SetStatus(codes.Error, err.Error())
-		}
-		span.End()
-	}
+	return a.traces.Start(ctx, name, a.spanOptions(subj, publication.Publish))
 }
 
-// spanNames are the terms of the glossary.
-var spanNames = map[publication.Verb]string{publication.Publish: "attach", publication.Unpublish: "detach"}
+// spanNames are the terms of the glossary. The controller's spans are called "attach" and "detach".
+var spanNames = map[publication.Verb]string{publication.Publish: "attach by driver", publication.Unpublish: "detach by driver"}
+
+var csiMethods = map[publication.Verb]string{
+	publication.Publish: "ControllerPublishVolume", publication.Unpublish: "ControllerUnpublishVolume",
+}

@@ -94,7 +94,7 @@ func TestTracesOfCalls(t *testing.T) {
 	if method != "/opentelemetry.proto.collector.trace.v1.TraceService/Export" {
 		t.Errorf("called %s", method)
 	}
-	for _, want := range []string{"attach", "detach", "attacher-of-the-test", w.driver.Name, w.name("pv1"), w.name("node1"), "id-node1", "attachment", "refused [REDACTED]"} {
+	for _, want := range []string{"attach by driver", "detach by driver", "ControllerPublishVolume", "UNAUTHENTICATED", "attacher-of-the-test", w.driver.Name, w.name("pv1"), w.name("node1"), "id-node1", "belay.attachment", "refused [REDACTED]"} {
 		if !strings.Contains(content, want) {
 			t.Errorf("the traces do not say %q: %q", want, content)
 		}
@@ -122,6 +122,16 @@ func TestTracesAreOptional(t *testing.T) {
 		}
 		if !strings.Contains(p.Output(), "Failed to send traces") {
 			t.Error("the log does not report the traces that were not collected")
+		}
+	})
+	t.Run("collector hangs", func(t *testing.T) {
+		listener, err := net.Listen("tcp", "127.0.0.1:0") // accepts connections, and never answers
+		must(t, err)
+		t.Cleanup(func() { _ = listener.Close() })
+		began := time.Now()
+		traceCycle(t, newWorld(t), "OTEL_EXPORTER_OTLP_ENDPOINT=http://"+listener.Addr().String(), "OTEL_BSP_MAX_QUEUE_SIZE=1", "OTEL_BSP_MAX_EXPORT_BATCH_SIZE=1")
+		if took := time.Since(began); took > wait.Timeout {
+			t.Errorf("took %v", took)
 		}
 	})
 	for name, env := range map[string]string{"exporter": "OTEL_TRACES_EXPORTER=zipkin", "protocol": "OTEL_EXPORTER_OTLP_PROTOCOL=http/json"} {

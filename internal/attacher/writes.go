@@ -98,6 +98,7 @@ func (a *Attacher) writeFinalizers(ctx context.Context, key publication.Key, sub
 		}
 		a.pendingSecrets.keep(subj.uid(), ref, secrets)
 	}
+	ctx, span := a.startStep(ctx, subj, "add finalizers")
 	var both errgroup.Group
 	if step.Volume {
 		both.Go(func() error { return a.protectVolume(ctx, subj.source.pv) })
@@ -106,6 +107,7 @@ func (a *Attacher) writeFinalizers(ctx context.Context, key publication.Key, sub
 		both.Go(func() error { return a.protectOrReread(ctx, subj, step.NodeID, try) })
 	}
 	err := both.Wait()
+	span.End(err)
 	if err != nil && !subj.seen.Attached && a.queue.NumRequeues(key) >= requeuesBeforeReport && isRefusal(err) {
 		a.refuse(ctx, subj, try, err)
 		return true, nil

@@ -99,6 +99,12 @@ const (
 	SystemUUIDAnnotation = "belay.dev/system-uuid"
 	ProviderIDAnnotation = "belay.dev/provider-id"
 
+	// TraceparentAnnotation passes the context of a span to the components that continue its work (KEP-5915), in the form of the W3C header
+	// traceparent. It is written only with traces on.
+	TraceparentAnnotation = "tracing.k8s.io/traceparent"
+	// TraceparentLength is the length of a traceparent of version 00, the only version there is. A longer value is not kept.
+	TraceparentLength = 55
+
 	// FibreChannelPlugin and ISCSIPlugin are used as driver names for volumes that the node connects by itself: they are reported
 	// like others, and have no VolumeAttachment (k/k pkg/volume/fc, pkg/volume/iscsi). No CSI driver can have such a name.
 	FibreChannelPlugin = "kubernetes.io/fc"

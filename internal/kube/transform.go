@@ -200,7 +200,7 @@ func StripAttachment(attachment *storagev1.VolumeAttachment) *storagev1.VolumeAt
 		kept.Spec.Source.InlineVolumeSpec = short
 	}
 	for _, name := range attachmentAnnotations {
-		if value, ok := attachment.Annotations[name]; ok {
+		if value, ok := attachment.Annotations[name]; ok && (name != TraceparentAnnotation || len(value) == TraceparentLength) {
 			if kept.Annotations == nil {
 				kept.Annotations = map[string]string{}
 			}
@@ -240,7 +240,7 @@ func CalledByBelay(attachment *storagev1.VolumeAttachment) bool {
 // attachmentAnnotations are those that the controller reads.
 var attachmentAnnotations = []string{
 	DetachRequestedAnnotation, VolumeHandleAnnotation, NodeUIDAnnotation, BootIDAnnotation, SystemUUIDAnnotation,
-	ProviderIDAnnotation, UnfencedBootAnnotation,
+	ProviderIDAnnotation, UnfencedBootAnnotation, TraceparentAnnotation,
 }
 
 func stripDriver(driver *storagev1.CSIDriver) *storagev1.CSIDriver {

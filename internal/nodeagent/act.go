@@ -35,9 +35,9 @@ func (m *volumeManager) act(ctx context.Context, v *volume, step nodevolume.Step
 			m.finishStep(ctx, v, step, err)
 		}
 	case nodevolume.StageVolume:
-		m.finishStep(ctx, v, step, m.stage(ctx, v, step))
+		m.finishStep(ctx, v, step, m.traced(ctx, v, step, func(ctx context.Context) error { return m.stage(ctx, v, step) }))
 	case nodevolume.Publish:
-		m.finishStep(ctx, v, step, m.publish(ctx, v, step))
+		m.finishStep(ctx, v, step, m.traced(ctx, v, step, func(ctx context.Context) error { return m.publish(ctx, v, step) }))
 	case nodevolume.Republish:
 		m.finishStep(ctx, v, step, m.republish(ctx, v, step))
 	case nodevolume.LookForUsers:
@@ -45,9 +45,9 @@ func (m *volumeManager) act(ctx context.Context, v *volume, step nodevolume.Step
 	case nodevolume.Expand:
 		m.expand(ctx, v, step.Key)
 	case nodevolume.Unpublish:
-		m.finishStep(ctx, v, step, m.unpublish(ctx, v, step))
+		m.finishStep(ctx, v, step, m.traced(ctx, v, step, func(ctx context.Context) error { return m.unpublish(ctx, v, step) }))
 	case nodevolume.Unstage:
-		m.finishStep(ctx, v, step, m.unstage(ctx, v, step))
+		m.finishStep(ctx, v, step, m.traced(ctx, v, step, func(ctx context.Context) error { return m.unstage(ctx, v, step) }))
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()

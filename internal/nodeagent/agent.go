@@ -27,6 +27,7 @@ import (
 	"belay.dev/belay/internal/mount"
 	"belay.dev/belay/internal/mounttable"
 	"belay.dev/belay/internal/nodevolume"
+	"belay.dev/belay/internal/telemetry"
 )
 
 // Config is documented at belay.dev/belay/node.Config.
@@ -42,6 +43,7 @@ type Config struct {
 	Containers  Containers
 	Metrics     prometheus.Registerer
 	StatsPeriod time.Duration
+	Traces      *telemetry.Traces
 
 	// The fields below are set by tests only. complete sets the defaults.
 

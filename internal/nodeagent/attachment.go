@@ -21,10 +21,13 @@ func (m *volumeManager) lookUpAttachment(ctx context.Context, v *volume) error {
 	m.mu.Lock()
 	begun := v.state.BeginRead(m.status.view(v.name))
 	m.mu.Unlock()
-	found, err := m.readAttachment(ctx, v)
+	found, traceparent, err := m.readAttachment(ctx, v)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	v.state.Read(begun, found)
+	if found.Attached == nodevolume.Yes {
+		m.traceAttached(v, found.UID, traceparent)
+	}
 	return err
 }
 
@@ -59,24 +62,26 @@ func (m *volumeManager) checkDecisionAndPod(v *volume, step nodevolume.Step) err
 	return m.checkDecision(v)
 }
 
-// readAttachment reads the VolumeAttachment live: a node may get it by name, but not watch it.
-func (m *volumeManager) readAttachment(ctx context.Context, v *volume) (nodevolume.Attachment, error) {
+// readAttachment reads the VolumeAttachment live: a node may get it by name, but not watch it. It also returns the trace context of an
+// attached volume.
+func (m *volumeManager) readAttachment(ctx context.Context, v *volume) (found nodevolume.Attachment, traceparent string, err error) {
 	name := kube.AttachmentName(v.handle, v.driver, m.config.NodeName)
 	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
 	defer cancel()
 	va, err := m.client.StorageV1().VolumeAttachments().Get(ctx, name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
-		return nodevolume.Attachment{Attached: nodevolume.No}, explain.AttachmentNotRead(v.handle, name, err)
+		return nodevolume.Attachment{Attached: nodevolume.No}, "", explain.AttachmentNotRead(v.handle, name, err)
 	case err != nil:
-		return nodevolume.Attachment{}, explain.AttachmentNotRead(v.handle, name, err)
+		return nodevolume.Attachment{}, "", explain.AttachmentNotRead(v.handle, name, err)
 	case va.DeletionTimestamp != nil:
-		return nodevolume.Attachment{Attached: nodevolume.No}, errors.New(explain.AttachmentDeleting(name))
+		return nodevolume.Attachment{Attached: nodevolume.No}, "", errors.New(explain.AttachmentDeleting(name))
 	case va.Status.Attached:
-		return nodevolume.Attachment{Attached: nodevolume.Yes, UID: string(va.UID), Metadata: va.Status.AttachmentMetadata}, nil
+		return nodevolume.Attachment{Attached: nodevolume.Yes, UID: string(va.UID), Metadata: va.Status.AttachmentMetadata},
+			va.Annotations[kube.TraceparentAnnotation], nil
 	case va.Status.AttachError != nil:
-		return nodevolume.Attachment{Attached: nodevolume.No}, errors.New(va.Status.AttachError.Message)
+		return nodevolume.Attachment{Attached: nodevolume.No}, "", errors.New(va.Status.AttachError.Message)
 	default:
-		return nodevolume.Attachment{Attached: nodevolume.No}, errors.New(explain.NotAttachedFor(v.handle, name))
+		return nodevolume.Attachment{Attached: nodevolume.No}, "", errors.New(explain.NotAttachedFor(v.handle, name))
 	}
 }

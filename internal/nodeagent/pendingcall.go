@@ -27,7 +27,9 @@ func (m *volumeManager) callDriver(ctx context.Context, v *volume, pending pendi
 	v.pending = &pending
 	m.mu.Unlock()
 	slow := time.AfterFunc(m.config.waitEventDelay, func() { m.emitPendingCall(v, &pending) })
+	ctx, span := m.config.Traces.StartCall(ctx, "csi.v1.Node", pending.method)
 	err := call(ctx)
+	span.End(err)
 	slow.Stop()
 	m.mu.Lock()
 	v.pending = nil

@@ -25,6 +25,7 @@ type volume struct {
 	unstageFailingSince time.Time
 	// unsavedStage is the record of a confirmed stage that is saved after the publish, for speed. Only reconcile uses it.
 	unsavedStage *nodevolume.Record
+	trace        volumeTrace
 	// publishing is the pod for which a publish is running.
 	publishing nodevolume.PublishKey
 	// began is when the running step began; pending is its call to the driver, if any.
@@ -50,6 +51,8 @@ type podVolume struct {
 	*nodevolume.PodVolume
 	// toMount is nil if the pod is only known from a record.
 	toMount *volumeToMount
+	// addedAt is when this agent learned of the pod's volume.
+	addedAt time.Time
 	// problem is the last failure, step the step that failed, and failingSince the beginning of the first such failure in a row.
 	problem      error
 	step         string
@@ -89,7 +92,7 @@ func (v *volume) ensurePod(key nodevolume.PublishKey) *podVolume {
 	if p := v.findPod(key); p != nil {
 		return p
 	}
-	p := &podVolume{PodVolume: v.state.EnsurePod(key)}
+	p := &podVolume{PodVolume: v.state.EnsurePod(key), addedAt: time.Now()}
 	v.pods = append(v.pods, p)
 	return p
 }

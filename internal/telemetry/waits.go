@@ -54,6 +54,8 @@ type wait struct {
 
 	reason      attachment.Reason // empty if nothing blocks it
 	reasonSince time.Time
+	// lastReason is what blocked it last in this phase.
+	lastReason attachment.Reason
 }
 
 // Decided follows a volume from decision to decision: it measures the duration of each phase, and how long and why it was blocked.
@@ -131,7 +133,7 @@ func (c *Controller) enterPhase(now time.Time, v Volume, w *wait, p phase) {
 			// It was deleted and gone before the next decision.
 			c.operation(v, operationDetach, true, took)
 		}
-		w.phase, w.phaseSince, w.failure = p.name, now, ""
+		w.phase, w.phaseSince, w.failure, w.lastReason = p.name, now, "", ""
 	}
 	if p.failure != "" && p.failure != w.failure {
 		name := operationAttach
@@ -150,8 +152,23 @@ func (c *Controller) startWait(now time.Time, w *wait, reason attachment.Reason)
 	}
 	if w.reason != "" {
 		c.blocked.WithLabelValues(string(w.reason)).Observe(now.Sub(w.reasonSince).Seconds())
+		w.lastReason = w.reason
 	}
 	w.reason, w.reasonSince = reason, now
+}
+
+// WantedSince returns since when a volume that is about to be attached has been wanted at the node, and what blocked it last, if anything
+// did. The time is zero if that is unknown.
+func (c *Controller) WantedSince(key attachment.VolumeKey, node attachment.NodeName) (since time.Time, blockedBy attachment.Reason) {
+	if c == nil {
+		return time.Time{}, ""
+	}
+	c.waits.mu.Lock()
+	defer c.waits.mu.Unlock()
+	if one := c.waits.volumes[key][node]; one != nil && one.phase == phaseCreate {
+		return one.phaseSince, one.lastReason
+	}
+	return time.Time{}, ""
 }
 
 // phasesOf returns the phase of the volume at each node that is involved.

@@ -10,9 +10,9 @@ import (
 // takes settings from ETCD_*, client-go takes KUBERNETES_SERVICE_HOST for a cluster to run in.
 var passedOn = []string{"HOME", "TMPDIR", "LANG", "TZ", "GOMAXPROCS", "GODEBUG", "GOTRACEBACK", "GOGC", "GOMEMLIMIT", "XDG_CACHE_HOME"}
 
-// passedOnPrefixes begin the names of further ones: belay's own, and the HTTP/2 health check
-// of client-go.
-var passedOnPrefixes = []string{"BELAY_", "HTTP2_"}
+// passedOnPrefixes begin the names of further ones: belay's own, the HTTP/2 health check of client-go, and where traces go
+// (docs/traces.md).
+var passedOnPrefixes = []string{"BELAY_", "HTTP2_", "OTEL_"}
 
 // adminFolders hold mkfs, losetup and runc, and are not in every user's PATH.
 const adminFolders = "/usr/local/sbin:/usr/sbin:/sbin"

@@ -77,12 +77,17 @@ func RunNode(ctx context.Context, o NodeOptions) error {
 	if err := n.start(ctx); err != nil {
 		return err
 	}
+	traced, stopTraces, err := tracedServer(ctx, "labdisk-node")
+	if err != nil {
+		return err
+	}
+	defer stopTraces()
 	ctx, cancel := context.WithCancel(ctx) // also for servers that have begun when a later one cannot
 	defer cancel()
 	group, ctx := errgroup.WithContext(ctx)
 	record := &nodeRecord{client: n.client}
 	for _, d := range o.Drivers {
-		server := grpc.NewServer(grpc.UnaryInterceptor(interceptor(record, d, o.NodeID)))
+		server := grpc.NewServer(append(traced, grpc.UnaryInterceptor(interceptor(record, d, o.NodeID)))...)
 		csi.RegisterIdentityServer(server, Identity{Driver: d, Zones: true})
 		csi.RegisterNodeServer(server, &nodeServer{nodeDriver: n, driver: d})
 		if err := serveGRPC(ctx, group, server, n.socket(d)); err != nil {

@@ -40,11 +40,16 @@ func RunFabric(ctx context.Context, o FabricOptions) (err error) {
 	if err != nil {
 		return err
 	}
+	traced, stopTraces, err := tracedServer(ctx, "labdisk-fabric")
+	if err != nil {
+		return errors.Join(err, f.close())
+	}
+	defer stopTraces()
 	ctx, cancel := context.WithCancel(ctx) // also for servers that have begun when a later one cannot
 	defer cancel()
 	group, ctx := errgroup.WithContext(ctx)
 	for _, d := range o.Drivers {
-		server := grpc.NewServer(grpc.UnaryInterceptor(interceptor(f, d, "")))
+		server := grpc.NewServer(append(traced, grpc.UnaryInterceptor(interceptor(f, d, "")))...)
 		csi.RegisterIdentityServer(server, Identity{Driver: d, Zones: true})
 		csi.RegisterControllerServer(server, &controller{driver: d, fabric: f})
 		if err := serveGRPC(ctx, group, server, filepath.Join(o.CSIDir, d+".sock")); err != nil {

@@ -28,6 +28,7 @@ import (
 	"k8s.io/klog/v2/textlogger"
 
 	"belay.dev/belay/internal/kube"
+	"belay.dev/belay/internal/telemetry"
 	"belay.dev/belay/node"
 )
 
@@ -54,9 +55,14 @@ func runAgent(command *cobra.Command, config Config, flags AgentFlags) error {
 	if err != nil {
 		return fmt.Errorf("make client of node %s: %w", config.Name, err)
 	}
+	traces, stopTraces, err := telemetry.StartTraceProvider(ctx, "belay-node", "")
+	if err != nil {
+		return fmt.Errorf("start the traces of node %s: %w", config.Name, err)
+	}
+	defer stopTraces()
 	volumeAgent, err := node.New(node.Config{
 		NodeName: config.Name, Root: config.RootDir(), RESTConfig: rest.CopyConfig(connection), Logger: logger.WithName("volumes"),
-		Metrics: legacyregistry.Registerer(), StatsPeriod: flags.statsPeriod,
+		Metrics: legacyregistry.Registerer(), StatsPeriod: flags.statsPeriod, TracerProvider: traces,
 	})
 	if err != nil {
 		return fmt.Errorf("make volume agent of node %s: %w", config.Name, err)

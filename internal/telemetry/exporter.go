@@ -1,0 +1,100 @@
+package telemetry
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracegrpc"
+	"go.opentelemetry.io/otel/sdk/resource"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	semconv "go.opentelemetry.io/otel/semconv/v1.41.0"
+	"go.opentelemetry.io/otel/trace"
+	grpccodes "google.golang.org/grpc/codes"
+	"k8s.io/klog/v2"
+)
+
+// traceShutdownTimeout bounds how long a shutdown waits for the collector.
+const traceShutdownTimeout = 2 * time.Second
+
+// maxAttributeLength bounds the texts in spans, unless OTEL_SPAN_ATTRIBUTE_VALUE_LENGTH_LIMIT does: a volume handle may have 128 KiB.
+const maxAttributeLength = 4096
+
+// tracesEnabled reports whether the standard OpenTelemetry variables set an exporter or a collector endpoint.
+func tracesEnabled() (bool, error) {
+	switch exporter := os.Getenv("OTEL_TRACES_EXPORTER"); {
+	case strings.EqualFold(os.Getenv("OTEL_SDK_DISABLED"), "true"), exporter == "none":
+		return false, nil
+	case exporter != "" && exporter != "otlp":
+		return false, fmt.Errorf("OTEL_TRACES_EXPORTER=%s is not supported: use otlp or none", exporter)
+	case exporter == "" && os.Getenv("OTEL_EXPORTER_OTLP_ENDPOINT") == "" && os.Getenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") == "":
+		return false, nil
+	}
+	for _, name := range []string{"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"} {
+		if protocol := os.Getenv(name); protocol != "" && protocol != "grpc" {
+			return false, fmt.Errorf("%s=%s is not supported: use grpc", name, protocol)
+		}
+	}
+	return true, nil
+}
+
+// StartTraces enables traces if the standard variables do, and returns nil Traces otherwise. The spans go to the collector in the
+// background: one that is away or slow delays nothing, and what its queue has no room for is dropped. stop ends the spans that are kept
+// and flushes, for at most two seconds. The libraries read the other variables: OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES,
+// OTEL_TRACES_SAMPLER, OTEL_BSP_* and OTEL_EXPORTER_OTLP_*.
+func StartTraces(ctx context.Context, service, version string) (traces *Traces, stop func(), err error) {
+	provider, flush, err := StartTraceProvider(ctx, service, version)
+	if provider == nil {
+		return nil, flush, err
+	}
+	traces = NewTraces(provider)
+	return traces, func() {
+		traces.endKept(service + " stopped")
+		flush()
+	}, nil
+}
+
+// StartTraceProvider is StartTraces for a caller that makes its spans with OpenTelemetry itself; the provider is nil if traces are off.
+func StartTraceProvider(ctx context.Context, service, version string) (_ trace.TracerProvider, stop func(), err error) {
+	wanted, err := tracesEnabled()
+	if !wanted {
+		return nil, func() {}, err
+	}
+	exporter, err := otlptracegrpc.New(ctx)
+	if err != nil {
+		return nil, nil, fmt.Errorf("create the trace exporter: %w", err)
+	}
+	about, err := resource.New(ctx, resource.WithAttributes(semconv.ServiceName(service), semconv.ServiceVersion(version)), resource.WithFromEnv())
+	if err != nil {
+		return nil, nil, fmt.Errorf("create the trace resource: %w", err)
+	}
+	limits := sdktrace.NewSpanLimits()
+	if limits.AttributeValueLengthLimit < 0 {
+		limits.AttributeValueLengthLimit = maxAttributeLength
+	}
+	provider := sdktrace.NewTracerProvider(sdktrace.WithBatcher(exporter), sdktrace.WithResource(about), sdktrace.WithRawSpanLimits(limits))
+	log := klog.FromContext(ctx)
+	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { log.Error(err, "Failed to send traces") }))
+	return provider, func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), traceShutdownTimeout)
+		defer cancel()
+		if err := provider.Shutdown(ctx); err != nil {
+			log.Error(err, "Failed to send traces")
+		}
+	}, nil
+}
+
+// rpcCode returns the name of a code in the semantic conventions, such as DEADLINE_EXCEEDED.
+func rpcCode(code grpccodes.Code) string {
+	var name strings.Builder
+	for i, letter := range code.String() {
+		if i > 0 && letter >= 'A' && letter <= 'Z' && code != grpccodes.OK {
+			name.WriteByte('_')
+		}
+		name.WriteRune(letter)
+	}
+	return strings.ToUpper(name.String())
+}
