@@ -19,6 +19,8 @@ ACTIONLINT  := $(BIN)/actionlint
 CONTROLLERGEN := $(BIN)/controller-gen
 HELM        := $(BIN)/helm
 IMAGES      := $(BIN)/images
+PROMTOOL    := $(BIN)/promtool
+PROMETHEUS  := $(BIN)/prometheus
 
 # Where the lab keeps the upstream programs (see `belay-lab build --help`).
 UPSTREAM     = $$($(BELAY_LAB) build --print)
@@ -74,11 +76,11 @@ unit: check-go ## The tests that need neither root nor an API server, nor anythi
 	BELAY_SEEDS=40 BELAY_SIM_SEEDS=5 KUBEBUILDER_ASSETS= go test -short -vet=off -ldflags='-s -w' ./...
 
 .PHONY: test
-test: upstream $(TESTSUM) $(SANITY) $(HELM) ## Run unit tests, simulation, conformance and the lab's short end-to-end tests.
+test: upstream $(TESTSUM) $(SANITY) $(HELM) $(PROMTOOL) ## Run unit tests, simulation, conformance and the lab's short end-to-end tests.
 	hack/test short
 
 .PHONY: test-long
-test-long: upstream $(TESTSUM) $(SANITY) $(HELM) ## Run the long tests too: chaos, churn, kills, comparison with upstream, both kinds of node.
+test-long: upstream $(TESTSUM) $(SANITY) $(HELM) $(PROMTOOL) $(PROMETHEUS) ## Run the long tests too: chaos, churn, kills, comparison with upstream, both kinds of node.
 	hack/test long
 
 .PHONY: test-kubernetes
@@ -148,6 +150,10 @@ $(CONTROLLERGEN): hack/controllergen/go.mod hack/controllergen/go.sum
 
 $(HELM): hack/helm/go.mod hack/helm/go.sum
 	cd hack/helm && go build -o $@ helm.sh/helm/v4/cmd/helm
+
+# Without service discovery, most of which is other vendors' client libraries.
+$(PROMTOOL) $(PROMETHEUS): hack/prometheus/go.mod hack/prometheus/go.sum
+	cd hack/prometheus && go build -tags remove_all_sd -ldflags '-s -w' -o $@ github.com/prometheus/prometheus/cmd/$(@F)
 
 $(IMAGES): hack/images/go.mod hack/images/go.sum hack/images/main.go
 	cd hack/images && go build -o $@ .
