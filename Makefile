@@ -100,8 +100,9 @@ conformance: check-go ## Render docs/conformance from the conformance tables, an
 	go test -count=1 ./internal/testing/conformance -update
 
 .PHONY: generate
-generate: check-go $(CONTROLLERGEN) $(HELM) ## Write the deepcopy functions and the CRDs of the API types (api/), and render deploy/ from the chart.
+generate: check-go $(CONTROLLERGEN) $(HELM) ## Write the deepcopy functions and the CRDs of the API types (api/) and the dashboards, and render deploy/ from the chart.
 	$(CONTROLLERGEN) object crd paths=./api/... output:crd:dir=charts/belay/files
+	cd hack/dashboards && go run . ../../charts/belay/files/dashboards
 	hack/render
 
 # Reproducible: the time of creation is that of the commit.

@@ -10,6 +10,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"belay.dev/belay/internal/decision"
+	"belay.dev/belay/internal/testing/dashboards"
 )
 
 // runbookBase is where the pages of the repository are read; the chart puts its value prometheusRule.runbookBaseURL in its place.
@@ -56,6 +57,40 @@ func TestAlertsAreComplete(t *testing.T) {
 	}
 	if len(names) < 10 {
 		t.Errorf("only %d rules were found", len(names))
+	}
+}
+
+// TestDashboardsUseDocumentedMetrics: each metric of a query, and of a variable, is one that a program exports.
+func TestDashboardsUseDocumentedMetrics(t *testing.T) {
+	boards, err := dashboards.Read(filepath.Join(root, "deploy", "dashboards"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	metrics := documentedMetrics(t)
+	check := func(board, expr string) {
+		for _, name := range metricsIn(expr) {
+			library := strings.HasPrefix(name, "process_") || strings.HasPrefix(name, "go_")
+			if !library && !metrics[name] && !metrics[histogramOf(name)] {
+				t.Errorf("%s: no page documents the metric %s", board, name)
+			}
+		}
+	}
+	for _, board := range boards {
+		for _, v := range board.Templating.List {
+			if v.Type != "query" {
+				continue
+			}
+			series, _, err := v.Values()
+			if err != nil {
+				t.Errorf("%s: %v", board.Title, err)
+			}
+			check(board.Title, series)
+		}
+		for _, panel := range board.Panels {
+			for _, target := range panel.Targets {
+				check(board.Title, target.Expr)
+			}
+		}
 	}
 }
 
