@@ -8,7 +8,8 @@ func attacher() (dashboard.Dashboard, error) {
 	b.choice("job", "Job", "label_values(attacher_calls_limit, job)")
 	b.row("Now")
 	b.value(value{title: "Leaders", unit: number, good: 1, description: "Leading attachers: one for each driver.", expr: `count(attacher_calls_limit{job=~"$job"})`})
-	b.value(value{title: "Calls in flight", unit: number, expr: `sum(attacher_calls_in_flight{job=~"$job"})`, description: "Calls to drivers that have not returned."})
+	b.value(value{title: "Use of --worker-threads", unit: ratio, bad: 1, expr: `sum(attacher_calls_in_flight{job=~"$job"}) / sum(attacher_calls_limit{job=~"$job"})`,
+		description: "Calls in flight, as a part of those allowed. At 100 % for long: the driver is slower than its work."})
 	b.value(value{title: "Hanging calls", unit: number, bad: 1, expr: `sum(attacher_calls_hanging{job=~"$job"})`,
 		description: "Calls in flight for volumes whose last call was not answered in time."})
 	b.value(value{title: "Oldest attach", unit: seconds, bad: 900, expr: `max(attacher_attachment_pending_longest_seconds{job=~"$job", operation="attach"})`,
@@ -20,24 +21,22 @@ func attacher() (dashboard.Dashboard, error) {
 
 	b.row("What waits")
 	b.stack("Waiting VolumeAttachments by reason", "Each reason has a page in docs/runbooks.", number,
-		query{`sum by (operation, reason) (attacher_attachments_blocked{job=~"$job"})`, "{{operation}} {{reason}}"})
+		query{`sum by (operation, reason) (attacher_attachments_blocked{job=~"$job"}) > 0`, "{{operation}} {{reason}}"})
 	b.graph("Longest wait by reason", "Each reason has a page in docs/runbooks.", seconds,
-		query{`max by (operation, reason) (attacher_attachment_blocked_longest_seconds{job=~"$job"})`, "{{operation}} {{reason}}"})
-	b.stack("Calls in flight, and their limit", "At the limit for long: the driver is slower than its work.", number,
+		query{`max by (operation, reason) (attacher_attachment_blocked_longest_seconds{job=~"$job"}) > 0`, "{{operation}} {{reason}}"})
+	b.stack("Calls in flight", "Calls to drivers that have not returned.", number,
 		query{`sum by (operation) (attacher_calls_in_flight{job=~"$job"})`, "{{operation}}"})
 	b.graph("Held back", "Full nodes and busy volumes, which get one call at a time, and hanging calls.", number,
 		query{`sum by (scope) (attacher_held_back{job=~"$job"})`, "{{scope}}"},
-		query{`sum(attacher_calls_hanging{job=~"$job"})`, "hanging calls"},
-		query{`sum(attacher_calls_limit{job=~"$job"})`, "limit of calls"})
+		query{`sum(attacher_calls_hanging{job=~"$job"})`, "hanging calls"})
 
 	b.row("Driver")
 	const calls = `method_name=~".*Controller.*", job=~"$job"`
 	b.graph("Calls", "By method and result.", perSec,
-		query{`sum by (driver_name, method_name, grpc_status_code) (rate(csi_sidecar_operations_seconds_count{` + calls + `}[$__rate_interval]))`, "{{driver_name}} {{method_name}} {{grpc_status_code}}"})
-	b.graph("Duration of calls", "Of those that were answered, also with an error.", seconds,
-		quantiles("csi_sidecar_operations_seconds", "{"+calls+"}", "method_name")...)
+		query{shortMethod(`sum by (driver_name, method_name, grpc_status_code) (rate(csi_sidecar_operations_seconds_count{` + calls + `}[$__rate_interval]))`), "{{driver_name}} {{method}} {{grpc_status_code}}"})
+	b.durations("Duration of calls", "Of all results.", "csi_sidecar_operations_seconds", "{"+calls+"}", methodName)
 	b.graph("Errors", "Answers other than OK.", perSec,
-		query{`sum by (method_name, grpc_status_code) (rate(csi_sidecar_operations_seconds_count{` + calls + `, grpc_status_code!="OK"}[$__rate_interval]))`, "{{method_name}} {{grpc_status_code}}"})
+		query{shortMethod(`sum by (method_name, grpc_status_code) (rate(csi_sidecar_operations_seconds_count{` + calls + `, grpc_status_code!="OK"}[$__rate_interval]))`), "{{method}} {{grpc_status_code}}"})
 	b.graph("Queues", "Entries that wait for a worker.", number, query{`sum by (name) (workqueue_depth{job=~"$job", name=~"csi-attacher-.*|belay-attacher-.*"})`, "{{name}}"})
 
 	b.row("Comparison with the driver's list")

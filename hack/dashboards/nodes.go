@@ -19,29 +19,30 @@ func nodes() (dashboard.Dashboard, error) {
 		description: "Pairs of a pod and a volume."})
 
 	b.row("Slots")
-	b.stack("Attachable volumes of each node", "That pods name. kubectl belay map shows how many a node could have.", number,
-		query{"sum by (node) (storage_count_attachable_volumes_in_use)", "{{node}}"})
-	b.graph("Volumes of pods, wanted and published", "", number,
-		query{`sum by (state) (volume_manager_total_volumes{instance=~"$instance"})`, "{{state}}"})
+	b.graph("Attachable volumes of each node", "That pods name, on the twenty nodes with most. kubectl belay map shows how many a node could have.", number,
+		query{"topk(20, sum by (node) (storage_count_attachable_volumes_in_use))", "{{node}}"})
+	b.graph("Volumes of pods", "Pairs of a pod and a volume.", number,
+		query{`sum(volume_manager_total_volumes{instance=~"$instance", state="desired_state_of_world"})`, "wanted"},
+		query{`sum(volume_manager_total_volumes{instance=~"$instance", state="actual_state_of_world"})`, "published"})
 
 	b.row("What waits")
 	b.stack("Waiting volumes by reason", "Each reason has a page in docs/runbooks.", number,
 		query{`sum by (reason) (nodeagent_volumes_blocked{instance=~"$instance"})`, "{{reason}}"})
-	b.graph("Longest wait by node and reason", "", seconds,
-		query{`max by (instance, reason) (nodeagent_volume_blocked_longest_seconds{instance=~"$instance"})`, "{{instance}} {{reason}}"})
-	b.graph("From the pod to its published volume", "With all waits and failures.", seconds,
-		quantiles("volume_operation_total_seconds", `{instance=~"$instance", operation_name="overall_volume_mount"}`, "plugin_name")...)
-	b.graph("Waits that ended, by reason", "How long they lasted.", seconds, quantiles("nodeagent_volume_blocked_seconds", `{instance=~"$instance"}`, "reason")...)
+	b.graph("Longest wait by node and reason", "The ten longest.", seconds,
+		query{`topk(10, max by (instance, reason) (nodeagent_volume_blocked_longest_seconds{instance=~"$instance"}))`, "{{instance}} {{reason}}"})
+	b.durations("From the pod to its published volume", "With all waits and failures.",
+		"volume_operation_total_seconds", `{instance=~"$instance", operation_name="overall_volume_mount"}`, "plugin_name")
+	b.durations("Waits that ended, by reason", "How long they lasted.", "nodeagent_volume_blocked_seconds", `{instance=~"$instance"}`, "reason")
 
 	b.row("Driver")
-	b.graph("Duration of calls", "Of those that were answered, also with an error.", seconds,
-		quantiles("csi_operations_seconds", `{instance=~"$instance"}`, "method_name")...)
+	b.durations("Duration of calls", "Of all results.", "csi_operations_seconds", `{instance=~"$instance"}`, methodName)
 	b.graph("Errors", "Answers other than OK; DeadlineExceeded: none in time.", perSec,
-		query{`sum by (instance, method_name, grpc_status_code) (rate(csi_operations_seconds_count{instance=~"$instance", grpc_status_code!="OK"}[$__rate_interval]))`, "{{instance}} {{method_name}} {{grpc_status_code}}"})
+		query{shortMethod(`sum by (instance, method_name, grpc_status_code) (rate(csi_operations_seconds_count{instance=~"$instance", grpc_status_code!="OK"}[$__rate_interval]))`), "{{instance}} {{method}} {{grpc_status_code}}"})
 	b.graph("Operations", "Attempts, by result.", perSec,
-		query{`sum by (operation_name, status) (rate(storage_operation_duration_seconds_count{instance=~"$instance"}[$__rate_interval]))`, "{{operation_name}} {{status}}"})
-	b.graph("Registered drivers", "Wanted: sockets; actual: those whose driver is registered.", number,
-		query{`sum by (instance, state) (plugin_manager_total_plugins{instance=~"$instance"})`, "{{instance}} {{state}}"})
-	b.process("volume_manager_total_volumes")
+		query{`sum by (operation_name, status) (rate(storage_operation_duration_seconds_count{instance=~"$instance", operation_name!~"volume_(attach|detach)"}[$__rate_interval]))`, "{{operation_name}} {{status}}"})
+	b.graph("Drivers", "Registration sockets of all nodes, and those whose driver is registered.", number,
+		query{`sum(plugin_manager_total_plugins{instance=~"$instance", state="desired_state_of_world"})`, "sockets"},
+		query{`sum(plugin_manager_total_plugins{instance=~"$instance", state="actual_state_of_world"})`, "registered"})
+	b.process(`volume_manager_total_volumes{instance=~"$instance"}`)
 	return b.Build()
 }

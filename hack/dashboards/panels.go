@@ -2,7 +2,6 @@ package main
 
 import (
 	"fmt"
-	"strings"
 
 	"github.com/grafana/grafana-foundation-sdk/go/cog"
 	"github.com/grafana/grafana-foundation-sdk/go/cog/variants"
@@ -75,7 +74,7 @@ func (b board) stack(title, description, unit string, queries ...query) {
 }
 
 func lines(title, description, unit string, queries []query) *timeseries.PanelBuilder {
-	return timeseries.NewPanelBuilder().Title(title).Description(description).Datasource(source).Unit(unit).Min(0).
+	return timeseries.NewPanelBuilder().Title(title).Description(description).Datasource(source).Unit(unit).AxisSoftMin(0).
 		Span(graphWidth).Height(graphHeight).LineWidth(1).FillOpacity(5).ShowPoints(common.VisibilityModeNever).
 		Legend(common.NewVizLegendOptionsBuilder().ShowLegend(true).DisplayMode(common.LegendDisplayModeTable).
 			Placement(common.LegendPlacementBottom).Calcs([]string{"lastNotNull", "max"})).
@@ -112,21 +111,30 @@ func targets(queries []query) (all []cog.Builder[variants.Dataquery]) {
 	return all
 }
 
-// quantiles are the median and the 95th percentile of a histogram over some labels.
-func quantiles(histogram, selector string, labels ...string) []query {
-	legend := "{{" + strings.Join(labels, "}} {{") + "}}"
-	by := strings.Join(append([]string{"le"}, labels...), ", ")
-	at := func(q string) string {
-		return fmt.Sprintf("histogram_quantile(%s, sum by (%s) (rate(%s_bucket%s[$__rate_interval])))", q, by, histogram, selector)
+// durations adds a panel with the 95th percentile of a histogram by a label. The axis is logarithmic: milliseconds and minutes meet.
+func (b board) durations(title, description, histogram, selector, label string) {
+	expr := fmt.Sprintf("histogram_quantile(0.95, sum by (le, %s) (rate(%s_bucket%s[$__rate_interval])))", label, histogram, selector)
+	legend := "{{" + label + "}}"
+	if label == methodName {
+		expr, legend = shortMethod(expr), "{{method}}"
 	}
-	return []query{{at("0.5"), legend + " p50"}, {at("0.95"), legend + " p95"}}
+	b.WithPanel(lines(title, "95th percentile. "+description, seconds, []query{{expr, legend}}).
+		ScaleDistribution(common.NewScaleDistributionConfigBuilder().Type(common.ScaleDistributionLog).Log(10)))
+}
+
+// methodName is the label with the full name of a gRPC method.
+const methodName = "method_name"
+
+// shortMethod adds a label method to an expression: NodeStageVolume of /csi.v1.Node/NodeStageVolume.
+func shortMethod(expr string) string {
+	return fmt.Sprintf(`label_replace(%s, "method", "$1", "method_name", ".*/(.*)")`, expr)
 }
 
 // process adds the memory and the CPU of the processes that export a metric.
 func (b board) process(metric string) {
 	b.row("Processes")
-	b.graph("Memory", "Resident memory of each process.", bytes,
-		query{"process_resident_memory_bytes and on (job, instance) " + metric, "{{instance}}"})
-	b.graph("CPU", "Cores that each process uses.", number,
-		query{"rate(process_cpu_seconds_total[$__rate_interval]) and on (job, instance) " + metric, "{{instance}}"})
+	b.graph("Memory", "Resident memory of the ten largest processes.", bytes,
+		query{"topk(10, process_resident_memory_bytes and on (job, instance) " + metric + ")", "{{instance}}"})
+	b.graph("CPU", "Cores that the ten busiest processes use.", number,
+		query{"topk(10, rate(process_cpu_seconds_total[$__rate_interval]) and on (job, instance) " + metric + ")", "{{instance}}"})
 }

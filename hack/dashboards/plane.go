@@ -20,14 +20,14 @@ func plane() (dashboard.Dashboard, error) {
 	b.row("What waits")
 	b.stack("Waiting volumes by reason", "Each reason has a page in docs/runbooks.", number, query{"sum by (reason) (volumes_blocked)", "{{reason}}"})
 	b.graph("Longest wait by reason", "Each reason has a page in docs/runbooks.", seconds, query{"max by (reason) (volume_blocked_longest_seconds)", "{{reason}}"})
-	b.graph("Waits that ended, by reason", "How long they lasted.", seconds, quantiles("volume_blocked_seconds", "", "reason")...)
+	b.durations("Waits that ended, by reason", "How long they lasted.", "volume_blocked_seconds", "", "reason")
 	b.graph("Volumes wanted and attached", "Attached above wanted for long: orphans, which take slots of their nodes (kubectl belay orphans).", number,
 		query{`sum by (plugin_name) (attachdetach_controller_total_volumes{state="desired_state_of_world"})`, "{{plugin_name}} wanted"},
 		query{`sum by (plugin_name) (attachdetach_controller_total_volumes{state="actual_state_of_world"})`, "{{plugin_name}} attached"})
 
 	b.row("Moves")
-	b.graph("Duration of each phase", "create, report, release and delete are belay's or the node's; attach and detach are the attacher's and the driver's.", seconds,
-		quantiles("volumeattachment_phase_seconds", "", "phase")...)
+	b.durations("Duration of each phase", "create, report, release and delete are belay's or the node's; attach and detach are the attacher's and the driver's.",
+		"volumeattachment_phase_seconds", "", "phase")
 	b.graph("Attaches and detaches", "Answers of the attachers.", perSec,
 		query{`sum by (operation_name, status) (rate(storage_operation_duration_seconds_count{operation_name=~"volume_attach|volume_detach"}[$__rate_interval]))`, "{{operation_name}} {{status}}"})
 	b.graph("Detaches by force", "Of volumes that may have been in use, in the last hour.", number,
@@ -41,6 +41,6 @@ func plane() (dashboard.Dashboard, error) {
 	b.graph("Reconciliation of a volume", "A worker's time, and the time in the queue before.", seconds,
 		query{`histogram_quantile(0.95, sum by (le) (rate(controller_runtime_reconcile_time_seconds_bucket{controller="attachdetach"}[$__rate_interval])))`, "reconcile p95"},
 		query{`histogram_quantile(0.95, sum by (le) (rate(workqueue_queue_duration_seconds_bucket{name="attachdetach"}[$__rate_interval])))`, "queue p95"})
-	b.process("attachdetach_halted")
+	b.process(`leader_election_master_status{name="belay-controller"}`)
 	return b.Build()
 }

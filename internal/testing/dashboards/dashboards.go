@@ -38,7 +38,12 @@ type Panel struct {
 	Targets     []Target `json:"targets"`
 	FieldConfig struct {
 		Defaults struct {
-			Unit string `json:"unit"`
+			Unit   string `json:"unit"`
+			Custom struct {
+				Scale struct {
+					Type string `json:"type"`
+				} `json:"scaleDistribution"`
+			} `json:"custom"`
 		} `json:"defaults"`
 	} `json:"fieldConfig"`
 }
@@ -90,7 +95,8 @@ func (v Variable) Values() (series, label string, err error) {
 	return match[1], match[2], nil
 }
 
-var reference = regexp.MustCompile(`\$\{?(\w+)\}?`)
+// reference is one to a variable. $1 is a group of label_replace.
+var reference = regexp.MustCompile(`\$\{?([a-zA-Z_]\w*)\}?`)
 
 // Fill puts values in the place of variables. An unknown variable is an error.
 func Fill(expr string, values map[string]string) (filled string, err error) {
