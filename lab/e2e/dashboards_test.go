@@ -45,7 +45,7 @@ func TestDashboards(t *testing.T) {
 	})
 	began := time.Now()
 	prometheus := startPrometheus(t, program, s.scene.Cluster.Dir(), s.scene.Cluster.Status().Metrics)
-	situations(s)
+	situations(s, prometheus)
 
 	values := map[string]string{"__rate_interval": "15s"}
 	labtest.Until(t, 2*time.Minute, "data for each query", func() error {
@@ -62,13 +62,17 @@ func TestDashboards(t *testing.T) {
 		if problems = append(problems, empty...); len(problems) > 0 {
 			return fmt.Errorf("%d problems:\n%s", len(problems), strings.Join(problems, "\n"))
 		}
-		t.Logf("%d panels of %d dashboards have data", len(results), len(boards))
+		queries := 0
+		for _, r := range results {
+			queries += r.queries
+		}
+		t.Logf("%d queries of %d dashboards have data", queries, len(boards))
 		return nil
 	})
 }
 
-// situations makes what the panels show.
-func situations(s *site) {
+// situations makes what the panels show, and waits until it was scraped.
+func situations(s *site, p *prometheusServer) {
 	t := s.T
 	writer := s.writerNode()
 	var others []string
@@ -89,19 +93,21 @@ func situations(s *site) {
 	held.Remove("holder")
 	held.Called("NodeUnstageVolume", others[0], false)
 
-	// Another one cannot be attached, then hangs, then cannot be staged.
+	// Another one cannot be attached, because the node is full, then because the driver fails, then hangs; then it cannot be staged.
 	failing := stuckOf("failing")
 	failing.Claim(scenario.StorageClass)
-	mends := failing.Fault(labdisk.Fault{Method: "ControllerPublishVolume", Effect: labdisk.EffectError, Code: "Internal", Message: "no path to the storage"})
-	stages := failing.Fault(labdisk.Fault{Method: "NodeStageVolume", Effect: labdisk.EffectError, Code: "Internal", Message: "the disk has no device"})
+	full := failing.Fault(labdisk.Fault{Effect: labdisk.EffectLimit, Limit: 0})
 	failing.Create("holder", others[0])
-	wait(t, 5*time.Second)
+	p.sees(t, `attacher_held_back{scope="node"} > 0`)
+	fails := failing.Fault(labdisk.Fault{Method: "ControllerPublishVolume", Effect: labdisk.EffectError, Code: "Internal", Message: "no path to the storage"})
+	full()
+	p.sees(t, `csi_sidecar_operations_seconds_count{grpc_status_code="Internal"} > 0`)
 	hangs := failing.Fault(labdisk.Fault{Method: "ControllerPublishVolume", Effect: labdisk.EffectHang})
-	mends()
-	wait(t, 12*time.Second) // a call is abandoned after five
+	fails()
+	p.sees(t, "attacher_calls_hanging > 0")
+	stages := failing.Fault(labdisk.Fault{Method: "NodeStageVolume", Effect: labdisk.EffectError, Code: "Internal", Message: "the disk has no device"})
 	hangs()
-	failing.Called("NodeStageVolume", others[0], false)
-	wait(t, 5*time.Second)
+	p.sees(t, `csi_operations_seconds_count{grpc_status_code="Internal"} > 1`)
 	stages()
 	labtest.UntilPod(t, s.scene, failing.Pod("holder"), "runs", func(pod *corev1.Pod) bool {
 		return pod != nil && pod.Status.Phase == corev1.PodRunning
@@ -120,16 +126,6 @@ func situations(s *site) {
 	misdirect(s, others[1])
 	if err := s.scene.Cluster.PowerOff(others[1]); err != nil {
 		t.Fatal(err)
-	}
-}
-
-// wait lets the scrapes see a state that no event ends.
-func wait(t *testing.T, d time.Duration) {
-	t.Helper()
-	select {
-	case <-t.Context().Done():
-		t.Fatal(context.Cause(t.Context()))
-	case <-time.After(d):
 	}
 }
 
@@ -194,6 +190,7 @@ type result struct {
 	Log                      bool
 	Position                 dashboards.Position
 	Lines                    []line
+	queries                  int
 }
 
 type line struct {
@@ -206,7 +203,7 @@ func ask(t *testing.T, p *prometheusServer, boards []dashboards.Board, values ma
 	t.Helper()
 	for _, board := range boards {
 		for _, panel := range board.Panels {
-			r := result{Board: board.UID, Title: panel.Title, Type: panel.Type, Unit: panel.FieldConfig.Defaults.Unit, Position: panel.GridPos}
+			r := result{Board: board.UID, Title: panel.Title, Type: panel.Type, Unit: panel.FieldConfig.Defaults.Unit, Position: panel.GridPos, queries: len(panel.Targets)}
 			r.Log = panel.FieldConfig.Defaults.Custom.Scale.Type == "log"
 			for _, target := range panel.Targets {
 				expr, err := dashboards.Fill(target.Expr, values)

@@ -168,6 +168,18 @@ func (p *prometheusServer) query(ctx context.Context, expr, legend string, since
 	return lines, nil
 }
 
+// sees waits until an expression has a value.
+func (p *prometheusServer) sees(t *testing.T, expr string) {
+	t.Helper()
+	labtest.Until(t, labtest.StuckLimit, expr, func() error {
+		lines, err := p.query(t.Context(), expr, "", time.Now().Add(-10*time.Second))
+		if err == nil && len(lines) == 0 {
+			err = fmt.Errorf("no series")
+		}
+		return err
+	})
+}
+
 func stamp(t time.Time) string { return strconv.FormatFloat(float64(t.UnixMilli())/1000, 'f', 3, 64) }
 
 func (p *prometheusServer) get(ctx context.Context, path string, values url.Values, into any) error {
