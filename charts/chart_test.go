@@ -12,10 +12,12 @@ import (
 	"strings"
 	"testing"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"belay.dev/belay/internal/testing/apiserver"
@@ -66,6 +68,9 @@ func helm(t *testing.T, values ...string) (string, error) {
 	return string(out), err
 }
 
+// onHost is the variant that no restricted namespace admits.
+const onHost = "in the network of the host"
+
 // variants are values that change what the chart installs.
 var variants = map[string][]string{
 	"the controller": nil,
@@ -79,6 +84,7 @@ var variants = map[string][]string{
 		"env[0].name=OTEL_EXPORTER_OTLP_ENDPOINT,env[0].value=http://collector:4317", "imagePullSecrets[0].name=x",
 		"networkPolicy.metricsFrom[0].namespaceSelector.matchLabels.a=b", "controller.extraArgs={--v=2}", "recovery.extraArgs={--v=2}",
 	},
+	onHost:                                  {"recovery.enabled=true", "hostNetwork.enabled=true"},
 	"one pod, without what can be left out": {"controller.replicas=1", "flowSchemas=false", "podDisruptionBudgets=false", "tolerations=null"},
 }
 
@@ -110,7 +116,7 @@ func TestPodsAreRestricted(t *testing.T) {
 	})
 	for name, values := range variants {
 		for _, o := range render(t, values...) {
-			if o.GetKind() != "Deployment" {
+			if o.GetKind() != "Deployment" || name == onHost {
 				continue
 			}
 			template, _, err := unstructured.NestedMap(o.Object, "spec", "template")
@@ -130,6 +136,37 @@ func TestPodsAreRestricted(t *testing.T) {
 			if err := cluster.Client.Create(t.Context(), pod, client.DryRunAll); !apierrors.IsForbidden(err) {
 				t.Errorf("%s: a pod on the network of the host is admitted, so the standard is not enforced: %v", name, err)
 			}
+		}
+	}
+}
+
+// TestPortsOfTheHost: in the network of the host no two parts share a port, they serve at the pod's address alone, and an upgrade never waits
+// for a port of the pod that it is to replace.
+func TestPortsOfTheHost(t *testing.T) {
+	for _, values := range [][]string{variants[onHost], {"hostNetwork.enabled=true", "controller.enabled=false", "recovery.enabled=true"}} {
+		owner := map[int64]string{}
+		for _, o := range render(t, values...) {
+			if o.GetKind() != "Deployment" {
+				continue
+			}
+			var d appsv1.Deployment
+			must(t, runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, &d))
+			if pod := d.Spec.Template.Spec; !pod.HostNetwork || pod.DNSPolicy != corev1.DNSClusterFirstWithHostNet || d.Spec.Strategy.RollingUpdate.MaxSurge.IntValue() != 0 {
+				t.Errorf("%s: hostNetwork %v, dnsPolicy %s, strategy %v", d.Name, pod.HostNetwork, pod.DNSPolicy, d.Spec.Strategy)
+			}
+			container := d.Spec.Template.Spec.Containers[0]
+			for _, port := range container.Ports {
+				if other := owner[int64(port.ContainerPort)]; other != "" {
+					t.Errorf("%s and %s both have port %d", d.Name, other, port.ContainerPort)
+				}
+				owner[int64(port.ContainerPort)] = d.Name
+				if at := fmt.Sprintf("-bind-address=[$(POD_IP)]:%d", port.ContainerPort); !strings.Contains(strings.Join(container.Args, " "), at) {
+					t.Errorf("%s: no argument %s: %v", d.Name, at, container.Args)
+				}
+			}
+		}
+		if len(owner) != 6 {
+			t.Errorf("%d ports, want two for each of three Deployments: %v", len(owner), owner)
 		}
 	}
 }

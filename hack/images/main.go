@@ -27,7 +27,6 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 	"github.com/google/go-containerregistry/pkg/v1/types"
 	"github.com/google/ko/pkg/build"
-	"github.com/google/ko/pkg/publish"
 )
 
 const module = "belay.dev/belay"
@@ -203,7 +202,7 @@ func (p picture) write(ctx context.Context, result build.Result, o options) erro
 	if err := os.RemoveAll(folder); err != nil {
 		return err
 	}
-	if _, err := publish.NewLayout(folder).Publish(ctx, result, p.name); err != nil {
+	if err := save(folder, result); err != nil {
 		return err
 	}
 	if err := tag(folder, p.name, o); err != nil {
@@ -230,6 +229,18 @@ func (p picture) write(ctx context.Context, result build.Result, o options) erro
 		return remote.Write(reference, result.(v1.Image), remote.WithContext(ctx), remote.WithAuthFromKeychain(authn.DefaultKeychain))
 	}
 	return remote.WriteIndex(reference, index, remote.WithContext(ctx), remote.WithAuthFromKeychain(authn.DefaultKeychain))
+}
+
+// save makes the OCI layout.
+func save(folder string, result build.Result) error {
+	path, err := layout.Write(folder, empty.Index)
+	if err != nil {
+		return err
+	}
+	if index, ok := result.(v1.ImageIndex); ok {
+		return path.AppendIndex(index)
+	}
+	return path.AppendImage(result.(v1.Image))
 }
 
 // tag names the image in the layout, as containerd reads it.

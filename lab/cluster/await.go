@@ -95,7 +95,7 @@ func (c *Cluster) awaitNode(ctx context.Context, client kubernetes.Interface, na
 	if c.options.NodeKind == NodeKindKubelet {
 		adopt, cancel := context.WithTimeoutCause(ctx, nodesWithin, fmt.Errorf("the kubelet of %s has not registered after %v", name, nodesWithin))
 		defer cancel()
-		if err := nodes.AdoptNode(adopt, client, name); err != nil {
+		if err := nodes.AdoptNode(adopt, client, name, c.ports.nodeAddress(name)); err != nil {
 			return errors.Join(err, c.restarted(1))
 		}
 	}

@@ -106,7 +106,7 @@ func (s specs) apiServer() proc.Spec {
 		"--requestheader-username-headers=X-Remote-User", "--requestheader-group-headers=X-Remote-Group",
 		"--requestheader-extra-headers-prefix=X-Remote-Extra-",
 		"--proxy-client-cert-file="+s.paths.cert("front-proxy-client.crt"), "--proxy-client-key-file="+s.paths.cert("front-proxy-client.key"),
-		// Nodes serve on 127.0.0.1, each on its own port.
+		// Each node serves at a loopback address of its own.
 		"--kubelet-certificate-authority="+s.paths.cert("ca.crt"), "--kubelet-preferred-address-types=InternalIP",
 		"--kubelet-client-certificate="+s.paths.cert("apiserver-kubelet-client.crt"),
 		"--kubelet-client-key="+s.paths.cert("apiserver-kubelet-client.key")))
@@ -116,10 +116,10 @@ func (s specs) apiServer() proc.Spec {
 	return spec
 }
 
-// controllerManager runs all controllers as shipped; under belay's plane all but attach/detach.
+// controllerManager runs all controllers as shipped; with upstream's plane attach/detach too.
 func (s specs) controllerManager(plane string) proc.Spec {
 	controllers := "*"
-	if plane == PlaneBelay {
+	if plane != PlaneUpstream {
 		controllers = "*,-persistentvolume-attach-detach-controller"
 	}
 	// There is only one, and after a kill it must not wait for its own lease.
@@ -231,7 +231,7 @@ func (s specs) node(name string) (proc.Spec, *nodes.Node, error) {
 		Dir: s.paths.node(name), LabDir: s.paths.dir(),
 		Kubeconfig: s.paths.kubeconfig(name), ClientCAFile: s.paths.cert("ca.crt"),
 		ServingCertFile: s.paths.cert(name + ".crt"), ServingKeyFile: s.paths.cert(name + ".key"),
-		KubeletPort: s.ports.Kubelets[name], KubeletAddress: kubeletAddress,
+		Address: s.ports.nodeAddress(name), KubeletPort: s.ports.Kubelets[name], KubeletAddress: kubeletAddress,
 		FabricSocket: s.paths.fabricSocket(), Drivers: s.options.Drivers,
 		Programs:                  nodes.Programs{BelayLab: s.own.path("belay-lab"), Ledger: s.own.path("ledger")},
 		NodeStatusUpdateFrequency: metav1.Duration{Duration: s.options.NodeStatusUpdateFrequency},

@@ -58,6 +58,10 @@ func serveControl(c *Cluster) (*controlServer, error) {
 		act("/partition/"+string(direction), func(node string) error { return c.Partition(node, direction) })
 	}
 	act("/heal", c.Heal)
+	act("/image", func(archive string) error { return c.LoadImage(context.Background(), archive) })
+	act("/controller", func(plane string) error { return c.SwitchController(context.Background(), plane) })
+	act("/attachers/off", func(string) error { return c.StopAttachers(context.Background()) })
+	act("/attachers/on", func(string) error { return c.RunAttachers() })
 	for _, fault := range BMCFaults() {
 		act("/bmc/"+string(fault), func(node string) error { return c.FaultBMC(node, fault) })
 	}
@@ -139,6 +143,16 @@ func (r *Remote) PowerOff(ctx context.Context, node string) error {
 // PowerOn boots a node, see Cluster.PowerOn.
 func (r *Remote) PowerOn(ctx context.Context, node string) error {
 	return r.ask(ctx, http.MethodPost, "/poweron", node, nil)
+}
+
+// SwitchController hands attach and detach over, see Cluster.SwitchController.
+func (r *Remote) SwitchController(ctx context.Context, plane string) error {
+	return r.ask(ctx, http.MethodPost, "/controller", plane, nil)
+}
+
+// SwitchAttachers starts and stops the lab's own attachers, see Cluster.StopAttachers.
+func (r *Remote) SwitchAttachers(ctx context.Context, on bool) error {
+	return r.ask(ctx, http.MethodPost, map[bool]string{true: "/attachers/on", false: "/attachers/off"}[on], "", nil)
 }
 
 // Stop asks the lab to go down and waits until it has.

@@ -43,7 +43,7 @@ func ParseDirection(name string) (Direction, error) {
 	return "", usage.Errorf("--direction must be one of %v, not %q", Directions(), name)
 }
 
-// kubeletAddress is where the agents of the nodes listen. The Node objects name the loopback address proper, where the links are: all nodes
+// kubeletAddress is where the agents of the nodes listen. The Node objects name the address of the node, where the links are: all nodes
 // share the machine's network, and each of them can be cut off from it.
 const kubeletAddress = "127.0.0.2"
 
@@ -61,12 +61,12 @@ type links struct {
 func (c *Cluster) connect() error {
 	c.links = map[string]*links{}
 	for _, node := range c.options.nodeNames() {
-		up, err := proxy.NewLink(context.Background(), address(c.ports.Uplinks[node]), address(c.ports.APIServer))
+		up, err := proxy.NewLink(context.Background(), c.ports.uplink(node), address(c.ports.APIServer))
 		if err != nil {
 			return fmt.Errorf("connecting %s: %w", node, err)
 		}
 		c.links[node] = &links{up: up}
-		down, err := proxy.NewLink(context.Background(), address(c.ports.Kubelets[node]), kubeletAt(c.ports.Kubelets[node]))
+		down, err := proxy.NewLink(context.Background(), c.ports.kubelet(node), kubeletAt(c.ports.Kubelets[node]))
 		if err != nil {
 			return fmt.Errorf("connecting %s: %w", node, err)
 		}

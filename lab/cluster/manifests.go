@@ -58,6 +58,9 @@ func documents(o Options) ([]*unstructured.Unstructured, error) {
 	}
 	kinds := clusterKinds
 	dirs := []string{"belay-controller", "belay-attacher"}
+	if o.Plane == PlaneUpstream && !o.Bare {
+		dirs = nil // a cluster that has never seen belay, so that a chart can be installed in it
+	}
 	if o.Recovery != "" {
 		dirs = append(dirs, recoveryDir)
 		kinds = append(slices.Clone(kinds), "CustomResourceDefinition", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")

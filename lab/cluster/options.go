@@ -199,7 +199,9 @@ func DefaultNodeKind() (kind, because string) {
 }
 
 // nodeName is the name of the i-th node, counted from 1.
-func nodeName(i int) string { return "node-" + strconv.Itoa(i) }
+func nodeName(i int) string { return nodePrefix + strconv.Itoa(i) }
+
+const nodePrefix = "node-"
 
 func (o Options) nodeNames() []string {
 	names := make([]string, 0, o.Nodes)

@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"k8s.io/client-go/tools/clientcmd"
@@ -78,6 +79,32 @@ func (c *Cluster) RunAttacher(component string) error {
 		}
 	}
 	return fmt.Errorf("the lab has no attacher %q", component)
+}
+
+// StopAttachers ends the lab's own attachers for those that are installed in the cluster. RunAttachers starts them again.
+func (c *Cluster) StopAttachers(ctx context.Context) error {
+	var errs []error
+	for _, name := range c.attachers() {
+		errs = append(errs, c.Stop(ctx, name))
+	}
+	return errors.Join(errs...)
+}
+
+// RunAttachers starts the lab's own attachers again after StopAttachers.
+func (c *Cluster) RunAttachers() error {
+	var errs []error
+	for _, name := range c.attachers() {
+		errs = append(errs, c.RunAttacher(name))
+	}
+	return errors.Join(errs...)
+}
+
+func (c *Cluster) attachers() []string {
+	var names []string
+	for i := range c.specs.attachDrivers() {
+		names = append(names, sidecarName(componentAttacher, c.specs.attachDrivers(), i))
+	}
+	return names
 }
 
 // RunStorage starts the storage again after Stop("fabric").

@@ -127,6 +127,9 @@ func writePKI(p paths, at ports, nodeNames []string) error {
 	}
 	apiserver := server("kube-apiserver", "kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local")
 	apiserver.AltNames.IPs = append(apiserver.AltNames.IPs, net.ParseIP(firstServiceIP))
+	for _, node := range nodeNames {
+		apiserver.AltNames.IPs = append(apiserver.AltNames.IPs, net.ParseIP(at.nodeAddress(node))) // where the node finds it
+	}
 	etcd := server("etcd")
 	etcd.Usages = append(etcd.Usages, x509.ExtKeyUsageClientAuth) // its own gateway calls it under the same identity
 	certificates := map[string]map[string]certutil.Config{
@@ -136,7 +139,9 @@ func writePKI(p paths, at ports, nodeNames []string) error {
 	}
 	kubeconfigs := identities()
 	for _, node := range nodeNames {
-		certificates["ca"][node] = server("system:node:"+node, node)
+		serving := server("system:node:"+node, node)
+		serving.AltNames.IPs = append(serving.AltNames.IPs, net.ParseIP(at.nodeAddress(node)))
+		certificates["ca"][node] = serving
 		kubeconfigs[node] = []string{"system:node:" + node, "system:nodes"}
 	}
 	for ca, configs := range certificates {
@@ -153,7 +158,7 @@ func writePKI(p paths, at ports, nodeNames []string) error {
 	for name, user := range kubeconfigs {
 		url := at.server()
 		if slices.Contains(nodeNames, name) {
-			url = at.uplink(name)
+			url = "https://" + at.uplink(name)
 		}
 		if err := authorities["ca"].writeKubeconfig(p.kubeconfig(name), url, client(user[0], user[1:]...)); err != nil {
 			return err

@@ -16,7 +16,7 @@ import (
 func writtenPKI(t *testing.T) paths {
 	t.Helper()
 	p := paths{cache: t.TempDir(), name: "test"}
-	if err := writePKI(p, ports{APIServer: 6443, Uplinks: map[string]int{"node-1": 7443}}, []string{"node-1"}); err != nil {
+	if err := writePKI(p, ports{APIServer: 20443}, []string{"node-1"}); err != nil {
 		t.Fatal(err)
 	}
 	return p
@@ -66,7 +66,7 @@ func TestEachComponentHasItsOwnIdentity(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if want := map[bool]string{false: "https://127.0.0.1:6443", true: "https://127.0.0.1:7443"}[name == "node-1"]; config.Host != want {
+		if want := map[bool]string{false: "https://127.0.0.1:20443", true: "https://127.79.219.1:6443"}[name == "node-1"]; config.Host != want {
 			t.Errorf("%s goes to %s, want %s", name, config.Host, want)
 		}
 		if _, err := tls.X509KeyPair(config.CertData, config.KeyData); err != nil {
@@ -90,9 +90,9 @@ func TestServerCertificateNames(t *testing.T) {
 		ca    string
 		hosts []string
 	}{
-		"apiserver":     {"ca.crt", []string{"127.0.0.1", "localhost", "10.96.0.1", "kubernetes.default.svc"}},
+		"apiserver":     {"ca.crt", []string{"127.0.0.1", "localhost", "10.96.0.1", "kubernetes.default.svc", "127.79.219.1"}},
 		"control-plane": {"ca.crt", []string{"127.0.0.1"}},
-		"node-1":        {"ca.crt", []string{"127.0.0.1", "node-1"}},
+		"node-1":        {"ca.crt", []string{"127.0.0.1", "127.79.219.1", "node-1"}},
 		"etcd":          {"etcd-ca.crt", []string{"127.0.0.1"}},
 	} {
 		t.Run(name, func(t *testing.T) {

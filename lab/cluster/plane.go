@@ -9,6 +9,8 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+
+	"belay.dev/belay/internal/usage"
 )
 
 // Plane says whose attach/detach controller runs now: that of Options, or the one
@@ -19,13 +21,16 @@ func (c *Cluster) Plane() string {
 	return c.plane
 }
 
+// PlaneNone is no attach/detach controller but one that is installed in the cluster.
+const PlaneNone = "none"
+
 // SwitchController hands attach and detach over, as an operator does: kube-controller-
-// manager is restarted with (PlaneUpstream) or without (PlaneBelay) its own
+// manager is restarted with (PlaneUpstream) or without (PlaneBelay, PlaneNone) its own
 // controller, and belay-controller is stopped or started. The attachers stay as they
 // are. The old controller has ended when the new one is started.
 func (c *Cluster) SwitchController(ctx context.Context, plane string) error {
-	if plane != PlaneBelay && plane != PlaneUpstream {
-		return fmt.Errorf("switching the controller: the plane is %s or %s, not %q", PlaneBelay, PlaneUpstream, plane)
+	if !slices.Contains([]string{PlaneBelay, PlaneUpstream, PlaneNone}, plane) {
+		return usage.Errorf("the controller is %s, %s or %s, not %q", PlaneBelay, PlaneUpstream, PlaneNone, plane)
 	}
 	if err := c.StopController(ctx); err != nil {
 		return err
@@ -43,8 +48,15 @@ func (c *Cluster) SwitchController(ctx context.Context, plane string) error {
 	c.mu.Lock()
 	c.plane = plane
 	c.mu.Unlock()
-	if plane == PlaneUpstream {
+	if plane != PlaneBelay {
 		return nil
+	}
+	objects, err := documents(Options{Plane: PlaneBelay})
+	if err != nil {
+		return err
+	}
+	if err := applyAll(ctx, c.RESTConfig(), objects); err != nil {
+		return err
 	}
 	return c.RunController(ControllerRun{})
 }

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -14,7 +15,7 @@ import (
 	"belay.dev/belay/lab/proc"
 )
 
-// ports of a lab, all on 127.0.0.1.
+// ports of a lab: on 127.0.0.1, and those of the kubelets at the address of the node.
 type ports struct {
 	Etcd              int            `json:"etcd"`
 	EtcdPeer          int            `json:"etcdPeer"`
@@ -25,7 +26,6 @@ type ports struct {
 	ControllerMetrics int            `json:"controllerMetrics"`
 	Sidecars          map[string]int `json:"sidecars"`       // component -> metrics port
 	Kubelets          map[string]int `json:"kubelets"`       // node -> port
-	Uplinks           map[string]int `json:"uplinks"`        // node -> port of its way to the API server
 	BMCs              map[string]int `json:"bmcs,omitempty"` // node -> UDP port
 }
 
@@ -100,7 +100,7 @@ func choosePorts(cache string, o Options) (ports, error) {
 	p := ports{
 		Etcd: c.choose(), EtcdPeer: c.choose(), APIServer: c.choose(), ControllerManager: c.choose(), Scheduler: c.choose(),
 		ControllerHealth: c.choose(), ControllerMetrics: c.choose(),
-		Sidecars: map[string]int{}, Kubelets: map[string]int{}, Uplinks: map[string]int{}, BMCs: map[string]int{},
+		Sidecars: map[string]int{}, Kubelets: map[string]int{}, BMCs: map[string]int{},
 	}
 	for i := range o.Drivers {
 		p.Sidecars[sidecarName(componentProvisioner, o.Drivers, i)] = c.choose()
@@ -112,7 +112,7 @@ func choosePorts(cache string, o Options) (ports, error) {
 		}
 	}
 	for _, node := range o.nodeNames() {
-		p.Kubelets[node], p.Uplinks[node] = c.choose(), c.choose()
+		p.Kubelets[node] = c.choose()
 		if o.BMC {
 			p.BMCs[node] = c.choose()
 		}
@@ -122,7 +122,7 @@ func choosePorts(cache string, o Options) (ports, error) {
 
 func (p ports) all() []int {
 	all := []int{p.Etcd, p.EtcdPeer, p.APIServer, p.ControllerManager, p.Scheduler, p.ControllerHealth, p.ControllerMetrics}
-	for _, more := range []map[string]int{p.Sidecars, p.Kubelets, p.Uplinks, p.BMCs} {
+	for _, more := range []map[string]int{p.Sidecars, p.Kubelets, p.BMCs} {
 		for _, port := range more {
 			all = append(all, port)
 		}
@@ -130,8 +130,23 @@ func (p ports) all() []int {
 	return all
 }
 
+// nodeAddress is the loopback address of a node. The port of the API server is no other lab's, and makes it the node's alone.
+func (p ports) nodeAddress(node string) string {
+	number, _ := strconv.Atoi(strings.TrimPrefix(node, nodePrefix)) // nodeName made it
+	return net.IPv4(127, byte(p.APIServer>>8), byte(p.APIServer), byte(number)).String()
+}
+
+// uplinkPort is the port at each node's address that leads to the API server. It is the same on all nodes, so that a pod in the network
+// of its node finds the API server at status.hostIP.
+const uplinkPort = "6443"
+
 // uplink is where a node finds the API server.
-func (p ports) uplink(node string) string { return "https://" + address(p.Uplinks[node]) }
+func (p ports) uplink(node string) string { return net.JoinHostPort(p.nodeAddress(node), uplinkPort) }
+
+// kubelet is where a node's agent is reached.
+func (p ports) kubelet(node string) string {
+	return net.JoinHostPort(p.nodeAddress(node), strconv.Itoa(p.Kubelets[node]))
+}
 
 func (p ports) server() string { return "https://" + address(p.APIServer) }
 

@@ -209,7 +209,7 @@ func metricsOf(p ports, s Status) map[string]string {
 		}
 	}
 	for node := range s.Children {
-		metrics[node+"/"+nodes.ChildAgent] = "https://" + address(p.Kubelets[node]) + "/metrics"
+		metrics[node+"/"+nodes.ChildAgent] = "https://" + p.kubelet(node) + "/metrics"
 	}
 	return metrics
 }

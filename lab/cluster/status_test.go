@@ -11,7 +11,7 @@ import (
 
 func TestStatusNamesAllLogsAndMetrics(t *testing.T) {
 	p := paths{cache: "/c", name: "lab"}
-	numbers := ports{Etcd: 1, ControllerMetrics: 2, Kubelets: map[string]int{"node-1": 3}, Sidecars: map[string]int{"attacher": 4, "attacher-labshare": 5}}
+	numbers := ports{APIServer: 20443, Etcd: 1, ControllerMetrics: 2, Kubelets: map[string]int{"node-1": 3}, Sidecars: map[string]int{"attacher": 4, "attacher-labshare": 5}}
 	s := Status{
 		Components: []proc.State{{Name: "etcd"}, {Name: "attach-controller"}, {Name: "attacher"}, {Name: "fabric"}, {Name: "node-1"}},
 		Children:   map[string][]Child{"node-1": {{Name: "node-1/agent"}, {Name: "node-1/driver"}}},
@@ -26,7 +26,7 @@ func TestStatusNamesAllLogsAndMetrics(t *testing.T) {
 	}
 	metrics := map[string]string{
 		"etcd": "https://127.0.0.1:1/metrics", "attach-controller": "http://127.0.0.1:2/metrics",
-		"attacher": "http://127.0.0.1:4/metrics", "node-1/agent": "https://127.0.0.1:3/metrics",
+		"attacher": "http://127.0.0.1:4/metrics", "node-1/agent": "https://127.79.219.1:3/metrics",
 	}
 	if diff := cmp.Diff(metrics, metricsOf(numbers, s)); diff != "" {
 		t.Errorf("metrics (-want +got):\n%s", diff)

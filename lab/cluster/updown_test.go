@@ -141,7 +141,7 @@ func partition(t *testing.T, lab *cluster.Cluster, client kubernetes.Interface) 
 	if err != nil {
 		t.Fatal(err)
 	}
-	kubelet := fmt.Sprintf("https://127.0.0.1:%d/healthz", node.Status.DaemonEndpoints.KubeletEndpoint.Port)
+	kubelet := fmt.Sprintf("https://%s:%d/healthz", node.Status.Addresses[0].Address, node.Status.DaemonEndpoints.KubeletEndpoint.Port)
 	anybody := &http.Client{Transport: &http.Transport{
 		DisableKeepAlives: true, TLSClientConfig: &tls.Config{InsecureSkipVerify: true},
 	}}

@@ -47,7 +47,7 @@ func TestReturnedKubeletNeverListsVolume(t *testing.T) {
 	if err := scene.Cluster.Kill(labtest.Holding + "/" + nodes.ChildAgent); err != nil {
 		t.Fatal(err)
 	}
-	if err := nodes.AdoptNode(t.Context(), scene.Client, labtest.Holding); err != nil {
+	if err := nodes.AdoptNode(t.Context(), scene.Client, labtest.Holding, scene.Cluster.Node(labtest.Holding).Config.Address); err != nil {
 		t.Fatal(err)
 	}
 	after := s.node(labtest.Holding)

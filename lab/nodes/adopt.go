@@ -23,11 +23,11 @@ import (
 const uninitializedTaint = "node.cloudprovider.kubernetes.io/uninitialized"
 
 // AdoptNode plays the cloud's part for a kubelet node of the lab: it waits until the
-// kubelet has registered, writes the addresses that lead the API server to the
-// kubelet on 127.0.0.1 (kubelet itself refuses a loopback address), and takes the
+// kubelet has registered, writes the loopback address of the node, which leads the API server to the
+// kubelet (kubelet itself refuses a loopback address), and takes the
 // uninitialized taint off. client needs the rights of an administrator. Harmless
 // on a node that is adopted already, and on one of the belay kind.
-func AdoptNode(ctx context.Context, client kubernetes.Interface, name string) error {
+func AdoptNode(ctx context.Context, client kubernetes.Interface, name, address string) error {
 	selector := fields.OneTermEqualSelector(metav1.ObjectNameField, name).String()
 	source := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
@@ -44,7 +44,7 @@ func AdoptNode(ctx context.Context, client kubernetes.Interface, name string) er
 		if !ok || event.Type == watch.Deleted {
 			return false, nil
 		}
-		return true, adopt(ctx, client, node)
+		return true, adopt(ctx, client, node, address)
 	})
 	if err != nil {
 		return fmt.Errorf("adopt node %s: %w", name, err)
@@ -52,11 +52,11 @@ func AdoptNode(ctx context.Context, client kubernetes.Interface, name string) er
 	return nil
 }
 
-func adopt(ctx context.Context, client kubernetes.Interface, node *corev1.Node) error {
-	if !reachableOnLoopback(node) {
+func adopt(ctx context.Context, client kubernetes.Interface, node *corev1.Node, address string) error {
+	if !reachableAt(node, address) {
 		patch, err := json.Marshal(map[string]any{
 			"metadata": map[string]any{"uid": node.UID},
-			"status":   map[string]any{"addresses": loopbackAddresses(node.Name)},
+			"status":   map[string]any{"addresses": addresses(node.Name, address)},
 		})
 		if err != nil {
 			return fmt.Errorf("encode addresses: %w", err)
@@ -93,18 +93,13 @@ func takeOffUninitialized(ctx context.Context, client kubernetes.Interface, name
 	return nil
 }
 
-func loopbackAddresses(hostname string) []corev1.NodeAddress {
+func addresses(hostname, ip string) []corev1.NodeAddress {
 	return []corev1.NodeAddress{
-		{Type: corev1.NodeInternalIP, Address: "127.0.0.1"},
+		{Type: corev1.NodeInternalIP, Address: ip},
 		{Type: corev1.NodeHostName, Address: hostname},
 	}
 }
 
-func reachableOnLoopback(node *corev1.Node) bool {
-	for _, address := range node.Status.Addresses {
-		if address.Type == corev1.NodeInternalIP && address.Address == "127.0.0.1" {
-			return true
-		}
-	}
-	return false
+func reachableAt(node *corev1.Node, ip string) bool {
+	return slices.Contains(node.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: ip})
 }

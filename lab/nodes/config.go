@@ -67,12 +67,14 @@ type Config struct {
 	// ClientCAFile is the CA of those who may ask the node's HTTPS server, that is
 	// the API server's kubelet client certificate.
 	ClientCAFile string `json:"clientCAFile"`
-	// ServingCertFile and ServingKeyFile are for 127.0.0.1.
+	// Address is the loopback address of the node, which the Node object names, and of its pods; default 127.0.0.1.
+	Address string `json:"address,omitempty"`
+	// ServingCertFile and ServingKeyFile are for Address.
 	ServingCertFile string `json:"servingCertFile"`
 	ServingKeyFile  string `json:"servingKeyFile"`
-	// KubeletPort serves logs to the API server, at KubeletAddress. The Node names this port at 127.0.0.1.
+	// KubeletPort serves logs to the API server, at KubeletAddress. The Node names this port at Address.
 	KubeletPort int `json:"kubeletPort"`
-	// KubeletAddress is a loopback address; default 127.0.0.1. With another one, who asks the node has to be led there from 127.0.0.1.
+	// KubeletAddress is a loopback address; default Address. With another one, who asks the node has to be led there from Address.
 	KubeletAddress string `json:"kubeletAddress,omitempty"`
 
 	// FabricSocket is where the storage fabric listens. Empty: no CSI driver runs.
@@ -151,7 +153,8 @@ func (c Config) withDefaults() (Config, error) {
 	if c.Verbosity == 0 {
 		c.Verbosity = 2
 	}
-	c.KubeletAddress = cmp.Or(c.KubeletAddress, loopbackIP)
+	c.Address = cmp.Or(c.Address, loopbackIP)
+	c.KubeletAddress = cmp.Or(c.KubeletAddress, c.Address)
 	return c, c.validate()
 }
 

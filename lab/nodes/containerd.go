@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"text/template"
 	"time"
 
@@ -110,6 +111,11 @@ func importImages(ctx context.Context, config Config, kept *children) error {
 		return err
 	}
 	defer func() { _ = os.Remove(archive) }()
+	return importImage(ctx, config, kept, archive)
+}
+
+// importImage waits for containerd and gives it the images of an archive.
+func importImage(ctx context.Context, config Config, kept *children, archive string) error {
 	if err := awaitSocket(ctx, containerdSocket); err != nil {
 		return err
 	}
@@ -125,9 +131,19 @@ func importImages(ctx context.Context, config Config, kept *children) error {
 		return err
 	}
 	if status.ExitStatus() != 0 || status.Signaled() {
-		return fmt.Errorf("import the lab's image: ctr ended with %s, see ctr.log", describe(status))
+		return fmt.Errorf("import the images of %s: ctr ended with %s: %s", archive, describe(status), lastLine(config.LogOf("ctr")))
 	}
 	return nil
+}
+
+// lastLine is the end of a log.
+func lastLine(path string) string {
+	content, err := os.ReadFile(path)
+	if err != nil {
+		return err.Error()
+	}
+	lines := strings.Split(strings.TrimSpace(string(content)), "\n")
+	return lines[len(lines)-1]
 }
 
 // awaitSocket waits until a server listens.

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"runtime"
 
 	"github.com/opencontainers/go-digest"
@@ -51,8 +52,7 @@ func WriteImages(out io.Writer, ledger string) error {
 	if err := checkStatic(program); err != nil {
 		return fmt.Errorf("program %s for the lab's image: %w", ledger, err)
 	}
-	archive := layout{tar: tar.NewWriter(out), seen: map[digest.Digest]bool{}}
-	archive.index = ocispec.Index{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageIndex}
+	archive := newLayout(out)
 	layer, err := tarFile("ledger", program)
 	if err != nil {
 		return err
@@ -67,6 +67,38 @@ func WriteImages(out io.Writer, ledger string) error {
 		return fmt.Errorf("write the lab's image: %w", err)
 	}
 	return nil
+}
+
+// PackProgram writes an archive, as Node.LoadImage takes it, with one image of the name that has nothing but a static program and runs it.
+// It is the same, byte for byte, for the same program.
+func PackProgram(out io.Writer, name, path string) error {
+	program, err := os.ReadFile(path)
+	if err != nil {
+		return fmt.Errorf("read the program for image %s: %w", name, err)
+	}
+	if err := checkStatic(program); err != nil {
+		return fmt.Errorf("program %s for image %s: %w", path, name, err)
+	}
+	archive := newLayout(out)
+	file := filepath.Base(path)
+	layer, err := tarFile(file, program)
+	if err != nil {
+		return err
+	}
+	if err := archive.addImage(name, layer, []string{"/" + file}); err != nil {
+		return fmt.Errorf("write image %s: %w", name, err)
+	}
+	if err := archive.close(); err != nil {
+		return fmt.Errorf("write image %s: %w", name, err)
+	}
+	return nil
+}
+
+func newLayout(out io.Writer) layout {
+	return layout{
+		tar: tar.NewWriter(out), seen: map[digest.Digest]bool{},
+		index: ocispec.Index{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageIndex},
+	}
 }
 
 // checkStatic refuses a program that needs a loader: the image has none, and all that

@@ -114,6 +114,11 @@ func serveControl(config Config, kept *children, stop func()) (*http.Server, err
 			}
 		})
 	}
+	mux.HandleFunc("POST /image", func(w http.ResponseWriter, r *http.Request) {
+		if err := importImage(r.Context(), config, kept, r.FormValue("archive")); err != nil {
+			http.Error(w, err.Error(), http.StatusConflict)
+		}
+	})
 	mux.HandleFunc("POST /shutdown", func(_ http.ResponseWriter, _ *http.Request) { stop() })
 	mux.HandleFunc("POST /status", func(w http.ResponseWriter, _ *http.Request) {
 		_ = json.NewEncoder(w).Encode(kept.states()) // a client that has gone needs no answer

@@ -36,6 +36,12 @@ func (n *Node) Shutdown(ctx context.Context) error { return n.ask(ctx, "/shutdow
 // ChildContainerd); node-init starts it again.
 func (n *Node) Kill(child string) error { return n.tell("/kill", child) }
 
+// LoadImage gives the node's container runtime the images of an archive (an OCI image layout or `docker save`, as a tar). They last as
+// long as the node's disk.
+func (n *Node) LoadImage(ctx context.Context, archive string) error {
+	return n.ask(ctx, "/image?archive="+url.QueryEscape(archive), nil)
+}
+
 // FreezeChild stops one child of the node without ending it, as if it hung; what it started
 // continues. ThawChild undoes it.
 func (n *Node) FreezeChild(child string) error {

@@ -85,7 +85,7 @@ func life(t *testing.T, kind Kind) {
 	ctx, cancel := context.WithTimeout(t.Context(), 3*testPatience)
 	defer cancel()
 	began := time.Now()
-	if err := AdoptNode(ctx, p.client, "node-1"); err != nil {
+	if err := AdoptNode(ctx, p.client, "node-1", loopbackIP); err != nil {
 		t.Fatal(err)
 	}
 	t.Logf("registered after %v", time.Since(began))

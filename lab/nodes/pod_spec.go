@@ -17,7 +17,7 @@ import (
 	"belay.dev/belay/node"
 )
 
-// loopbackIP is the address of every node and pod of the lab.
+// loopbackIP is the address of a node that is given no other, and of a kubelet's pods that want a network of their own.
 const loopbackIP = "127.0.0.1"
 
 const defaultPath = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -32,6 +32,8 @@ type podSpec struct {
 	// dir is the pod's directory on the node; volumes that are not CSI's lie there.
 	dir    string
 	ledger string
+	// address is that of the node.
+	address string
 	// mounted are the CSI volumes by their name in the pod.
 	mounted map[string]node.Mount
 }
@@ -126,7 +128,7 @@ func (p podSpec) field(name string) (string, error) {
 	case "spec.serviceAccountName":
 		return p.pod.Spec.ServiceAccountName, nil
 	case "status.hostIP", "status.podIP", "status.hostIPs", "status.podIPs":
-		return loopbackIP, nil
+		return p.address, nil
 	}
 	value, err := fieldpath.ExtractFieldPathAsString(p.pod, name)
 	if err != nil {

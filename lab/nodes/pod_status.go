@@ -66,13 +66,13 @@ type podState struct {
 	containers map[string]containerState
 }
 
-// podStatus is the status of a pod, made from what its worker knows and from what
+// podStatus is the status of a pod on the node at address, made from what its worker knows and from what
 // others wrote: conditions that are not ours are kept.
-func podStatus(pod *corev1.Pod, state podState, now time.Time) corev1.PodStatus {
+func podStatus(pod *corev1.Pod, address string, state podState, now time.Time) corev1.PodStatus {
 	status := *pod.Status.DeepCopy()
-	status.HostIP, status.PodIP = loopbackIP, loopbackIP
-	status.HostIPs = []corev1.HostIP{{IP: loopbackIP}}
-	status.PodIPs = []corev1.PodIP{{IP: loopbackIP}}
+	status.HostIP, status.PodIP = address, address
+	status.HostIPs = []corev1.HostIP{{IP: address}}
+	status.PodIPs = []corev1.PodIP{{IP: address}}
 	if status.StartTime == nil {
 		status.StartTime = &metav1.Time{Time: state.began}
 	}

@@ -50,7 +50,7 @@ func TestPodStatus(t *testing.T) {
 				return containers
 			}
 			pod.Spec.InitContainers, pod.Spec.Containers = add("init-", test.init), add("main-", test.main)
-			status := podStatus(pod, state, now)
+			status := podStatus(pod, loopbackIP, state, now)
 			got := want{Phase: status.Phase}
 			for _, condition := range status.Conditions {
 				switch condition.Type {
@@ -79,7 +79,7 @@ func TestPodStatusKeepsForeignConditionsAndTransitionTimes(t *testing.T) {
 		},
 	}}
 	state := podState{mounted: true, containers: map[string]containerState{"c": {id: "belay://c", now: runningSince(late)}}}
-	status := podStatus(pod, state, late)
+	status := podStatus(pod, loopbackIP, state, late)
 	got := map[corev1.PodConditionType]time.Time{}
 	for _, condition := range status.Conditions {
 		got[condition.Type] = condition.LastTransitionTime.Time

@@ -208,7 +208,7 @@ func (k *podWorker) bringUp(ctx context.Context) {
 	if !ok {
 		return
 	}
-	spec := podSpec{pod: pod, dir: k.dir, ledger: k.config.Programs.Ledger, mounted: mounted}
+	spec := podSpec{pod: pod, dir: k.dir, ledger: k.config.Programs.Ledger, address: k.config.Address, mounted: mounted}
 	for _, c := range pod.Spec.InitContainers {
 		k.keepContainer(ctx, spec, c, initPolicy(pod))
 		if !k.containerState(c.Name).succeeded() {
@@ -377,7 +377,7 @@ func (k *podWorker) patchStatus(ctx context.Context) error {
 		pod = pod.DeepCopy()
 		pod.Status = k.written.Status
 	}
-	status := podStatus(pod, k.state, time.Now())
+	status := podStatus(pod, k.config.Address, k.state, time.Now())
 	k.mu.Unlock()
 	if gone || finishedPhase(k.object()) {
 		return nil

@@ -60,7 +60,7 @@ func TestPodsOfABelayNode(t *testing.T) {
 	n := p.startNode(t, KindBelay, "node-1")
 	ctx, cancel := context.WithTimeout(t.Context(), testPatience)
 	defer cancel()
-	if err := AdoptNode(ctx, p.client, "node-1"); err != nil {
+	if err := AdoptNode(ctx, p.client, "node-1", loopbackIP); err != nil {
 		t.Fatal(err)
 	}
 	t.Run("how pods end", p.testEndings)

@@ -60,7 +60,7 @@ func newRegistration(config Config, client kubernetes.Interface) (*registration,
 	}
 	return &registration{config: config, client: client, status: corev1.NodeStatus{
 		Capacity: capacity, Allocatable: capacity.DeepCopy(),
-		Addresses:       loopbackAddresses(config.Name),
+		Addresses:       addresses(config.Name, config.Address),
 		DaemonEndpoints: corev1.NodeDaemonEndpoints{KubeletEndpoint: corev1.DaemonEndpoint{Port: int32(config.KubeletPort)}},
 		NodeInfo: corev1.NodeSystemInfo{
 			BootID: bootID, SystemUUID: machine, MachineID: strings.ReplaceAll(machine, "-", ""),

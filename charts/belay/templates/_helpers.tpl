@@ -147,6 +147,12 @@ spec:
 {{/* A Deployment, and the PodDisruptionBudget beside it. */}}
 {{- define "belay.deployment" -}}
 {{- $values := .root.Values -}}
+{{- $metrics := 8080 }}{{ $health := 8081 }}{{ $address := "" }}
+{{- if $values.hostNetwork.enabled }}
+{{- /* A port is taken for the whole node, so that each part has its own two. */}}
+{{- $part := get (dict "belay-controller" 0 "belay-recovery" 1 "belay-recovery-detector" 1 "belay-recovery-fencer" 2 "belay-recovery-actor" 3) .name }}
+{{- $metrics = add $values.hostNetwork.firstPort (mul 2 $part) }}{{ $health = add1 $metrics }}{{ $address = "[$(POD_IP)]" }}
+{{- end }}
 apiVersion: apps/v1
 kind: Deployment
 metadata:
@@ -156,6 +162,10 @@ metadata:
 spec:
   # One leads, the other watches along and takes over at once when the first one leaves in good order, else when its lease has run out.
   replicas: {{ .replicas }}
+{{- if $values.hostNetwork.enabled }}
+  strategy: # the new pod needs the ports of the old one
+    rollingUpdate: {maxSurge: 0, maxUnavailable: 1}
+{{- end }}
   selector:
     matchLabels:
       app.kubernetes.io/name: {{ .name }}
@@ -168,6 +178,10 @@ spec:
 {{- with $values.podAnnotations }}{{ toYaml . | nindent 8 }}{{ end }}
     spec:
       serviceAccountName: {{ .account }}
+{{- if $values.hostNetwork.enabled }}
+      hostNetwork: true
+      dnsPolicy: ClusterFirstWithHostNet
+{{- end }}
       priorityClassName: {{ $values.priorityClassName }}
 {{- with $values.imagePullSecrets }}
       imagePullSecrets: {{- toYaml . | nindent 6 }}
@@ -209,19 +223,24 @@ spec:
 {{- range .args }}
         - {{ . }}
 {{- end }}
-        - --health-probe-bind-address=:8081
-        - --metrics-bind-address=:8080
+        - --health-probe-bind-address={{ $address }}:{{ $health }}
+        - --metrics-bind-address={{ $address }}:{{ $metrics }}
         env:
         - name: NODE_NAME
           valueFrom:
             fieldRef: {fieldPath: spec.nodeName}
+{{- if $values.hostNetwork.enabled }}
+        - name: POD_IP
+          valueFrom:
+            fieldRef: {fieldPath: status.podIP}
+{{- end }}
 {{- range $name, $value := .env }}
         - {name: {{ $name }}, value: {{ $value | quote }}}
 {{- end }}
 {{- with $values.env }}{{ toYaml . | nindent 8 }}{{ end }}
         ports:
-        - {name: metrics, containerPort: 8080}
-        - {name: health, containerPort: 8081}
+        - {name: metrics, containerPort: {{ $metrics }}}
+        - {name: health, containerPort: {{ $health }}}
         livenessProbe:
           httpGet: {path: /healthz, port: health}
         # A leader that has halted because of another attach/detach controller also reports not ready. A restart would make it continue, so liveness does not fail.

@@ -1,0 +1,53 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"belay.dev/belay/lab/nodes"
+)
+
+// imageWithin bounds how long one node may take for an archive.
+const imageWithin = 5 * time.Minute
+
+// LoadImage gives the container runtimes of all nodes the images of an archive: an OCI image layout or what `docker save` writes, as a
+// tar. The images last as long as the lab. It returns an error that names the nodes that did not take them, such as those without power.
+func (c *Cluster) LoadImage(ctx context.Context, archive string) error {
+	if c.options.NodeKind != NodeKindKubelet {
+		return fmt.Errorf("nodes of the kind %q run no containers: start the lab with --nodes %s", c.options.NodeKind, NodeKindKubelet)
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, imageWithin, fmt.Errorf("it took longer than %v", imageWithin))
+	defer cancel()
+	names := c.options.nodeNames()
+	errs := make([]error, len(names))
+	var group errgroup.Group
+	for i, name := range names {
+		group.Go(func() error {
+			errs[i] = c.loadImage(ctx, name, archive)
+			return nil
+		})
+	}
+	_ = group.Wait() // the errors are in errs
+	return errors.Join(errs...)
+}
+
+func (c *Cluster) loadImage(ctx context.Context, name, archive string) error {
+	node := c.Node(name)
+	if node == nil || !c.IsOn(name) {
+		return fmt.Errorf("load %s on %s: the node has no power: switch it on, and load it again", archive, name)
+	}
+	return node.LoadImage(ctx, archive)
+}
+
+// LoadImage gives the nodes the images of an archive, see Cluster.LoadImage.
+func (r *Remote) LoadImage(ctx context.Context, archive string) error {
+	return r.ask(ctx, http.MethodPost, "/image", archive, nil)
+}
+
+// PackProgram writes an archive with one image that has nothing but a static program.
+var PackProgram = nodes.PackProgram
