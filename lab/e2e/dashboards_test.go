@@ -250,7 +250,8 @@ func keep(t *testing.T, results []result) {
 func scrapeJobs(metrics map[string]string) map[string]map[string]string {
 	jobs := map[string]map[string]string{}
 	for _, name := range slices.Sorted(maps.Keys(metrics)) {
-		instance, job := name, ""
+		instance := name
+		var job string
 		switch {
 		case name == "attach-controller":
 			job = "belay-controller"

@@ -50,7 +50,7 @@ func startPrometheus(t *testing.T, program, lab string, metrics map[string]strin
 	if err != nil {
 		t.Fatal(err)
 	}
-	command := exec.CommandContext(context.Background(), program, //nolint:gosec // built by make
+	command := exec.CommandContext(context.Background(), program,
 		"--config.file="+config, "--storage.tsdb.path="+filepath.Join(dir, "data"), "--web.listen-address="+p.address)
 	command.Stdout, command.Stderr = log, log
 	command.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
@@ -191,7 +191,7 @@ func (p *prometheusServer) get(ctx context.Context, path string, values url.Valu
 	if err != nil {
 		return err
 	}
-	defer response.Body.Close() //nolint:errcheck // it was read
+	defer response.Body.Close()
 	raw, err := io.ReadAll(response.Body)
 	if err != nil {
 		return err

@@ -73,7 +73,7 @@ func Read(folder string) ([]Board, error) {
 	}
 	boards := make([]Board, len(files))
 	for i, file := range files {
-		raw, err := os.ReadFile(file) //nolint:gosec // a file of the repository
+		raw, err := os.ReadFile(file)
 		if err != nil {
 			return nil, fmt.Errorf("read dashboard: %w", err)
 		}
