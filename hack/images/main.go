@@ -42,7 +42,7 @@ type picture struct {
 var pictures = []picture{
 	{name: "belay-controller", program: "belay-controller", title: "Attach/detach controller and recovery of belay", user: "65532:65532"},
 	{name: "belay-controller-fencer", program: "belay-controller", title: "Recovery of belay with the fence agents", fences: true, user: "65532:65532"},
-	{name: "belay-attacher", program: "belay-attacher", title: "CSI external attacher of belay", user: "65532:65532"},
+	{name: "belay-attacher", program: "belay-attacher", title: "CSI external attacher of belay", user: "0:0"}, // as csi-attacher: the socket of most drivers is root's
 	{name: "belay-node", program: "belay-node", title: "Node agent of belay", user: "0:0"}, // it mounts
 	{name: "kubectl-belay", program: "kubectl-belay", title: "kubectl belay as a toolbox", user: "65532:65532"},
 }

@@ -99,6 +99,9 @@ func (c *Cluster) RunAttachers() error {
 	return errors.Join(errs...)
 }
 
+// CSISocket is where the controller of a driver listens.
+func (c *Cluster) CSISocket(driver string) string { return c.paths.csiSocket(driver) }
+
 func (c *Cluster) attachers() []string {
 	var names []string
 	for i := range c.specs.attachDrivers() {

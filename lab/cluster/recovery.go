@@ -60,16 +60,21 @@ func (s specs) recoveryParts() []proc.Spec {
 	return all
 }
 
-// applyFenceSources names the BMC of each node, once the API server serves the resource.
+// applyFenceSources names the BMC of each node, in a lab that runs recovery itself.
 func (c *Cluster) applyFenceSources(ctx context.Context) error {
 	if c.options.Recovery == "" {
 		return nil
 	}
+	return c.ApplyFenceSources(ctx, belayNamespace)
+}
+
+// ApplyFenceSources names the BMC of each node, once the API server serves the resource, with the passwords in a Secret of the namespace.
+func (c *Cluster) ApplyFenceSources(ctx context.Context, namespace string) error {
 	if err := c.await(ctx, "the API of recovery", startWithin, c.servesFencing); err != nil {
 		return err
 	}
 	objects := []*unstructured.Unstructured{{Object: map[string]any{
-		"apiVersion": "v1", "kind": "Secret", "metadata": map[string]any{"namespace": belayNamespace, "name": bmcSecret},
+		"apiVersion": "v1", "kind": "Secret", "metadata": map[string]any{"namespace": namespace, "name": bmcSecret},
 		"stringData": map[string]any{"username": BMCUser, "password": BMCPassword},
 	}}}
 	for _, node := range c.options.nodeNames() {
@@ -80,7 +85,7 @@ func (c *Cluster) applyFenceSources(ctx context.Context) error {
 				"options": map[string]any{
 					"ip": loopback, "ipport": strconv.Itoa(c.ports.BMCs[node]), "lanplus": "1", "cipher": "3", "power_wait": "0", "power_timeout": "4",
 				},
-				"secretRef": map[string]any{"namespace": belayNamespace, "name": bmcSecret},
+				"secretRef": map[string]any{"namespace": namespace, "name": bmcSecret},
 			}}}}},
 		}})
 	}

@@ -6,7 +6,6 @@ import (
 	"testing"
 	"time"
 
-
 	"belay.dev/belay/lab/cluster"
 	"belay.dev/belay/lab/labdisk"
 	"belay.dev/belay/lab/labtest"

@@ -1,0 +1,82 @@
+package install
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"belay.dev/belay/lab/cluster"
+	"belay.dev/belay/lab/labtest"
+	"belay.dev/belay/lab/scenario"
+)
+
+// TestUpgrade changes the running controller in three ways while a volume moves: an upgrade of the chart, the sudden end of the leading pod, and the way back to upstream's
+// controller. No volume that stays where it is notices, and no record is lost.
+func TestUpgrade(t *testing.T) {
+	long(t)
+	r := open(t, cluster.Options{Name: "install-upgrade", Nodes: 3})
+	r.loadImages(oldVersion, "belay-controller")
+	r.loadImages(newVersion, "belay-controller")
+	must(t, r.scene.Cluster.SwitchController(t.Context(), cluster.PlaneNone))
+	r.helm(oldVersion, nil)
+	if _, err := r.scene.Place(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	crowd, err := r.scene.NewCrowd(t.Context(), scenario.CrowdOptions{
+		Name: "crowd", Pods: 6, VolumesPerPod: 3, Nodes: []string{"node-1", "node-2", "node-3"},
+	}, within)
+	must(t, err)
+	check := labtest.Undisturbed(t, r.scene, crowd)
+	r.move("before")
+	r.whileMoving("upgrade", func() { r.helm(newVersion, nil) })
+	if image := r.leader("belay-controller").Spec.Containers[0].Image; image != "belay.dev/belay-controller:"+newVersion {
+		t.Errorf("the leader runs %s", image)
+	}
+	r.whileMoving("kill -9 of the leading pod", func() {
+		leader := r.leader("belay-controller")
+		must(t, r.scene.Client.CoreV1().Pods(namespace).Delete(t.Context(), leader.Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64(0))}))
+		r.until("another pod to lead", func(context.Context) (bool, error) { return r.leader("belay-controller").UID != leader.UID, nil })
+	})
+	r.move("after")
+	r.whileMoving("back to upstream's controller", func() {
+		r.uninstall()
+		must(t, r.scene.Cluster.SwitchController(t.Context(), cluster.PlaneUpstream))
+	})
+	check()
+	must(t, crowd.Remove(t.Context(), within))
+	r.finish()
+}
+
+// long skips what belongs to the long tests.
+func long(t *testing.T) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("NOT RUN: belongs to the long tests")
+	}
+}
+
+// whileMoving moves the writer again and again until a change is done, and once after it, and states the longest move: the gap in attach and detach is a part of it.
+func (r *rig) whileMoving(title string, change func()) {
+	r.t.Helper()
+	var longest time.Duration
+	moves := 0
+	done := make(chan struct{})
+	go func() {
+		defer close(done) // also if the change fails, which ends this goroutine alone
+		change()
+	}()
+	for last := false; !last; moves++ {
+		select {
+		case <-done:
+			last = true
+		default:
+		}
+		longest = max(longest, r.move(title))
+	}
+	if r.t.Failed() {
+		r.t.FailNow()
+	}
+	r.t.Logf("%s: %d moves, the longest took %.1f s", title, moves, longest.Seconds())
+}
