@@ -43,7 +43,7 @@ var pictures = []picture{
 	{name: "belay-controller", program: "belay-controller", title: "Attach/detach controller and recovery of belay", user: "65532:65532"},
 	{name: "belay-controller-fencer", program: "belay-controller", title: "Recovery of belay with the fence agents", fences: true, user: "65532:65532"},
 	{name: "belay-attacher", program: "belay-attacher", title: "CSI external attacher of belay", user: "0:0"}, // as csi-attacher: the socket of most drivers is root's
-	{name: "belay-node", program: "belay-node", title: "Node agent of belay", user: "0:0"}, // it mounts
+	{name: "belay-node", program: "belay-node", title: "Node agent of belay", user: "0:0"},                    // it mounts
 	{name: "kubectl-belay", program: "kubectl-belay", title: "kubectl belay as a toolbox", user: "65532:65532"},
 }
 
@@ -174,6 +174,9 @@ func (p picture) base(o options) (v1.ImageIndex, error) {
 		}
 		image := mutate.ConfigMediaType(mutate.MediaType(empty.Image, types.OCIManifestSchema1), types.OCIConfigJSON)
 		config := &v1.ConfigFile{OS: of.OS, Architecture: of.Architecture, RootFS: v1.RootFS{Type: "layers"}, Created: v1.Time{Time: o.created}}
+		if p.fences { // the agents run tools that they find in it; ko adds its own folder
+			config.Config.Env = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
+		}
 		if image, err = mutate.ConfigFile(image, config); err != nil {
 			return nil, fmt.Errorf("base of %s: %w", platform, err)
 		}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -35,6 +36,8 @@ type Agent struct {
 	options map[string]string
 	secrets []string // values that must not appear anywhere
 	ipmi    bool
+	// ipmitool is the path of the program that an agent of ipmiAgents runs.
+	ipmitool string
 }
 
 // ipmiAgents are the agents that run ipmitool.
@@ -88,6 +91,14 @@ func New(ctx context.Context, path string, options map[string]string, plug strin
 	}
 	if plug != "" {
 		a.options["plug"] = plug
+	}
+	if a.ipmi {
+		// Found now, so that its absence is an error of the program and no login that failed.
+		tool, err := exec.LookPath("ipmitool")
+		if err != nil {
+			return nil, AgentError{fmt.Errorf("agent %s needs ipmitool: %w", filepath.Base(path), err)}
+		}
+		a.ipmitool = tool
 	}
 	return a, a.checkKnown(ctx)
 }

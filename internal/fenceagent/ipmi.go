@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 )
@@ -47,17 +46,13 @@ func (a *Agent) hidePassword(options map[string]string) (tool string, remove fun
 
 // privateFolder has the password, and the program that uses it.
 func (a *Agent) privateFolder(password string) (string, error) {
-	real, err := exec.LookPath("ipmitool")
-	if err != nil {
-		return "", fmt.Errorf("agent %s needs ipmitool: %w", filepath.Base(a.path), err)
-	}
 	folder, err := os.MkdirTemp("", "belay-fence-*") // mode 0700
 	if err != nil {
 		return "", err
 	}
 	err = errors.Join(
 		os.WriteFile(filepath.Join(folder, "password"), []byte(password), 0o600), //nolint:gosec // the folder was just made
-		os.WriteFile(filepath.Join(folder, "real"), []byte(real), 0o600),
+		os.WriteFile(filepath.Join(folder, "real"), []byte(a.ipmitool), 0o600),
 		os.WriteFile(filepath.Join(folder, "ipmitool"), []byte(wrapper), 0o700),
 	)
 	if err != nil {

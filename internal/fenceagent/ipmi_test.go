@@ -2,6 +2,7 @@ package fenceagent
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -142,5 +143,19 @@ func watchArguments(t *testing.T) (found func() string) {
 	return func() string {
 		cancel()
 		return <-result
+	}
+}
+
+// TestMissingTool: without ipmitool the agent is unusable, which is no login that failed: the image is to be mended, and then the switch is asked again.
+func TestMissingTool(t *testing.T) {
+	path := agentIn(t, "exit 1")
+	ipmi := filepath.Join(filepath.Dir(path), "fence_ipmilan")
+	if err := os.Rename(path, ipmi); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("PATH", t.TempDir())
+	_, err := New(t.Context(), ipmi, map[string]string{"password": "x"}, "", nil)
+	if broken := (AgentError{}); !errors.As(err, &broken) || !strings.Contains(err.Error(), "needs ipmitool") {
+		t.Errorf("%v, want an AgentError", err)
 	}
 }
