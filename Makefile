@@ -21,6 +21,8 @@ HELM        := $(BIN)/helm
 IMAGES      := $(BIN)/images
 HELMDOCS    := $(BIN)/helm-docs
 OTELCOL     := $(BIN)/otelcol
+PROMTOOL    := $(BIN)/promtool
+PROMETHEUS  := $(BIN)/prometheus
 
 # Where the lab keeps the upstream programs (see `belay-lab build --help`).
 UPSTREAM     = $$($(BELAY_LAB) build --print)
@@ -76,11 +78,11 @@ unit: check-go ## The tests that need neither root nor an API server, nor anythi
 	BELAY_SEEDS=40 BELAY_SIM_SEEDS=5 KUBEBUILDER_ASSETS= go test -short -vet=off -ldflags='-s -w' ./...
 
 .PHONY: test
-test: upstream $(TESTSUM) $(SANITY) $(HELM) $(OTELCOL) ## Run unit tests, simulation, conformance and the lab's short end-to-end tests.
+test: upstream $(TESTSUM) $(SANITY) $(HELM) $(IMAGES) $(PROMTOOL) ## Run unit tests, simulation, conformance and the lab's short end-to-end tests.
 	hack/test short
 
 .PHONY: test-long
-test-long: upstream $(TESTSUM) $(SANITY) $(HELM) $(OTELCOL) ## Run the long tests too: chaos, churn, kills, comparison with upstream, both kinds of node.
+test-long: upstream $(TESTSUM) $(SANITY) $(HELM) $(IMAGES) $(PROMTOOL) $(PROMETHEUS) $(OTELCOL) ## Run the long tests too: chaos, churn, kills, comparison with upstream, both kinds of node.
 	hack/test long
 
 .PHONY: test-kubernetes
@@ -100,8 +102,9 @@ conformance: check-go ## Render docs/conformance from the conformance tables, an
 	go test -count=1 ./internal/testing/conformance -update
 
 .PHONY: generate
-generate: check-go $(CONTROLLERGEN) $(HELM) $(HELMDOCS) ## Write the deepcopy functions and the CRDs of the API types (api/), render deploy/ from the chart, and list its values in its README.
+generate: check-go $(CONTROLLERGEN) $(HELM) $(HELMDOCS) ## Write the deepcopy functions and the CRDs of the API types (api/) and the dashboards, render deploy/ from the chart, and list its values in its README.
 	$(CONTROLLERGEN) object crd paths=./api/... output:crd:dir=charts/belay/files
+	cd hack/dashboards && go run . ../../charts/belay/files/dashboards
 	hack/render
 	$(HELMDOCS) --chart-search-root charts --log-level warning
 
@@ -162,6 +165,10 @@ $(HELM): hack/helm/go.mod hack/helm/go.sum
 
 $(HELMDOCS): hack/helmdocs/go.mod hack/helmdocs/go.sum
 	cd hack/helmdocs && go build -o $@ github.com/norwoodj/helm-docs/cmd/helm-docs
+
+# Without service discovery, most of which is other vendors' client libraries.
+$(PROMTOOL) $(PROMETHEUS): hack/prometheus/go.mod hack/prometheus/go.sum
+	cd hack/prometheus && go build -tags remove_all_sd -ldflags '-s -w' -o $@ github.com/prometheus/prometheus/cmd/$(@F)
 
 $(IMAGES): hack/images/go.mod hack/images/go.sum hack/images/main.go
 	cd hack/images && go build -o $@ .

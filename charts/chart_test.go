@@ -4,6 +4,7 @@ package charts
 import (
 	"context"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -78,7 +79,7 @@ var variants = map[string][]string{
 		"controller.enabled=false", "recovery.enabled=true", "recovery.together=true", "recovery.secretNamespaces={default}",
 	},
 	"both, with all that is optional": {
-		"recovery.enabled=true", "networkPolicy.enabled=true", "podMonitor.enabled=true", "prometheusRule.enabled=true", "createNamespace=true",
+		"recovery.enabled=true", "networkPolicy.enabled=true", "podMonitor.enabled=true", "prometheusRule.enabled=true", "dashboards.enabled=true", "dashboards.annotations.grafana_folder=Storage", "createNamespace=true",
 		"attacher.serviceAccounts[0].namespace=csi,attacher.serviceAccounts[0].name=ebs", "nodeSelector.a=b", "podLabels.team=x", "podAnnotations.a=b",
 		"env[0].name=OTEL_EXPORTER_OTLP_ENDPOINT,env[0].value=http://collector:4317", "imagePullSecrets[0].name=x",
 		"networkPolicy.metricsFrom[0].namespaceSelector.matchLabels.a=b", "controller.extraArgs={--v=2}", "recovery.extraArgs={--v=2}",
@@ -188,13 +189,73 @@ func TestBothPartsShareNoRole(t *testing.T) {
 	}
 }
 
+// TestAlertsOfWhatIsInstalled: each part has its group of alerts, and their links lead to where the user keeps the pages.
+func TestAlertsOfWhatIsInstalled(t *testing.T) {
+	for _, tc := range []struct {
+		values []string
+		want   []string
+	}{
+		{nil, []string{"belay-controller", "belay-attacher", "belay-node", "attach-detach", "kube-state-metrics"}},
+		{
+			[]string{"controller.enabled=false", "recovery.enabled=true", "prometheusRule.omitGroups={belay-node,kube-state-metrics}"},
+			[]string{"belay-attacher", "attach-detach", "belay-recovery"},
+		},
+	} {
+		objects := render(t, append(tc.values, "prometheusRule.enabled=true", "prometheusRule.runbookBaseURL=https://wiki.example/belay/")...)
+		at := slices.IndexFunc(objects, func(o *unstructured.Unstructured) bool { return o.GetKind() == "PrometheusRule" })
+		groups, _, _ := unstructured.NestedSlice(objects[at].Object, "spec", "groups")
+		var names []string
+		for _, group := range groups {
+			name, _, _ := unstructured.NestedString(group.(map[string]any), "name")
+			names = append(names, name)
+			rules, _, _ := unstructured.NestedSlice(group.(map[string]any), "rules")
+			for _, rule := range rules {
+				link, _, _ := unstructured.NestedString(rule.(map[string]any), "annotations", "runbook_url")
+				if !strings.HasPrefix(link, "https://wiki.example/belay/docs/") {
+					t.Errorf("a rule of %s links to %q", name, link)
+				}
+			}
+		}
+		if !slices.Equal(names, tc.want) {
+			t.Errorf("with %q: groups %q, want %q", tc.values, names, tc.want)
+		}
+	}
+}
+
+// TestDashboardsAreFound: each dashboard of deploy/dashboards is in a ConfigMap with the label that Grafana's sidecar looks for.
+func TestDashboardsAreFound(t *testing.T) {
+	found := map[string]string{}
+	for _, o := range render(t, "dashboards.enabled=true") {
+		if o.GetKind() != "ConfigMap" || o.GetLabels()["grafana_dashboard"] != "1" {
+			continue
+		}
+		data, _, err := unstructured.NestedStringMap(o.Object, "data")
+		must(t, err)
+		maps.Copy(found, data)
+	}
+	files, err := filepath.Glob("../deploy/dashboards/*.json")
+	must(t, err)
+	if len(files) == 0 || len(found) != len(files) {
+		t.Errorf("%d dashboards in ConfigMaps, %d files", len(found), len(files))
+	}
+	for _, file := range files {
+		want, err := os.ReadFile(file)
+		must(t, err)
+		if found[filepath.Base(file)] != string(want) {
+			t.Errorf("%s is not in a ConfigMap, or differs", file)
+		}
+	}
+}
+
 // TestValuesAreChecked: a value that does not exist, or has another type, is an error.
 func TestValuesAreChecked(t *testing.T) {
 	for value, want := range map[string]string{
-		"contoller.enabled=false":   "contoller",
-		"controller.replicas=two":   "replicas",
-		"recovery.profile=faster":   "profile",
-		"recovery.enabled=yes-sure": "enabled",
+		"contoller.enabled=false":                   "contoller",
+		"controller.replicas=two":                   "replicas",
+		"recovery.profile=faster":                   "profile",
+		"recovery.enabled=yes-sure":                 "enabled",
+		"prometheusRule.omitGroups={belay-attache}": "omitGroups",
+		"prometheusRule.runbookBaseURL=wiki":        "runbookBaseURL",
 	} {
 		if _, err := helm(t, value); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v", value, err)

@@ -10,7 +10,11 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"belay.dev/belay/internal/decision"
+	"belay.dev/belay/internal/testing/dashboards"
 )
+
+// runbookBase is where the pages of the repository are read; the chart puts its value prometheusRule.runbookBaseURL in its place.
+const runbookBase = "https://belay.dev/belay/"
 
 // alerts is a rule file of Prometheus, as far as it is checked here.
 type alerts struct {
@@ -56,9 +60,43 @@ func TestAlertsAreComplete(t *testing.T) {
 	}
 }
 
+// TestDashboardsUseDocumentedMetrics: each metric of a query, and of a variable, is one that a program exports.
+func TestDashboardsUseDocumentedMetrics(t *testing.T) {
+	boards, err := dashboards.Read(filepath.Join(root, "deploy", "dashboards"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	metrics := documentedMetrics(t)
+	check := func(board, expr string) {
+		for _, name := range metricsIn(expr) {
+			library := strings.HasPrefix(name, "process_") || strings.HasPrefix(name, "go_")
+			if !library && !metrics[name] && !metrics[histogramOf(name)] {
+				t.Errorf("%s: no page documents the metric %s", board, name)
+			}
+		}
+	}
+	for _, board := range boards {
+		for _, v := range board.Templating.List {
+			if v.Type != "query" {
+				continue
+			}
+			series, _, err := v.Values()
+			if err != nil {
+				t.Errorf("%s: %v", board.Title, err)
+			}
+			check(board.Title, series)
+		}
+		for _, panel := range board.Panels {
+			for _, target := range panel.Targets {
+				check(board.Title, target.Expr)
+			}
+		}
+	}
+}
+
 // ruleProblems are what is wrong with a rule.
 func ruleProblems(rule alertRule, metrics map[string]bool) (problems []string) {
-	for _, name := range []string{"summary", "description", "runbook"} {
+	for _, name := range []string{"summary", "description", "runbook_url"} {
 		if rule.Annotations[name] == "" {
 			problems = append(problems, "it has no annotation "+name)
 		}
@@ -79,7 +117,12 @@ func ruleProblems(rule alertRule, metrics map[string]bool) (problems []string) {
 		}
 	}
 	for _, link := range runbooksOf(rule) {
-		if err := follow(filepath.Join(root, "README.md"), link); err != nil {
+		page, ok := strings.CutPrefix(link, runbookBase)
+		if !ok {
+			problems = append(problems, "its runbook is not below "+runbookBase+": "+link)
+			continue
+		}
+		if err := follow(filepath.Join(root, "README.md"), page); err != nil {
 			problems = append(problems, err.Error())
 		}
 	}
@@ -89,7 +132,7 @@ func ruleProblems(rule alertRule, metrics map[string]bool) (problems []string) {
 // runbooksOf are the pages that the annotation may lead to: one for each reason that the metric can have.
 func runbooksOf(rule alertRule) (links []string) {
 	const reason = "{{ $labels.reason }}"
-	link := rule.Annotations["runbook"]
+	link := rule.Annotations["runbook_url"]
 	if !strings.Contains(link, reason) {
 		return []string{link}
 	}
@@ -170,7 +213,7 @@ func TestProblemsOfAlertsAreFound(t *testing.T) {
 		return alertRule{
 			Alert: "A", For: "5m", Labels: map[string]string{"severity": "warning"},
 			Expr:        `sum by (x, reason) (rate(a_total{code=~"4..",unknown="c_total"}[5m])) > 0 unless on (x) time() - b_seconds_count > 3`,
-			Annotations: map[string]string{"summary": "s", "description": "d", "runbook": "docs/runbooks/{{ $labels.reason }}.md"},
+			Annotations: map[string]string{"summary": "s", "description": "d", "runbook_url": runbookBase + "docs/runbooks/{{ $labels.reason }}.md"},
 		}
 	}
 	for name, tc := range map[string]struct {
@@ -183,10 +226,11 @@ func TestProblemsOfAlertsAreFound(t *testing.T) {
 		"no time":            {func(r *alertRule) { r.For = "" }, 1},
 		"unknown metric":     {func(r *alertRule) { r.Expr = "c_total > 0 and b_seconds > 1" }, 1},
 		"no metric":          {func(r *alertRule) { r.Expr = "vector(1)" }, 1},
-		"a page is missing":  {func(r *alertRule) { r.Annotations["runbook"] = "docs/nothing.md" }, 1},
-		"a heading is":       {func(r *alertRule) { r.Annotations["runbook"] = "docs/metrics.md#nothing" }, 1},
+		"a page is missing":  {func(r *alertRule) { r.Annotations["runbook_url"] = runbookBase + "docs/nothing.md" }, 1},
+		"another place":      {func(r *alertRule) { r.Annotations["runbook_url"] = "docs/metrics.md" }, 1},
+		"a heading is":       {func(r *alertRule) { r.Annotations["runbook_url"] = runbookBase + "docs/metrics.md#nothing" }, 1},
 		"an unknown reason":  {func(r *alertRule) { r.Expr = `a_total{reason=~"Attaching|Nothing"} > 0` }, 1},
-		"all of the reasons": {func(r *alertRule) { r.Annotations["runbook"] = "docs/none/{{ $labels.reason }}.md" }, len(reasonsOfMetrics())},
+		"all of the reasons": {func(r *alertRule) { r.Annotations["runbook_url"] = runbookBase + "docs/none/{{ $labels.reason }}.md" }, len(reasonsOfMetrics())},
 	} {
 		t.Run(name, func(t *testing.T) {
 			rule := good()

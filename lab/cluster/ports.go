@@ -106,6 +106,11 @@ func choosePorts(cache string, o Options) (ports, error) {
 		p.Sidecars[sidecarName(componentProvisioner, o.Drivers, i)] = c.choose()
 		p.Sidecars[sidecarName(componentAttacher, o.Drivers, i)] = c.choose()
 	}
+	if o.Recovery != "" {
+		for _, part := range recoveryIdentities() {
+			p.Sidecars[part] = c.choose()
+		}
+	}
 	for _, node := range o.nodeNames() {
 		p.Kubelets[node] = c.choose()
 		if o.BMC {

@@ -25,6 +25,11 @@ const (
 	bmcSecret      = "belay-lab-bmc" //nolint:gosec // the name of a Secret
 )
 
+// recoveryIdentities are all parts of recovery.
+func recoveryIdentities() []string {
+	return []string{identityDetector, identityFencer, identityActor}
+}
+
 // recoveryArgs are the flags of a process that runs one part of recovery.
 func (s specs) recoveryArgs(role string) []string {
 	return append([]string{"--recovery-roles=" + role, "--recovery-profile=" + s.options.Recovery}, s.options.RecoveryArgs...)
@@ -40,12 +45,13 @@ func (s specs) recoveryParts() []proc.Spec {
 		parts[identityActor] = "actor"
 	}
 	var all []proc.Spec
-	for _, identity := range []string{identityDetector, identityFencer, identityActor} {
+	for _, identity := range recoveryIdentities() {
 		role, runs := parts[identity]
 		if !runs {
 			continue
 		}
 		spec := s.component(identity, s.own.path("belay-controller"), "--kubeconfig="+s.paths.kubeconfig(identity), "--controllers=recovery",
+			"--metrics-bind-address="+address(s.ports.Sidecars[identity]),
 			"--leader-elect-lease-duration="+leaseDuration, "--leader-elect-renew-deadline="+renewDeadline, "--leader-elect-retry-period="+retryPeriod,
 			"--v="+strconv.Itoa(s.options.Verbosity))
 		spec.Args = append(spec.Args, s.recoveryArgs(role)...)

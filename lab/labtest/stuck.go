@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -124,10 +125,13 @@ func (s *Stuck) Fault(f labdisk.Fault) (lift func()) {
 	if err != nil {
 		s.Fatal(err)
 	}
+	var once sync.Once
 	clear := func(ctx context.Context) {
-		if err := fabric.ClearFaults(ctx, id); err != nil {
-			s.Error(err)
-		}
+		once.Do(func() {
+			if err := fabric.ClearFaults(ctx, id); err != nil {
+				s.Error(err)
+			}
+		})
 	}
 	s.Cleanup(func() { clear(context.Background()) })
 	return func() { clear(s.Context()) }
