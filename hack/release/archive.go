@@ -71,7 +71,7 @@ func (o options) contents(p product, on platform) (map[string]entry, error) {
 
 // packTar writes a tar.gz that depends on the files and the time alone.
 func packTar(out io.Writer, files map[string]entry, at time.Time) error {
-	packed, err := gzip.NewWriterLevel(out, gzip.BestCompression)
+	packed, err := gzip.NewWriterLevel(out, gzip.DefaultCompression)
 	if err != nil {
 		return err
 	}

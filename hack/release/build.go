@@ -65,12 +65,12 @@ func (o options) built(p platform) string { return filepath.Join(o.work(), "prog
 // docs is the folder of the man pages and completion scripts of a program.
 func (o options) docs(program string) string { return filepath.Join(o.work(), "docs", program) }
 
-// manual lets each program write its man pages and completion scripts (internal/manpage).
+// manual lets each program write its man pages and completion scripts (internal/manpage). -trimpath, as for the release: else every package is compiled again.
 func manual(ctx context.Context, o options) error {
 	for _, product := range products {
 		for _, name := range product.programs {
 			writer := filepath.Join(o.work(), "writers", name)
-			if err := command(ctx, []string{"GOFLAGS=", "CGO_ENABLED=0"}, "go", "build", "-tags", "manpage", "-o", writer, "./cmd/"+name); err != nil {
+			if err := command(ctx, []string{"GOFLAGS=", "CGO_ENABLED=0"}, "go", "build", "-trimpath", "-buildvcs=false", "-tags", "manpage", "-o", writer, "./cmd/"+name); err != nil {
 				return err
 			}
 			writer, err := filepath.Abs(writer)

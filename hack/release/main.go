@@ -96,7 +96,7 @@ func (v version) semantic() string {
 // tag is the same as krew needs it.
 func (v version) tag() string { return "v" + v.semantic() }
 
-// buildAll makes everything but the signatures. The folder is made anew.
+// buildAll makes everything but the signatures. A folder that is there is replaced.
 func buildAll(ctx context.Context, o options) error {
 	if o.version == "" || o.revision == "" || o.created.IsZero() {
 		return errors.New("build needs -version, -revision and SOURCE_DATE_EPOCH")
