@@ -10,7 +10,8 @@ export CGO_ENABLED := 0
 BIN         := $(CURDIR)/bin
 BELAY_LAB   := $(BIN)/belay-lab
 VERSION     := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
-LDFLAGS     := -s -w -X main.version=$(VERSION)
+REVISION    := $(shell git rev-parse HEAD 2>/dev/null || echo unknown)
+LDFLAGS     := -s -w -X main.version=$(VERSION) -X belay.dev/belay/internal/usage.Commit=$(REVISION)
 LINTER      := $(BIN)/golangci-lint
 TESTSUM     := $(BIN)/gotestsum
 SANITY      := $(BIN)/csi-sanity
@@ -23,6 +24,8 @@ HELMDOCS    := $(BIN)/helm-docs
 OTELCOL     := $(BIN)/otelcol
 PROMTOOL    := $(BIN)/promtool
 PROMETHEUS  := $(BIN)/prometheus
+RELEASE     := $(BIN)/release
+COSIGN      := $(BIN)/cosign
 
 # Where the lab keeps the upstream programs (see `belay-lab build --help`).
 UPSTREAM     = $$($(BELAY_LAB) build --print)
@@ -111,7 +114,7 @@ generate: check-go $(CONTROLLERGEN) $(HELM) $(HELMDOCS) ## Write the deepcopy fu
 # Reproducible: the time of creation is that of the commit.
 .PHONY: images
 images: check-go $(IMAGES) ## Build the container images as OCI layouts in dist/images (PUSH=REPO pushes them; ARGS=-help).
-	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(IMAGES) -version $(VERSION) -revision $$(git rev-parse HEAD) -push '$(PUSH)' $(ARGS)
+	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(IMAGES) -version $(VERSION) -revision $(REVISION) -push '$(PUSH)' $(ARGS)
 
 .PHONY: fencer-rootfs
 fencer-rootfs: ## Write dist/rootfs/ARCH.tar, Debian with the fence agents, for the image belay-controller-fencer (ARCH=amd64 or arm64; needs mmdebstrap).
@@ -120,6 +123,37 @@ fencer-rootfs: ## Write dist/rootfs/ARCH.tar, Debian with the fence agents, for 
 .PHONY: site
 site: ## Render the documents into dist/site, with navigation and search (needs MkDocs with the theme Material, from Debian).
 	hack/site/build
+
+# The folder of a release, where it will be downloaded from, and who builds it.
+DIST        ?= dist
+RELEASE_URL ?=
+BUILDER     ?= https://belay.dev/belay/builders/local
+
+.PHONY: release
+release: check-go $(RELEASE) $(IMAGES) $(HELM) ## Make all files of a release in dist/: archives, packages, chart, images, SBOMs, krew manifest, checksums, provenance.
+	hack/release-rootfs
+	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(RELEASE) build -dist $(DIST) -version $(VERSION) -revision $(REVISION) \
+		-fencer-rootfs build/rootfs -base '$(RELEASE_URL)' -builder $(BUILDER)
+
+.PHONY: release-sign
+release-sign: $(RELEASE) $(COSIGN) ## Sign the checksums and the provenance in dist/: KEY=cosign.key, or keyless without it.
+	$(RELEASE) sign -dist $(DIST) -key '$(KEY)'
+
+.PHONY: release-verify
+release-verify: $(RELEASE) $(COSIGN) ## Verify dist/ and its signatures: KEY=cosign.pub, or IDENTITY=... ISSUER=... without a key.
+	$(RELEASE) verify -dist $(DIST) -key '$(KEY)' -identity '$(IDENTITY)' -issuer '$(ISSUER)'
+
+.PHONY: release-push
+release-push: $(RELEASE) $(COSIGN) ## Push the images of dist/ to a repository, and sign them: PUSH=REPO, KEY as for release-sign.
+	$(RELEASE) push -dist $(DIST) -version $(VERSION) -to '$(PUSH)' -key '$(KEY)'
+
+.PHONY: release-test
+release-test: check-go $(RELEASE) $(COSIGN) $(HELM) ## Install what is in dist/ on empty machines without Go, and sign and verify it with a key (root, mmdebstrap).
+	cd hack/release && BELAY_DIST=$(abspath $(DIST)) BELAY_VERSION=$(VERSION) BELAY_REVISION=$(REVISION) go test -count=1 -timeout 15m -v ./...
+
+.PHONY: release-dry-run
+release-dry-run: ## Make a release in dist/, make it again, compare, sign and verify it with a key, and install it. Publishes nothing.
+	hack/release-dry-run
 
 .PHONY: vulncheck
 vulncheck: check-go $(VULNCHECK) ## govulncheck over both modules; reads the vulnerability database from the network.
@@ -172,6 +206,12 @@ $(PROMTOOL) $(PROMETHEUS): hack/prometheus/go.mod hack/prometheus/go.sum
 
 $(IMAGES): hack/images/go.mod hack/images/go.sum hack/images/main.go
 	cd hack/images && go build -o $@ .
+
+$(RELEASE): hack/release/go.mod hack/release/go.sum $(wildcard hack/release/*.go)
+	cd hack/release && go build -o $@ .
+
+$(COSIGN): hack/cosign/go.mod hack/cosign/go.sum
+	cd hack/cosign && go build -o $@ github.com/sigstore/cosign/v3/cmd/cosign
 
 $(SANITY): lab/sanity.mod lab/sanity.sum
 	cd lab && go build -modfile=sanity.mod -o $@ github.com/kubernetes-csi/csi-test/v5/cmd/csi-sanity

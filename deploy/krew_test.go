@@ -56,11 +56,17 @@ func TestKrewManifest(t *testing.T) {
 	if len(p.Spec.ShortDescription) > 50 || strings.HasSuffix(p.Spec.ShortDescription, ".") {
 		t.Errorf("krew refuses the short description %q", p.Spec.ShortDescription)
 	}
-	sources := map[string]string{"kubectl-belay": "cmd/kubectl-belay/main.go", "kubectl_complete-belay": "cmd/kubectl-belay/kubectl_complete-belay", "LICENSE": "LICENSE"}
+	const program = "cmd/kubectl-belay/main.go"
+	unix := map[string]string{"kubectl-belay": program, "kubectl_complete-belay": "cmd/kubectl-belay/kubectl_complete-belay", "LICENSE": "LICENSE"}
+	windows := map[string]string{"kubectl-belay.exe": program, "LICENSE": "LICENSE"} // a shell script completes nothing there
 	seen := map[string]bool{}
 	for _, platform := range p.Spec.Platforms {
 		system, arch := platform.Selector.MatchLabels["os"], platform.Selector.MatchLabels["arch"]
-		if want := fmt.Sprintf("RELEASE_URL/%s_%s_%s.tar.gz", platform.Bin, system, arch); platform.URI != want || seen[want] {
+		sources, packed := unix, "tar.gz"
+		if system == "windows" {
+			sources, packed = windows, "zip"
+		}
+		if want := fmt.Sprintf("RELEASE_URL/kubectl-belay_%s_%s.%s", system, arch, packed); platform.URI != want || seen[want] {
 			t.Errorf("the archive is %s, want %s, once", platform.URI, want)
 		}
 		seen[platform.URI] = true
@@ -78,7 +84,7 @@ func TestKrewManifest(t *testing.T) {
 			t.Errorf("%s has the files %v, want %v", platform.URI, files, sources)
 		}
 	}
-	if len(seen) != 4 {
-		t.Errorf("got %d platforms, want 4", len(seen))
+	if len(seen) != 5 {
+		t.Errorf("got %d platforms, want 5", len(seen))
 	}
 }

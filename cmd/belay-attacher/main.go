@@ -47,7 +47,7 @@ func main() {
 	exitOn(usage.Wrap(logsapi.ValidateAndApply(logging, gates)), "Logging flags are not valid")
 	log.SetLogger(klog.Background())
 	if options.Common.ShowVersion {
-		fmt.Println(os.Args[0], version)
+		fmt.Println(os.Args[0], usage.Version(version))
 		return
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)

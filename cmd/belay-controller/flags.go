@@ -45,7 +45,7 @@ func command() *cobra.Command {
 		Use:           "belay-controller [flags]",
 		Short:         "Attach volumes to the nodes whose pods need them, and detach them",
 		Long:          about,
-		Version:       version,
+		Version:       usage.Version(version),
 		Args:          usage.NoArgs,
 		SilenceUsage:  true,
 		SilenceErrors: true,

@@ -57,7 +57,7 @@ Exit status:
   # With probes and metrics, and another root directory than kubelet's.
   belay-node --node-name=edge-1 --kubeconfig=/etc/belay/kubeconfig --root-dir=/var/lib/belay \
     --health-probe-bind-address=127.0.0.1:10268 --metrics-bind-address=127.0.0.1:10269`,
-		Version: version, SilenceUsage: true, SilenceErrors: true,
+		Version: usage.Version(version), SilenceUsage: true, SilenceErrors: true,
 		Args: usage.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			if err := o.check(); err != nil {

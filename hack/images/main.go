@@ -48,7 +48,7 @@ var pictures = []picture{
 }
 
 type options struct {
-	out, push, version, revision, rootfs, sboms, archives string
+	out, push, version, revision, rootfs, sboms, archives, digests string
 	platforms, only                                       []string
 	insecure                                              bool
 	created                                               time.Time
@@ -77,6 +77,7 @@ func parse(args []string) (options, error) {
 	flags.StringVar(&only, "only", "", "images to build, separated by commas; all if empty")
 	flags.StringVar(&o.rootfs, "fencer-rootfs", "", "folder with ARCH.tar, the files of Debian with the fence agents (hack/fencer-rootfs); without it belay-controller-fencer is left out")
 	flags.StringVar(&o.archives, "archives", "", "folder for NAME.tar of each image, which containerd imports; none if empty")
+	flags.StringVar(&o.digests, "digests", "", "file for the name and digest of each image; none if empty")
 	if err := flags.Parse(args); err != nil {
 		return o, err
 	}
@@ -108,6 +109,7 @@ func run(ctx context.Context, args []string) error {
 	if err := os.MkdirAll(o.sboms, 0o755); err != nil {
 		return fmt.Errorf("make the folder of the SBOMs: %w", err)
 	}
+	var digests strings.Builder
 	for _, p := range pictures {
 		switch {
 		case len(o.only) > 0 && !slices.Contains(o.only, p.name):
@@ -128,8 +130,12 @@ func run(ctx context.Context, args []string) error {
 			return fmt.Errorf("digest of %s: %w", p.name, err)
 		}
 		fmt.Printf("%s %s\n", p.name, digest)
+		fmt.Fprintf(&digests, "%s %s\n", p.name, digest)
 	}
-	return nil
+	if o.digests == "" {
+		return nil
+	}
+	return os.WriteFile(o.digests, []byte(digests.String()), 0o644) //nolint:gosec // it is public
 }
 
 // build compiles the program for each platform and puts it on its base.
@@ -148,7 +154,8 @@ func (p picture) build(ctx context.Context, o options) (build.Result, error) {
 		build.WithPlatforms(o.platforms...),
 		build.WithTrimpath(true),
 		build.WithDefaultEnv([]string{"CGO_ENABLED=0"}),
-		build.WithDefaultLdflags([]string{"-s", "-w", "-X", "main.version=" + o.version}),
+		build.WithDefaultFlags([]string{"-buildvcs=false"}),
+		build.WithDefaultLdflags([]string{"-s", "-w", "-buildid=", "-X", "main.version=" + o.version, "-X", module + "/internal/usage.Commit=" + o.revision}),
 		build.WithCreationTime(v1.Time{Time: o.created}),
 		build.WithUser(p.user),
 		build.WithSPDX("ko"), build.WithSBOMDir(o.sboms),

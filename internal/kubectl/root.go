@@ -84,7 +84,7 @@ Exit status:
 func NewCommand(streams genericiooptions.IOStreams, version string) *cobra.Command {
 	p := &plugin{IOStreams: streams, flags: genericclioptions.NewConfigFlags(true), style: styleOf(streams.Out)}
 	root := &cobra.Command{
-		Use: "kubectl-belay", Short: "Explain why pods wait for their volumes", Long: rootLong, Version: version,
+		Use: "kubectl-belay", Short: "Explain why pods wait for their volumes", Long: rootLong, Version: usage.Version(version),
 		Annotations:  map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl belay"},
 		SilenceUsage: true, SilenceErrors: true, Args: usage.NoArgs,
 		PersistentPreRunE: func(*cobra.Command, []string) error { return checkNamespace(*p.flags.Namespace) },

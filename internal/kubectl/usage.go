@@ -43,7 +43,7 @@ func (p *plugin) versionCommand(version string) *cobra.Command {
 	return &cobra.Command{
 		Use: "version", Short: "Print the version", Args: usage.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
-			_, err := fmt.Fprintln(p.Out, "kubectl belay version "+version)
+			_, err := fmt.Fprintln(p.Out, "kubectl belay version "+usage.Version(version))
 			return err
 		},
 	}

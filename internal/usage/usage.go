@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"net"
+	"runtime"
 	"strconv"
 	"strings"
 	"time"
@@ -141,4 +142,12 @@ func ParseError(err error) error {
 	default:
 		return fmt.Errorf("--%s is %q, but must be %s", flag.Name, invalid.GetValue(), form)
 	}
+}
+
+// Commit is the commit of the build, set at build time.
+var Commit = "unknown"
+
+// Version returns what --version prints of a build: its tag (or the nearest description of the commit), the commit and the version of Go.
+func Version(version string) string {
+	return fmt.Sprintf("%s (commit %s, %s)", version, Commit, runtime.Version())
 }
