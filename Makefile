@@ -6,6 +6,8 @@ SHELL       := /bin/bash
 
 # One setting for everything keeps one build cache; the race detector needs cgo and has its own target.
 export CGO_ENABLED := 0
+# As images and releases are built, which then find in the cache what tests have compiled.
+export GOFLAGS := $(strip $(GOFLAGS) -trimpath)
 
 BIN         := $(CURDIR)/bin
 BELAY_LAB   := $(BIN)/belay-lab

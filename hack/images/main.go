@@ -49,9 +49,9 @@ var pictures = []picture{
 
 type options struct {
 	out, push, version, revision, rootfs, sboms, archives, digests string
-	platforms, only                                       []string
-	insecure                                              bool
-	created                                               time.Time
+	platforms, only                                                []string
+	insecure                                                       bool
+	created                                                        time.Time
 }
 
 func main() {

@@ -146,7 +146,7 @@ func watchArguments(t *testing.T) (found func() string) {
 	}
 }
 
-// TestMissingTool: without ipmitool the agent is unusable, which is no login that failed: the image is to be mended, and then the switch is asked again.
+// TestMissingTool: without ipmitool the agent is unusable, which is no login that failed: when the image is replaced, the switch is asked again.
 func TestMissingTool(t *testing.T) {
 	path := agentIn(t, "exit 1")
 	ipmi := filepath.Join(filepath.Dir(path), "fence_ipmilan")

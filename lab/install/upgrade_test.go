@@ -12,7 +12,7 @@ import (
 	"belay.dev/belay/lab/scenario"
 )
 
-// TestUpgrade changes the running controller in three ways while a volume moves: an upgrade of the chart, the sudden end of the leading pod, and the way back to upstream's
+// TestUpgrade changes the running controller in three ways while a volume moves: an upgrade of the chart, the sudden end of the leading pod, and the return to upstream's
 // controller. No volume that stays where it is notices, and no record is lost.
 func TestUpgrade(t *testing.T) {
 	long(t)
