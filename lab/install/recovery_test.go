@@ -49,14 +49,13 @@ func TestRecovery(t *testing.T) {
 	}
 	t.Logf("%s -> %s in %.1f s", move.From, move.To, time.Since(began).Seconds())
 	must(t, r.scene.Cluster.PowerOn(move.From))
-	r.until("the node to be free of fences", func(ctx context.Context) (bool, error) {
-		out, err := r.run("kubectl", "get", "nodefences", "-o", "name")
-		if err != nil || out != "" {
-			return false, err
-		}
+	r.until("the node to be ready, without a taint", func(ctx context.Context) (bool, error) {
 		node, err := r.scene.Client.CoreV1().Nodes().Get(ctx, move.From, metav1.GetOptions{})
 		return err == nil && len(node.Spec.Taints) == 0 && ready(node), err
 	})
+	// As docs/recovery.md says.
+	r.do("kubectl", "-n", namespace, "delete", "deployment", "belay-recovery-detector")
+	r.do("kubectl", "delete", "nodefences", "--all", "--timeout="+within.String())
 	r.uninstall()
 	must(t, r.scene.Cluster.SwitchController(t.Context(), cluster.PlaneUpstream))
 	r.move("through upstream's controller again")

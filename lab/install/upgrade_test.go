@@ -5,7 +5,9 @@ import (
 	"testing"
 	"time"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 
 	"belay.dev/belay/lab/cluster"
 	"belay.dev/belay/lab/labtest"
@@ -29,6 +31,7 @@ func TestUpgrade(t *testing.T) {
 	}, within)
 	must(t, err)
 	check := labtest.Undisturbed(t, r.scene, crowd)
+	r.stateGaps("belay-controller")
 	r.move("before")
 	r.whileMoving("upgrade", func() { r.helm(newVersion, nil) })
 	if image := r.leader("belay-controller").Spec.Containers[0].Image; image != "belay.dev/belay-controller:"+newVersion {
@@ -47,6 +50,34 @@ func TestUpgrade(t *testing.T) {
 	check()
 	must(t, crowd.Remove(t.Context(), within))
 	r.finish()
+}
+
+// stateGaps logs, until the test ends, how long no pod had a lease: from its release, or from the last renewal of a pod that did not release it, until another pod took it.
+func (r *rig) stateGaps(lease string) {
+	r.t.Helper()
+	watcher, err := r.scene.Client.CoordinationV1().Leases("kube-system").Watch(r.t.Context(), metav1.ListOptions{FieldSelector: "metadata.name=" + lease})
+	must(r.t, err)
+	done := make(chan struct{})
+	r.t.Cleanup(func() { watcher.Stop(); <-done })
+	go func() {
+		defer close(done)
+		var holder string
+		var free time.Time // since when no pod has it, or when it was renewed last
+		for event := range watcher.ResultChan() {
+			l, ok := event.Object.(*coordinationv1.Lease)
+			if !ok || l.Spec.RenewTime == nil {
+				continue
+			}
+			now := ptr.Deref(l.Spec.HolderIdentity, "")
+			if now != "" && now != holder && !free.IsZero() {
+				r.t.Logf("no pod led for %.1f s", l.Spec.AcquireTime.Sub(free).Seconds())
+			}
+			if now != "" {
+				holder = now
+			}
+			free = l.Spec.RenewTime.Time
+		}
+	}()
 }
 
 // long skips what belongs to the long tests.
