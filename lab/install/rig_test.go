@@ -110,31 +110,15 @@ func (r *rig) loadImages(version string, images ...string) {
 	}
 }
 
-// values are what the chart needs in a lab: pods have no network but that of their node, where the API server is at port 6443.
-func (r *rig) values(version string, more map[string]any) string {
+// helm installs the chart, or upgrades it, with more values, and waits until its pods are ready.
+func (r *rig) helm(version string, more map[string]any) {
 	r.t.Helper()
-	values := map[string]any{
-		"imageTag":    version,
-		"hostNetwork": map[string]any{"enabled": true},
-		"env": []any{
-			map[string]any{"name": "KUBERNETES_SERVICE_HOST", "valueFrom": map[string]any{"fieldRef": map[string]any{"fieldPath": "status.hostIP"}}},
-			map[string]any{"name": "KUBERNETES_SERVICE_PORT", "value": "6443"},
-		},
-	}
-	for key, value := range more {
-		values[key] = value
-	}
-	raw, err := yaml.Marshal(values)
+	raw, err := yaml.Marshal(more)
 	must(r.t, err)
 	file := filepath.Join(r.t.TempDir(), "values.yaml")
 	must(r.t, os.WriteFile(file, raw, 0o600))
-	return file
-}
-
-// helm installs the chart, or upgrades it, and waits until its pods are ready.
-func (r *rig) helm(version string, more map[string]any) {
-	r.t.Helper()
-	out, err := r.run("helm", "upgrade", "--install", release, "charts/belay", "--namespace", namespace, "--values", r.values(version, more), "--wait", "--timeout", within.String())
+	out, err := r.run("helm", "upgrade", "--install", release, "charts/belay", "--namespace", namespace, "--values", "lab/install/values.yaml", "--values", file,
+		"--set", "imageTag="+version, "--wait", "--timeout", within.String())
 	if err != nil {
 		r.say()
 	}
