@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"testing"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	"belay.dev/belay/lab/cluster"
 	"belay.dev/belay/lab/labdisk"
 	"belay.dev/belay/lab/labtest"
@@ -90,6 +92,16 @@ func (r *rig) apply(dir, image string) {
 	must(r.t, os.WriteFile(built, []byte(r.do("kubectl", "kustomize", "--load-restrictor=LoadRestrictionsNone", dir)), 0o600))
 	r.do("kubectl", "apply", "-f", built)
 	r.rolledOut()
+	if image == "" {
+		image = csiAttacher
+	}
+	pods, err := r.scene.Client.CoreV1().Pods("belay-lab").List(r.t.Context(), metav1.ListOptions{LabelSelector: "app=labdisk-controller"})
+	must(r.t, err)
+	for i := range pods.Items {
+		if p := &pods.Items[i]; p.DeletionTimestamp == nil && p.Spec.Containers[0].Image != image {
+			r.t.Errorf("pod %s runs %s, want %s", p.Name, p.Spec.Containers[0].Image, image)
+		}
+	}
 }
 
 func (r *rig) rolledOut() {

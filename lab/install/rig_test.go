@@ -131,7 +131,7 @@ func (r *rig) helm(version string, more map[string]any) {
 // say logs what became of belay's pods.
 func (r *rig) say() {
 	for _, args := range [][]string{
-		{"get", "pods", "-o", "wide"}, {"describe", "pods"}, {"logs", "-l", "app.kubernetes.io/part-of=belay", "--prefix", "--tail=20"}, {"get", "events"}, {"get", "fencesources", "-o", "yaml"},
+		{"get", "pods", "-o", "wide"}, {"describe", "pods"}, {"logs", "-l", "app.kubernetes.io/part-of=belay", "--prefix", "--tail=20"}, {"get", "events"}, {"get", "fencesources,nodefences", "-o", "yaml"}, {"describe", "nodes"},
 	} {
 		out, err := r.run("kubectl", append([]string{"-n", namespace}, args...)...)
 		r.t.Logf("%s (%v)", out, err)
