@@ -90,7 +90,7 @@ func (m machine) lost(t *testing.T) error {
 	return nil
 }
 
-// called requires what the scripts of a package told systemd since the last call, and that the volume is there.
+// called requires the calls of systemctl by the scripts of a package since the last check, and that the volume is there.
 func (m machine) called(t *testing.T, after string, want ...string) {
 	t.Helper()
 	raw, err := os.ReadFile(m.root + calls)
@@ -177,7 +177,7 @@ func (m machine) removed(t *testing.T) {
 	}
 }
 
-// What the scripts tell systemd.
+// How the scripts call systemctl.
 const (
 	reload  = "daemon-reload"
 	restart = "try-restart belay-node.service"
@@ -242,9 +242,9 @@ func (m machine) plant(t *testing.T) {
 	m.must(t, "dpkg", "-i", "/planted.deb")
 }
 
-// TestAnUnmountIsSeen: what a program unmounts as the scripts of packages run is found by the check of TestPackages, and another namespace's mounts do not
+// TestUnmountsAreSeen: what a program unmounts as the scripts of packages run is found by the check of TestPackages, and another namespace's mounts do not
 // hide it.
-func TestAnUnmountIsSeen(t *testing.T) {
+func TestUnmountsAreSeen(t *testing.T) {
 	m := boot(t, t.TempDir())
 	if err := m.lost(t); err != nil {
 		t.Fatal(err)
