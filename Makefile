@@ -11,7 +11,9 @@ export GOFLAGS := $(strip $(GOFLAGS) -trimpath)
 
 BIN         := $(CURDIR)/bin
 BELAY_LAB   := $(BIN)/belay-lab
-VERSION     := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+# A release's tag before its candidates', which may be on the same commit; lab/vX.Y.Z is the tag of the other module. CI passes the tag: VERSION=vX.Y.Z.
+VERSION     := $(shell git describe --exact-match --tags --match 'v[0-9]*' --exclude '*-*' --dirty 2>/dev/null || \
+                 git describe --tags --match 'v[0-9]*' --always --dirty 2>/dev/null || echo unknown)
 REVISION    := $(shell git rev-parse HEAD 2>/dev/null || echo unknown)
 LDFLAGS     := -s -w -X main.version=$(VERSION) -X belay.dev/belay/internal/usage.Commit=$(REVISION)
 LINTER      := $(BIN)/golangci-lint
@@ -130,16 +132,18 @@ site: ## Render the documents into dist/site, with navigation and search (needs 
 DIST        ?= dist
 RELEASE_URL ?=
 BUILDER     ?= https://belay.dev/belay/builders/local
+# Not empty: rehearse with uncommitted changes. The provenance then names no commit.
+ALLOW_DIRTY ?=
 
 .PHONY: release
 release: check-go $(RELEASE) $(IMAGES) $(HELM) ## Make all files of a release in dist/: archives, packages, chart, images, SBOMs, krew manifest, checksums, provenance.
 	hack/release-rootfs
 	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(RELEASE) build -dist $(DIST) -version $(VERSION) -revision $(REVISION) \
-		-fencer-rootfs build/rootfs -base '$(RELEASE_URL)' -builder $(BUILDER)
+		-fencer-rootfs build/rootfs -base '$(RELEASE_URL)' -builder $(BUILDER) $(if $(ALLOW_DIRTY),-allow-dirty)
 
 .PHONY: release-sign
 release-sign: $(RELEASE) $(COSIGN) ## Sign the checksums and the provenance in dist/: KEY=cosign.key, or keyless without it.
-	$(RELEASE) sign -dist $(DIST) -key '$(KEY)'
+	$(RELEASE) sign -dist $(DIST) -key '$(KEY)' $(if $(ALLOW_DIRTY),-allow-dirty)
 
 .PHONY: release-verify
 release-verify: $(RELEASE) $(COSIGN) ## Verify dist/ and its signatures: KEY=cosign.pub, or IDENTITY=... ISSUER=... without a key.
@@ -147,7 +151,7 @@ release-verify: $(RELEASE) $(COSIGN) ## Verify dist/ and its signatures: KEY=cos
 
 .PHONY: release-push
 release-push: $(RELEASE) $(COSIGN) ## Push the images of dist/ to a repository, and sign them: PUSH=REPO, KEY as for release-sign.
-	$(RELEASE) push -dist $(DIST) -version $(VERSION) -to '$(PUSH)' -key '$(KEY)'
+	$(RELEASE) push -dist $(DIST) -version $(VERSION) -to '$(PUSH)' -key '$(KEY)' $(if $(ALLOW_DIRTY),-allow-dirty)
 
 .PHONY: release-test
 release-test: check-go $(RELEASE) $(COSIGN) $(HELM) ## Install what is in dist/ on empty machines without Go, and sign and verify it with a key (root, mmdebstrap).

@@ -134,7 +134,7 @@ func (o options) stampChart(path string) error {
 
 // images builds the container images with hack/images, and keeps the list of their digests.
 func images(ctx context.Context, o options) (err error) {
-	args := []string{"-out", o.path("images"), "-version", string(o.version), "-revision", o.revision, "-digests", o.path("images", "digests.txt")}
+	args := []string{"-out", o.path("images"), "-version", string(o.version), "-revision", o.revision, "-digests", o.path(imagesFile)}
 	if o.rootfs != "" {
 		args = append(args, "-fencer-rootfs", o.rootfs)
 	}

@@ -15,9 +15,11 @@ import (
 	"strings"
 )
 
-// The files that are about others.
+// The files that are about others. What a user downloads is in dist/ itself: a download keeps no folder, and the checksums name files as users have them.
 const (
 	sumsFile         = "checksums.txt"
+	imagesFile       = "digests.txt"
+	krewFile         = "belay.yaml"
 	provenanceFolder = "provenance"
 	signatureFolder  = "signatures"
 )

@@ -38,7 +38,7 @@ func krew(_ context.Context, o options) error {
 	if err != nil {
 		return err
 	}
-	return writeFile(o.path("krew", "belay.yaml"), func(out io.Writer) error { _, err := io.WriteString(out, filled); return err })
+	return writeFile(o.path(krewFile), func(out io.Writer) error { _, err := io.WriteString(out, filled); return err })
 }
 
 // fill replaces the placeholders of a manifest, and drops the comment that explains them.

@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"time"
@@ -29,6 +30,7 @@ type options struct {
 	rootfs              string
 	key, to             string
 	insecure            bool
+	allowDirty, dirty   bool // dirty: the files are not those of the commit
 	identity, issuer    string
 }
 
@@ -67,6 +69,7 @@ func run(ctx context.Context, args []string) error {
 	flags.StringVar(&o.issuer, "issuer", "", "verify, keyless: the OIDC issuer of the certificate")
 	flags.StringVar(&o.to, "to", "", "push: repository, such as registry.example.com/belay")
 	flags.BoolVar(&o.insecure, "insecure", false, "push: over plain HTTP")
+	flags.BoolVar(&o.allowDirty, "allow-dirty", false, "build, sign and push a rehearsal with uncommitted changes; its provenance names no commit")
 	if err := flags.Parse(args[1:]); err != nil {
 		return err
 	}
@@ -85,8 +88,18 @@ func run(ctx context.Context, args []string) error {
 // version is a tag, or what git describe prints.
 type version string
 
+// between is the end of what git describe prints between two tags, or with uncommitted changes. As a version of its own, v1.2.3-5-g0123456 would be
+// a candidate of 1.2.3, which it follows.
+var between = regexp.MustCompile(`(-[0-9]+-g[0-9a-f]{4,}|-dirty)$`)
+
+// dirty says whether git describe found uncommitted changes.
+func (v version) dirty() bool { return strings.HasSuffix(string(v), "-dirty") }
+
 // semantic is the version as charts and packages need it: of a build without a tag, one that sorts before every release.
 func (v version) semantic() string {
+	if between.MatchString(string(v)) {
+		return "0.0.0-g" + string(v)
+	}
 	if parsed, err := semver.StrictNewVersion(strings.TrimPrefix(string(v), "v")); err == nil && strings.HasPrefix(string(v), "v") {
 		return parsed.String()
 	}
@@ -100,6 +113,10 @@ func (v version) tag() string { return "v" + v.semantic() }
 func buildAll(ctx context.Context, o options) error {
 	if o.version == "" || o.revision == "" || o.created.IsZero() {
 		return errors.New("build needs -version, -revision and SOURCE_DATE_EPOCH")
+	}
+	var err error
+	if o.dirty, err = o.uncommitted(ctx, "."); err != nil {
+		return err
 	}
 	for _, old := range []string{o.dist, o.work()} {
 		if err := os.RemoveAll(old); err != nil {

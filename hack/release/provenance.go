@@ -77,7 +77,11 @@ func (o options) predicate() (*structpb.Struct, error) {
 	if err != nil {
 		return nil, err
 	}
-	of := []*intoto.ResourceDescriptor{{Uri: "git+https://" + module, Digest: map[string]string{"gitCommit": o.revision}}}
+	source, err := o.source()
+	if err != nil {
+		return nil, err
+	}
+	of := []*intoto.ResourceDescriptor{source}
 	if o.rootfs != "" {
 		archives, err := filepath.Glob(filepath.Join(o.rootfs, "*.tar"))
 		if err != nil {
@@ -110,7 +114,7 @@ func (o options) predicate() (*structpb.Struct, error) {
 
 // readImages returns the digests of the images by their names.
 func readImages(dist string) (map[string]string, error) {
-	raw, err := os.ReadFile(filepath.Join(dist, "images", "digests.txt")) //nolint:gosec // of the release
+	raw, err := os.ReadFile(filepath.Join(dist, imagesFile)) //nolint:gosec // of the release
 	if err != nil {
 		return nil, err
 	}

@@ -15,6 +15,7 @@ import (
 func TestVersions(t *testing.T) {
 	for given, want := range map[version]string{
 		"v1.2.3": "1.2.3", "v1.2.3-rc.1": "1.2.3-rc.1", "1.2.3": "0.0.0-g1.2.3", "0123456": "0.0.0-g0123456", "032aa61-dirty": "0.0.0-g032aa61-dirty", "v1": "0.0.0-gv1",
+		"v1.2.3-5-g0123456": "0.0.0-gv1.2.3-5-g0123456", "v1.2.3-rc.1-5-g0123456-dirty": "0.0.0-gv1.2.3-rc.1-5-g0123456-dirty", "v1.2.3-dirty": "0.0.0-gv1.2.3-dirty",
 	} {
 		got := given.semantic()
 		if got != want {

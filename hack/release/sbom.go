@@ -26,7 +26,7 @@ func sboms(_ context.Context, o options) error {
 					return err
 				}
 				document := o.bill(name+"_"+p.String(), info)
-				to := o.path("sboms", document.DocumentName+".spdx.json")
+				to := o.path(sbomFile(document.DocumentName))
 				if err := writeFile(to, func(out io.Writer) error { return spdxjson.Write(document, out, spdxjson.Indent("  ")) }); err != nil {
 					return err
 				}
@@ -35,6 +35,9 @@ func sboms(_ context.Context, o options) error {
 	}
 	return nil
 }
+
+// sbomFile is the name of a program's document.
+func sbomFile(of string) string { return of + ".spdx.json" }
 
 // bill is the document of one program.
 func (o options) bill(name string, info *debug.BuildInfo) *spdx.Document {

@@ -50,6 +50,9 @@ func sign(ctx context.Context, o options) error {
 	if err := checkSums(o.dist); err != nil {
 		return err
 	}
+	if err := o.refuseDirty(); err != nil {
+		return err
+	}
 	if err := os.RemoveAll(o.path(signatureFolder)); err != nil {
 		return err
 	}
@@ -111,6 +114,9 @@ func push(ctx context.Context, o options) error {
 		return errors.New("push needs -to and -version")
 	}
 	if err := checkSums(o.dist); err != nil {
+		return err
+	}
+	if err := o.refuseDirty(); err != nil {
 		return err
 	}
 	pushed, err := readImages(o.dist)
