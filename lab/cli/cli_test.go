@@ -86,6 +86,11 @@ func TestUsageErrors(t *testing.T) {
 		"environment of two labs":      {[]string{"env", "a", "--name", "b"}, ExitUsage, "once"},
 		"environment of no lab":        {[]string{"env", "a"}, ExitNotRunning, "lab a: it does not run"},
 		"no such lab":                  {[]string{"status"}, ExitNotRunning, "lab lab: it does not run"},
+		"a short image name":           {[]string{"image", "load", "--as", "x:v1", "x"}, ExitUsage, "a whole name with a tag other than latest"},
+		"an image name without a tag":  {[]string{"image", "load", "--as", "lab.belay.dev/x", "x"}, ExitUsage, "a whole name with a tag other than latest"},
+		"a bad image name":             {[]string{"image", "load", "--as", "UPPER CASE", "x"}, ExitUsage, "invalid reference format"},
+		"no archive":                   {[]string{"image", "load"}, ExitUsage, "image load wants an archive"},
+		"a controller that is none":    {[]string{"switch", "controller", "foo"}, ExitUsage, "wants one of upstream, belay, none"},
 		"no such lab to kill parts of": {[]string{"kill", "etcd", "--name", "other"}, ExitNotRunning, "lab other: it does not run"},
 		"no such lab to end":           {[]string{"down"}, ExitNotRunning, "it does not run"},
 	} {

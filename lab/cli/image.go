@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/distribution/reference"
 	"github.com/spf13/cobra"
 
 	"belay.dev/belay/internal/usage"
@@ -34,6 +35,8 @@ func imageLoadCommand() *cobra.Command {
 				return usage.Errorf("image load wants an archive, such as: belay-lab image load dist/archives/belay-controller.tar")
 			case as != "" && len(args) > 1:
 				return usage.Errorf("--as names one image, of one program, but there are %d", len(args))
+			case as != "":
+				return checkImageName(as)
 			}
 			return nil
 		},
@@ -55,13 +58,29 @@ func imageLoadCommand() *cobra.Command {
 	return command
 }
 
+// checkImageName refuses names under which the kubelet would not look for the image, or would pull it.
+func checkImageName(name string) error {
+	parsed, err := reference.ParseNormalizedNamed(name)
+	if err != nil {
+		return usage.Errorf("--as=%s: %w", name, err)
+	}
+	tagged, ok := parsed.(reference.Tagged)
+	if !ok || tagged.Tag() == "latest" || parsed.String() != name {
+		return usage.Errorf("--as is %s, but must be a whole name with a tag other than latest, such as lab.belay.dev/NAME:v1", name)
+	}
+	return nil
+}
+
 func loadImage(command *cobra.Command, lab *cluster.Remote, file, as string) (err error) {
 	archive, err := filepath.Abs(file)
 	if err != nil {
 		return fmt.Errorf("load %s: %w", file, err)
 	}
-	if _, err := os.Stat(archive); err != nil {
+	switch info, err := os.Stat(archive); {
+	case err != nil:
 		return fmt.Errorf("load %s: %w", file, err)
+	case !info.Mode().IsRegular():
+		return fmt.Errorf("load %s: it is no file: `make images ARGS=\"-archives dist/archives\"` writes archives", file)
 	}
 	if as != "" {
 		packed, err := os.CreateTemp("", "belay-lab-image-*.tar")

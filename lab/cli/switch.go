@@ -1,10 +1,12 @@
 package cli
 
 import (
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 
+	"belay.dev/belay/internal/usage"
 	"belay.dev/belay/lab/cluster"
 )
 
@@ -35,13 +37,22 @@ func switchOne(what, short, long string, to []string, do func(*cobra.Command, *c
 	var name string
 	command := &cobra.Command{
 		Use: what + " " + strings.Join(to, "|"), Short: short, Long: short + ".\n" + long, ValidArgs: to,
-		Args: cobra.MatchAll(cobra.ExactArgs(1), cobra.OnlyValidArgs),
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) != 1 || !slices.Contains(to, args[0]) {
+				return usage.Errorf("switch %s wants one of %s", what, strings.Join(to, ", "))
+			}
+			return nil
+		},
 		RunE: func(command *cobra.Command, args []string) error {
 			lab, err := cluster.Find(name)
 			if err != nil {
 				return err
 			}
-			return do(command, lab, args[0])
+			if err := do(command, lab, args[0]); err != nil {
+				return err
+			}
+			say(command.OutOrStdout(), "%s of lab %s: %s\n", what, name, args[0])
+			return nil
 		},
 	}
 	nameFlag(command, &name)
