@@ -50,3 +50,17 @@ func TestHostilePhases(t *testing.T) {
 		})
 	}
 }
+
+// TestHostileMayLead: where preflight wants a person's word (EKS, GKE, k3s: no kube-controller-manager pod), belay-controller as the chart installs it by
+// default leads without that word, beside upstream's controller, until it has seen that write.
+func TestHostileMayLead(t *testing.T) {
+	clients := fake.NewClientset(leaseOf("cp-1_u", time.Now().Add(-time.Hour)))
+	r := Run(t.Context(), Config{Clients: clients})
+	refusal, err := MayLead(t.Context(), clients)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !r.Ready && refusal == nil {
+		t.Errorf("preflight: %s; and the controller leads", r.Verdict())
+	}
+}
