@@ -1,14 +1,20 @@
 package preflight
 
 import (
+	"errors"
+	"net/http"
+	"strings"
 	"testing"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
 
 	"belay.dev/belay/internal/kube"
 )
@@ -51,16 +57,37 @@ func TestHostilePhases(t *testing.T) {
 	}
 }
 
-// TestHostileMayLead: where preflight wants a person's word (EKS, GKE, k3s: no kube-controller-manager pod), belay-controller as the chart installs it by
-// default leads without that word, beside upstream's controller, until it has seen that write.
-func TestHostileMayLead(t *testing.T) {
-	clients := fake.NewClientset(leaseOf("cp-1_u", time.Now().Add(-time.Hour)))
-	r := Run(t.Context(), Config{Clients: clients})
-	refusal, err := MayLead(t.Context(), clients)
-	if err != nil {
-		t.Fatal(err)
+// TestRollBackByServerClock: the clock of the host where preflight runs does not decide whether a lease is held, nor does a Deployment that
+// wants no pods, the parts of recovery, or a run of preflight keep the other controller from being enabled.
+func TestRollBackByServerClock(t *testing.T) {
+	l := heldLease("kube-system", kube.FieldManager, "cp-1_u")
+	l.Spec.RenewTime = new(metav1.NewMicroTime(time.Now().Add(-5 * time.Minute)))
+	clock := &kube.ServerClock{}
+	clock.Observe(time.Now().Add(-5 * time.Minute).UTC().Format(http.TimeFormat))
+	if r := Run(t.Context(), Config{Clients: fake.NewClientset(l), Clock: clock, Phase: RollBack}); r.Ready {
+		t.Errorf("the lease is held by the API server's clock: %+v", r.Checks)
 	}
-	if !r.Ready && refusal == nil {
-		t.Errorf("preflight: %s; and the controller leads", r.Verdict())
+	zero := int32(0)
+	deployment := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: "belay-system", Name: "belay-controller"}, Spec: appsv1.DeploymentSpec{
+		Replicas: &zero, Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{ownLabel: kube.FieldManager}}},
+	}}
+	objects := []runtime.Object{
+		deployment, runs("belay-system", "detector-0", "r/belay-controller:v1", "--controllers=recovery", "--recovery-roles=detector"),
+		runs("belay-system", "check", "r/belay-controller:v1", "preflight", "--phase=roll-back"),
+	}
+	if r := Run(t.Context(), Config{Clients: fake.NewClientset(objects...), Phase: RollBack}); !r.Ready {
+		t.Errorf("not ready: %+v", r.Checks)
+	}
+}
+
+// TestRollBackWithoutRightToDeployments: whether pods of belay-controller come back is not known.
+func TestRollBackWithoutRightToDeployments(t *testing.T) {
+	clients := fake.NewClientset()
+	clients.PrependReactor("list", "deployments", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return true, nil, apierrors.NewForbidden(schema.GroupResource{Group: "apps", Resource: "deployments"}, "", errors.New("no"))
+	})
+	r := Run(t.Context(), Config{Clients: clients, Phase: RollBack})
+	if c := check(t, r, ownCheck); r.Ready || c.Result != Unknown || !strings.Contains(c.Message, "needs the permission to list deployments") {
+		t.Errorf("ready %v: %+v", r.Ready, c)
 	}
 }
