@@ -13,6 +13,8 @@ func TestHostileQuotedRequests(t *testing.T) {
 		`publish with secrets map[userID:admin userKey:` + secret + `]: denied`,
 		`publish with map[secretKey:` + secret + ` secretId:x]: denied`,
 		`adminKey=` + secret,
+		`{"accessKey" : "` + secret + `"}`,
+		`{"password":"a\\` + secret + `"}`,
 	} {
 		if got := Secrets(text); strings.Contains(got, "hunter2") {
 			t.Errorf("%s", got)
