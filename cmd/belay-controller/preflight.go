@@ -12,6 +12,7 @@ import (
 	cliflag "k8s.io/component-base/cli/flag"
 	"k8s.io/klog/v2"
 
+	"belay.dev/belay/internal/kube"
 	"belay.dev/belay/internal/preflight"
 	"belay.dev/belay/internal/usage"
 )
@@ -26,7 +27,8 @@ const aboutPreflight = `Checks whether the next step of a migration may be taken
 
 It needs list and watch on nodes, volumeattachments and events, and list on pods and
 persistentvolumes. With get on nodes and on the lease kube-system/kube-controller-manager
-it finds more. The phase roll-back needs list on pods and leases.
+it finds more. The phase roll-back needs list on pods, leases
+and deployments.
 
 In the phase take-over it refuses while a kube-controller-manager pod has its attach/detach
 controller enabled, while another component creates VolumeAttachments, or has created some
@@ -71,7 +73,8 @@ func preflightCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			clients, err := readers(config)
+			c.Clock = &kube.ServerClock{}
+			clients, err := readers(c.Clock.Follow(config))
 			if err != nil {
 				return err
 			}

@@ -9,9 +9,11 @@ import (
 	"testing"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"belay.dev/belay/internal/preflight"
@@ -78,7 +80,8 @@ func TestPreflightNeedsOnlyToRead(t *testing.T) {
 func TestPreflightPhases(t *testing.T) {
 	listWatch := []string{"list", "watch"}
 	enough := reader(t, "phases", rule("", listWatch, "nodes", "events"), rule("storage.k8s.io", listWatch, "volumeattachments"),
-		rule("", []string{"list"}, "pods", "persistentvolumes"), rule("coordination.k8s.io", []string{"list"}, "leases"))
+		rule("", []string{"list"}, "pods", "persistentvolumes"), rule("coordination.k8s.io", []string{"list"}, "leases"),
+		rule("apps", []string{"list"}, "deployments"))
 	step := func(phase string, status int, says string) {
 		t.Helper()
 		code, out := look(t, enough, "--observe=0", "--phase="+phase)
@@ -105,6 +108,14 @@ func TestPreflightPhases(t *testing.T) {
 	must(t, cluster.Client.Create(t.Context(), lease))
 	step("roll-back", 1, "lease default/belay-controller: held by belay-0_u")
 	must(t, cluster.Client.Delete(t.Context(), lease))
+	step("roll-back", 1, "deployment belay-system/belay-controller: replicas 2")
+	scale := func(replicas string) {
+		t.Helper()
+		deployment := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: "belay-system", Name: "belay-controller"}}
+		must(t, cluster.Client.Patch(t.Context(), deployment, client.RawPatch(types.MergePatchType, []byte(`{"spec":{"replicas":`+replicas+`}}`))))
+	}
+	scale("0")
+	defer scale("2")
 	step("roll-back", 0, "Next: enable persistentvolume-attach-detach-controller")
 	if code, _ := look(t, enough, "--phase=later"); code != 2 {
 		t.Errorf("an unknown phase: exit code %d, want 2", code)

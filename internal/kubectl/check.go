@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 	"k8s.io/client-go/kubernetes"
 
+	"belay.dev/belay/internal/kube"
 	"belay.dev/belay/internal/preflight"
 	"belay.dev/belay/internal/usage"
 )
@@ -112,7 +113,8 @@ func (p *plugin) health(ctx context.Context, o *checkOptions) (preflight.Cluster
 		return preflight.ClusterHealth{}, fmt.Errorf("read the kubeconfig: %w", err)
 	}
 	config.QPS = -1
-	if o.config.Clients, err = kubernetes.NewForConfig(config); err != nil {
+	o.config.Clock = &kube.ServerClock{}
+	if o.config.Clients, err = kubernetes.NewForConfig(o.config.Clock.Follow(config)); err != nil {
 		return preflight.ClusterHealth{}, fmt.Errorf("make a client: %w", err)
 	}
 	s, err := p.clusterWith(ctx, "", true)

@@ -5,10 +5,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"time"
-
-	coordinationv1 "k8s.io/api/coordination/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"belay.dev/belay/internal/kube"
 )
@@ -18,9 +14,6 @@ const (
 	upstreamCheck = upstreamProgram
 	ownCheck      = kube.FieldManager
 )
-
-// ownLabel selects the pods of belay-controller that the chart and deploy/ install.
-const ownLabel = "app.kubernetes.io/name=" + kube.FieldManager
 
 // report judges the checks of a phase and names the next step.
 func (r *run) report(checks []Check) Report {
@@ -121,46 +114,10 @@ func (c Check) expected(t *traces, there string) Check {
 	return c
 }
 
-// checkOwn finds whether belay-controller has ended: no lease of it is held, and no pod is left.
-func (r *run) checkOwn(ctx context.Context) Check {
-	c := Check{Name: ownCheck, Result: OK, Message: "it does not run"}
-	leases, err := r.Clients.CoordinationV1().Leases("").List(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + kube.FieldManager})
-	if err != nil {
-		return c.unknown(err, "list", "leases")
-	}
-	for i := range leases.Items {
-		if l := &leases.Items[i]; l.Name == kube.FieldManager && leaseIsHeld(l) {
-			c.Objects = append(c.Objects, fmt.Sprintf("lease %s/%s: held by %s", l.Namespace, l.Name, *l.Spec.HolderIdentity))
-		}
-	}
-	pods, err := r.Clients.CoreV1().Pods("").List(ctx, metav1.ListOptions{LabelSelector: ownLabel})
-	if err != nil {
-		return c.unknown(err, "list", "pods")
-	}
-	for i := range pods.Items {
-		if pod := &pods.Items[i]; !kube.PodEnded(pod) {
-			c.Objects = append(c.Objects, "pod "+pod.Namespace+"/"+pod.Name)
-		}
-	}
-	if len(c.Objects) > 0 {
-		c.Result, c.Message = Refused, "it still runs or leads"
-	}
-	return c
-}
-
-// leaseIsHeld reports whether a lease has a holder who renews it, by the clock of this host.
-func leaseIsHeld(l *coordinationv1.Lease) bool {
-	s := l.Spec
-	if s.HolderIdentity == nil || *s.HolderIdentity == "" || s.RenewTime == nil || s.LeaseDurationSeconds == nil {
-		return false
-	}
-	return time.Since(s.RenewTime.Time) <= time.Duration(*s.LeaseDurationSeconds)*time.Second
-}
-
 // checkUpstreamBack describes kube-controller-manager during a rollback. Nothing about it forbids to enable its controller.
 func (r *run) checkUpstreamBack(ctx context.Context) Check {
 	c := Check{Name: upstreamCheck, Result: OK}
-	found, err := findUpstreams(ctx, r.Clients)
+	found, err := findUpstreams(ctx, r.Clients, r.Clock)
 	if err != nil {
 		return c.unknown(err, "list", "pods")
 	}

@@ -37,8 +37,10 @@ func Phases() []string { return []string{string(Prepare), string(TakeOver), stri
 // Config configures the checks.
 type Config struct {
 	// Clients need list and watch on nodes, volumeattachments and events, and list on pods and persistentvolumes. With get on nodes
-	// and on the lease of kube-controller-manager the checks find more. For RollBack they need list on pods and leases.
+	// and on the lease of kube-controller-manager the checks find more. For RollBack they need list on pods, leases and deployments.
 	Clients kubernetes.Interface
+	// Clock follows the answers to Clients (kube.ServerClock); without it, leases are judged by the clock of this host.
+	Clock *kube.ServerClock
 	// Phase is what is checked; empty for TakeOver.
 	Phase Phase
 	// Cluster is shown in the report.
@@ -60,6 +62,9 @@ type run struct {
 
 // Run makes all checks.
 func Run(ctx context.Context, c Config) Report {
+	if c.Clock == nil {
+		c.Clock = &kube.ServerClock{}
+	}
 	r := &run{Config: c}
 	if c.Phase == RollBack {
 		return r.report([]Check{r.checkOwn(ctx), r.checkUpstreamBack(ctx)})

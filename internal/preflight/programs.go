@@ -1,6 +1,7 @@
 package preflight
 
 import (
+	"cmp"
 	"context"
 	"path"
 	"slices"
@@ -95,7 +96,7 @@ func (p program) flags() string {
 
 // readComponents reads what the snapshot does not have: the programs, the API priority, and the version.
 func (h *health) readComponents(ctx context.Context, c Config) {
-	h.upstream, h.upstreamErr = findUpstreams(ctx, c.Clients)
+	h.upstream, h.upstreamErr = findUpstreams(ctx, c.Clients, cmp.Or(c.Clock, &kube.ServerClock{}))
 	if version, err := c.Clients.Discovery().ServerVersion(); err != nil {
 		h.versionErr = err
 	} else {

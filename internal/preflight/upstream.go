@@ -1,6 +1,7 @@
 package preflight
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -36,7 +37,7 @@ var ErrUpstreamRuns = errors.New("a kube-controller-manager runs its attach/deta
 // MayLead returns an error if a kube-controller-manager pod has its attach/detach controller enabled, or if that could not be
 // determined.
 func MayLead(ctx context.Context, clients kubernetes.Interface) (refusal, err error) {
-	found, err := findUpstreams(ctx, clients)
+	found, err := findUpstreams(ctx, clients, &kube.ServerClock{})
 	if err != nil {
 		return nil, err
 	}
@@ -53,11 +54,13 @@ func MayLead(ctx context.Context, clients kubernetes.Interface) (refusal, err er
 // nothing.
 type upstreams struct {
 	on, off, forgeable []string
+	// hosts are where those run that are off: the nodes, or the names of pods that have none.
+	hosts map[string]bool
 	// forcing are those that detach after a timeout, without a proof.
 	forcing []string
 }
 
-func findUpstreams(ctx context.Context, clients kubernetes.Interface) (found upstreams, err error) {
+func findUpstreams(ctx context.Context, clients kubernetes.Interface, clock *kube.ServerClock) (found upstreams, err error) {
 	seen := map[types.UID]bool{}
 	for _, label := range upstreamLabels {
 		pods, err := clients.CoreV1().Pods(upstreamNamespace).List(ctx, metav1.ListOptions{LabelSelector: label})
@@ -70,7 +73,7 @@ func findUpstreams(ctx context.Context, clients kubernetes.Interface) (found ups
 				continue
 			}
 			seen[pod.UID] = true
-			if err := found.add(ctx, clients, pod); err != nil {
+			if err := found.add(ctx, clients, clock, pod); err != nil {
 				return found, err
 			}
 		}
@@ -78,13 +81,13 @@ func findUpstreams(ctx context.Context, clients kubernetes.Interface) (found ups
 	return found, nil
 }
 
-func (u *upstreams) add(ctx context.Context, clients kubernetes.Interface, pod *corev1.Pod) error {
+func (u *upstreams) add(ctx context.Context, clients kubernetes.Interface, clock *kube.ServerClock, pod *corev1.Pod) error {
 	for i := range pod.Spec.Containers {
 		controllers, ok := controllersOf(&pod.Spec.Containers[i])
 		if !ok {
 			continue
 		}
-		forged, err := forgeable(ctx, clients, pod)
+		forged, err := forgeable(ctx, clients, clock, pod)
 		if err != nil {
 			return err
 		}
@@ -99,6 +102,10 @@ func (u *upstreams) add(ctx context.Context, clients kubernetes.Interface, pod *
 			}
 		default:
 			u.off = append(u.off, what)
+			if u.hosts == nil {
+				u.hosts = map[string]bool{}
+			}
+			u.hosts[cmp.Or(pod.Spec.NodeName, pod.Name)] = true
 		}
 	}
 	return nil
@@ -108,7 +115,7 @@ func (u *upstreams) add(ctx context.Context, clients kubernetes.Interface, pod *
 // create mirror pods, owned and run by itself, with any labels and in any namespace. It may
 // not give itself the role of a control-plane node, nor write to the lease of the leading
 // kube-controller-manager, which names the host of that (k/k plugin/pkg/admission/noderestriction).
-func forgeable(ctx context.Context, clients kubernetes.Interface, pod *corev1.Pod) (bool, error) {
+func forgeable(ctx context.Context, clients kubernetes.Interface, clock *kube.ServerClock, pod *corev1.Pod) (bool, error) {
 	if owner := metav1.GetControllerOfNoCopy(pod); owner == nil || owner.Kind != "Node" {
 		return false, nil
 	}
@@ -124,7 +131,7 @@ func forgeable(ctx context.Context, clients kubernetes.Interface, pod *corev1.Po
 			return false, nil
 		}
 	}
-	t, err := readTerm(ctx, clients)
+	t, err := readTerm(ctx, clients, clock)
 	if err != nil && !apierrors.IsForbidden(err) {
 		return true, err
 	}
@@ -185,7 +192,7 @@ func attachDetachEnabled(controllers []string) bool {
 // checkUpstream reads the flags of kube-controller-manager, and its leader's term.
 func (r *run) checkUpstream(ctx context.Context) Check {
 	c := Check{Name: upstreamProgram}
-	found, err := findUpstreams(ctx, r.Clients)
+	found, err := findUpstreams(ctx, r.Clients, r.Clock)
 	if err != nil {
 		return c.unknown(err, "list", "pods")
 	}
@@ -203,11 +210,31 @@ func (r *run) checkUpstream(ctx context.Context) Check {
 	case len(found.forgeable) > 0:
 		return r.unconfirmed(c, "it runs as a static pod on a node that is not a control-plane node, whose credentials suffice to fake the pod; "+leader, found.forgeable)
 	case len(found.off) > 0:
-		c.Result, c.Objects = OK, found.off
-		c.Message = "its attach/detach controller is off"
+		return r.checkAllOff(ctx, c, &found, leader)
 	default:
 		return r.unconfirmed(c, "it does not run as a pod in kube-system, so its flags cannot be read; "+leader, nil)
 	}
+	return c
+}
+
+// checkAllOff judges pods whose controller is off. A control-plane node without a pod, such as one that is down, may return with the flags
+// that its manifest had.
+func (r *run) checkAllOff(ctx context.Context, c Check, found *upstreams, leader string) Check {
+	nodes := map[string]bool{}
+	for _, role := range controlPlaneRoles {
+		list, err := r.Clients.CoreV1().Nodes().List(ctx, metav1.ListOptions{LabelSelector: role})
+		if err != nil {
+			return c.unknown(err, "list", "nodes")
+		}
+		for i := range list.Items {
+			nodes[list.Items[i].Name] = true
+		}
+	}
+	if len(found.hosts) < len(nodes) {
+		return r.unconfirmed(c, fmt.Sprintf("its attach/detach controller is off where it runs as a pod, which is on %d of %d control-plane nodes; %s",
+			len(found.hosts), len(nodes), leader), found.off)
+	}
+	c.Result, c.Objects, c.Message = OK, found.off, "its attach/detach controller is off"
 	return c
 }
 
@@ -225,14 +252,14 @@ const lateWrites = time.Minute
 func (t term) includes(at time.Time) bool { return t.holder != "" && at.After(t.since.Add(lateWrites)) }
 
 // readTerm reads the lease of kube-controller-manager. Without a leader the term is empty.
-func readTerm(ctx context.Context, clients kubernetes.Interface) (term, error) {
+func readTerm(ctx context.Context, clients kubernetes.Interface, clock *kube.ServerClock) (term, error) {
 	lease, err := clients.CoordinationV1().Leases(upstreamNamespace).Get(ctx, upstreamProgram, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return term{}, nil
 	} else if err != nil {
 		return term{}, fmt.Errorf("get the lease of kube-controller-manager: %w", err)
 	}
-	if !leaseIsHeld(lease) || lease.Spec.AcquireTime == nil {
+	if !leaseIsHeld(lease, clock.Now()) || lease.Spec.AcquireTime == nil {
 		return term{}, nil
 	}
 	return term{holder: *lease.Spec.HolderIdentity, since: lease.Spec.AcquireTime.Time}, nil
@@ -240,7 +267,7 @@ func readTerm(ctx context.Context, clients kubernetes.Interface) (term, error) {
 
 // leader returns and describes the term. If the lease must not be read, the check continues without it.
 func (r *run) leader(ctx context.Context) (term, string) {
-	t, err := readTerm(ctx, r.Clients)
+	t, err := readTerm(ctx, r.Clients, r.Clock)
 	switch {
 	case err != nil:
 		return t, "its lease could not be read"

@@ -19,8 +19,11 @@ var patterns = []struct {
 	{regexp.MustCompile(`eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}(\.[A-Za-z0-9_-]*)?`), Removed},
 	{regexp.MustCompile(`(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{8,}`), "${1} " + Removed},
 	{regexp.MustCompile(`://[^/\s:@]*:[^/\s@]+@`), "://" + Removed + "@"},
-	{regexp.MustCompile(`(?i)((?:pass(?:word|wd|phrase)|token|credentials?|(?:api|access|private|account)[-_]?key|authorization)[\w-]*["']?\s*[:=]\s*["']?)[^\s"',;&}\])]+`), "${1}" + Removed},
-	{regexp.MustCompile(`(?i)(secret[\w-]*(?:=|["']\s*:)\s*["']?)[^\s"',;&}\])]+`), "${1}" + Removed},
+	// A name and its value: as JSON, also where %q has put backslashes before its quotes, as a Go map, and as a flag.
+	{regexp.MustCompile(`(?i)((?:pass(?:word|wd|phrase)|token|credentials?|authorization)[\w-]*\\*["']?\s*[:=]\s*\\*["']?)[^\s"',;&}\])]+`), "${1}" + Removed},
+	// userKey, secretKey and all others that end so: some, such as volumeKey, are no secrets, and are removed too.
+	{regexp.MustCompile(`(?i)(\b[\w-]+key(?:[-_][\w-]*)?\\*["']?\s*[:=]\s*\\*["']?)[^\s"',;&}\])]+`), "${1}" + Removed},
+	{regexp.MustCompile(`(?i)(secret[\w-]*(?:=|\\*["']\s*:)\s*\\*["']?)[^\s"',;&}\])]+`), "${1}" + Removed},
 }
 
 // suspicious reports whether one of the patterns may match: most strings of an object are short and none does.

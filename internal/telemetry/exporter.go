@@ -23,9 +23,10 @@ const traceShutdownTimeout = 2 * time.Second
 // maxAttributeLength bounds the texts in spans, unless OTEL_SPAN_ATTRIBUTE_VALUE_LENGTH_LIMIT does: a volume handle may have 128 KiB.
 const maxAttributeLength = 4096
 
-// tracesEnabled reports whether the standard OpenTelemetry variables set an exporter or a collector endpoint.
+// tracesEnabled reports whether the standard OpenTelemetry variables set an exporter or a collector endpoint. A value that is not supported
+// is an error that names its variable.
 func tracesEnabled() (bool, error) {
-	switch exporter := os.Getenv("OTEL_TRACES_EXPORTER"); {
+	switch exporter := strings.ToLower(os.Getenv("OTEL_TRACES_EXPORTER")); {
 	case strings.EqualFold(os.Getenv("OTEL_SDK_DISABLED"), "true"), exporter == "none":
 		return false, nil
 	case exporter != "" && exporter != "otlp":
@@ -34,8 +35,11 @@ func tracesEnabled() (bool, error) {
 		return false, nil
 	}
 	for _, name := range []string{"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"} {
-		if protocol := os.Getenv(name); protocol != "" && protocol != "grpc" {
-			return false, fmt.Errorf("%s=%s is not supported: use grpc", name, protocol)
+		if protocol := os.Getenv(name); protocol != "" {
+			if !strings.EqualFold(protocol, "grpc") {
+				return false, fmt.Errorf("%s=%s is not supported: use grpc", name, protocol)
+			}
+			break // the variable of traces takes precedence
 		}
 	}
 	return true, nil
@@ -59,24 +63,28 @@ func StartTraces(ctx context.Context, service, version string) (traces *Traces, 
 
 // StartTraceProvider is StartTraces for a caller that makes its spans with OpenTelemetry itself; the provider is nil if traces are off.
 func StartTraceProvider(ctx context.Context, service, version string) (_ trace.TracerProvider, stop func(), err error) {
+	log := klog.FromContext(ctx)
 	wanted, err := tracesEnabled()
+	if err != nil {
+		log.Error(err, "Continuing without traces") // a cluster may set such variables for all its pods
+	}
 	if !wanted {
-		return nil, func() {}, err
+		return nil, func() {}, nil
 	}
 	exporter, err := otlptracegrpc.New(ctx)
 	if err != nil {
-		return nil, nil, fmt.Errorf("create the trace exporter: %w", err)
+		log.Error(err, "Continuing without traces: the OTEL_EXPORTER_OTLP_* variables make no exporter")
+		return nil, func() {}, nil
 	}
 	about, err := resource.New(ctx, resource.WithAttributes(semconv.ServiceName(service), semconv.ServiceVersion(version)), resource.WithFromEnv())
-	if err != nil {
-		return nil, nil, fmt.Errorf("create the trace resource: %w", err)
+	if err != nil { // with what could be read
+		log.Error(err, "Ignoring what could not be read of OTEL_RESOURCE_ATTRIBUTES")
 	}
 	limits := sdktrace.NewSpanLimits()
 	if limits.AttributeValueLengthLimit < 0 {
 		limits.AttributeValueLengthLimit = maxAttributeLength
 	}
 	provider := sdktrace.NewTracerProvider(sdktrace.WithBatcher(exporter), sdktrace.WithResource(about), sdktrace.WithRawSpanLimits(limits))
-	log := klog.FromContext(ctx)
 	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { log.Error(err, "Failed to send traces") }))
 	return provider, func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), traceShutdownTimeout)

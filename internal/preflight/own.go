@@ -1,0 +1,117 @@
+package preflight
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/tools/pager"
+
+	"belay.dev/belay/internal/kube"
+)
+
+// ownLabel is on the pods of belay-controller that the chart and deploy/ install, with the name of the program.
+const ownLabel = "app.kubernetes.io/name"
+
+// leaseMargin is how much longer than its duration a lease counts as held: its holder writes the time of its own clock, which may be behind
+// that of the API server.
+const leaseMargin = 10 * time.Second
+
+// checkOwn finds whether belay-controller has ended: no lease of it is held, no pod is left, and no Deployment will make one.
+func (r *run) checkOwn(ctx context.Context) Check {
+	c := Check{Name: ownCheck, Result: OK, Message: "it does not run"}
+	leases, err := r.Clients.CoordinationV1().Leases("").List(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + kube.FieldManager})
+	if err != nil {
+		return c.unknown(err, "list", "leases")
+	}
+	for i := range leases.Items {
+		if l := &leases.Items[i]; l.Name == kube.FieldManager && leaseIsHeld(l, r.Clock.Now().Add(-leaseMargin)) {
+			c.Objects = append(c.Objects, fmt.Sprintf("lease %s/%s: held by %s", l.Namespace, l.Name, *l.Spec.HolderIdentity))
+		}
+	}
+	pods, err := r.ownPods(ctx)
+	if err != nil {
+		return c.unknown(err, "list", "pods")
+	}
+	c.Objects = append(c.Objects, pods...)
+	deployments, err := r.ownDeployments(ctx)
+	c.Objects = append(c.Objects, deployments...)
+	switch {
+	case len(c.Objects) > 0:
+		c.Result, c.Message = Refused, "it still runs or leads, or is to run"
+	case err != nil:
+		return c.unknown(err, "list", "deployments")
+	}
+	return c
+}
+
+// ownPods are the pods that run belay-controller, or may start to.
+func (r *run) ownPods(ctx context.Context) (found []string, err error) {
+	pages := pager.New(func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+		return r.Clients.CoreV1().Pods("").List(ctx, o)
+	})
+	pages.PageSize = pageSize
+	err = pages.EachListItem(ctx, metav1.ListOptions{}, func(obj runtime.Object) error {
+		if pod, ok := obj.(*corev1.Pod); ok && !kube.PodEnded(pod) && isOwn(pod.Labels, &pod.Spec) {
+			found = append(found, "pod "+pod.Namespace+"/"+pod.Name)
+		}
+		return nil
+	})
+	return found, err
+}
+
+// ownDeployments are the Deployments that want pods of belay-controller. They may have none at present: evicted, or over a quota.
+func (r *run) ownDeployments(ctx context.Context) (found []string, err error) {
+	pages := pager.New(func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+		return r.Clients.AppsV1().Deployments("").List(ctx, o)
+	})
+	pages.PageSize = pageSize
+	err = pages.EachListItem(ctx, metav1.ListOptions{}, func(obj runtime.Object) error {
+		d, ok := obj.(*appsv1.Deployment)
+		if !ok {
+			return nil
+		}
+		replicas := int32(1) // the default
+		if d.Spec.Replicas != nil {
+			replicas = *d.Spec.Replicas
+		}
+		if template := &d.Spec.Template; replicas > 0 && isOwn(template.Labels, &template.Spec) {
+			found = append(found, fmt.Sprintf("deployment %s/%s: replicas %d", d.Namespace, d.Name, replicas))
+		}
+		return nil
+	})
+	return found, err
+}
+
+// isOwn recognizes a pod of belay-controller by its label or by its program. The parts of recovery are the same program, and attach nothing.
+func isOwn(labels map[string]string, spec *corev1.PodSpec) bool {
+	if labels[ownLabel] == kube.FieldManager {
+		return true
+	}
+	return slices.ContainsFunc(spec.Containers, func(c corev1.Container) bool {
+		words := slices.Concat(c.Command, c.Args)
+		return programOf(&c) == kube.FieldManager && !slices.Contains(words, "preflight") && attaches(words)
+	})
+}
+
+// attaches reports whether belay-controller with this command line runs the attach/detach controller, which it does by default.
+func attaches(words []string) bool {
+	values := flagValues(words, "controllers")
+	return len(values) == 0 || slices.ContainsFunc(values, func(v string) bool { return strings.TrimSpace(v) != "recovery" })
+}
+
+// leaseIsHeld reports whether a lease has a holder who renews it.
+func leaseIsHeld(l *coordinationv1.Lease, now time.Time) bool {
+	s := l.Spec
+	if s.HolderIdentity == nil || *s.HolderIdentity == "" || s.RenewTime == nil || s.LeaseDurationSeconds == nil {
+		return false
+	}
+	return now.Sub(s.RenewTime.Time) <= time.Duration(*s.LeaseDurationSeconds)*time.Second
+}
