@@ -42,8 +42,14 @@ func TestMain(m *testing.M) {
 // render returns the objects of the chart with some values. The program is the helm that `make bin/helm` builds.
 func render(t *testing.T, values ...string) []*unstructured.Unstructured {
 	t.Helper()
+	return renderIn(t, namespace, values...)
+}
+
+// renderIn is render for a release in some namespace.
+func renderIn(t *testing.T, release string, values ...string) []*unstructured.Unstructured {
+	t.Helper()
 	file := filepath.Join(t.TempDir(), "rendered.yaml")
-	out, err := helm(t, values...)
+	out, err := helmIn(t, release, values...)
 	must(t, err)
 	must(t, os.WriteFile(file, []byte(out), 0o600))
 	return apiserver.Manifests(t, file)
@@ -51,10 +57,16 @@ func render(t *testing.T, values ...string) []*unstructured.Unstructured {
 
 func helm(t *testing.T, values ...string) (string, error) {
 	t.Helper()
+	return helmIn(t, namespace, values...)
+}
+
+// helmIn renders the chart for a release in some namespace, of a cluster where kube-controller-manager does not attach unless values say so.
+func helmIn(t *testing.T, release string, values ...string) (string, error) {
+	t.Helper()
 	if !apiserver.Available() {
 		t.Skip("NOT RUN: needs the programs that `make test` builds")
 	}
-	args := []string{"template", "belay", "belay", "--namespace", namespace}
+	args := []string{"template", "belay", "belay", "--namespace", release, "--set", "controller.upstreamDisabled=true"}
 	for _, v := range values {
 		args = append(args, "--set", v)
 	}
@@ -82,7 +94,7 @@ var variants = map[string][]string{
 		"recovery.enabled=true", "networkPolicy.enabled=true", "podMonitor.enabled=true", "prometheusRule.enabled=true", "dashboards.enabled=true", "dashboards.annotations.grafana_folder=Storage", "createNamespace=true",
 		"attacher.serviceAccounts[0].namespace=csi,attacher.serviceAccounts[0].name=ebs", "nodeSelector.a=b", "podLabels.team=x", "podAnnotations.a=b",
 		"env[0].name=OTEL_EXPORTER_OTLP_ENDPOINT,env[0].value=http://collector:4317", "imagePullSecrets[0].name=x",
-		"networkPolicy.metricsFrom[0].namespaceSelector.matchLabels.a=b", "controller.extraArgs={--v=2}", "recovery.extraArgs={--v=2}",
+		"networkPolicy.metricsFrom[0].namespaceSelector.matchLabels.a=b", "networkPolicy.extraEgress[0].ports[0].port=4317", "networkPolicy.dnsPorts={53,5353}", "controller.extraArgs={--v=2}", "recovery.extraArgs={--v=2}",
 	},
 	onHost:                                  {"recovery.enabled=true", "hostNetwork.enabled=true"},
 	"one pod, without what can be left out": {"controller.replicas=1", "flowSchemas=false", "podDisruptionBudgets=false", "tolerations=null"},
@@ -256,6 +268,15 @@ func TestValuesAreChecked(t *testing.T) {
 		"recovery.enabled=yes-sure":                 "enabled",
 		"prometheusRule.omitGroups={belay-attache}": "omitGroups",
 		"prometheusRule.runbookBaseURL=wiki":        "runbookBaseURL",
+		// Without an election both pods lead.
+		"controller.extraArgs={--v=2,--leader-elect=false}":            "extraArgs",
+		"recovery.enabled=true,recovery.extraArgs={--leader_elect=0}":  "extraArgs",
+		"podLabels.app\\.kubernetes\\.io/name=x":                       "podLabels",
+		"hostNetwork.enabled=true,hostNetwork.firstPort=80":            "firstPort",
+		"controller.resources.limits.memory=1500M":                     "memoryLimit",
+		"networkPolicy.enabled=true,networkPolicy.apiServerPorts=null": "apiServerPorts",
+		"networkPolicy.enabled=true,networkPolicy.dnsPorts={}":         "dnsPorts",
+		"networkPolicy.kubeletPort=0":                                  "kubeletPort",
 	} {
 		if _, err := helm(t, value); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v", value, err)

@@ -92,6 +92,32 @@ rules:
   verbs: [{{ join ", " .verbs }}]
 {{- end }}
 
+{{/* Fails if a value would make the parts of the chart work against each other. What a type or a range can say is in values.schema.json. */}}
+{{- define "belay.refuse" -}}
+{{- if and .Values.controller.enabled (not .Values.controller.upstreamDisabled) }}
+{{- fail "kube-controller-manager's attach/detach controller must be off first: docs/migrate.md; run `belay-controller preflight`; then --set controller.upstreamDisabled=true. On a managed control plane set controller.enabled=false" }}
+{{- end }}
+{{- range $part := list "controller" "recovery" }}
+{{- range (get $.Values $part).extraArgs }}
+{{- if regexMatch "^--?leader[-_]elect(=|$)" . }}
+{{- fail (printf "%s.extraArgs: %s: the chart sets it, because without an election each pod leads. For a single pod set %s.replicas=1" $part . $part) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- range $label, $_ := fromYaml (include "belay.labels" (dict "root" . "name" "belay")) }}
+{{- if hasKey ($.Values.podLabels | default dict) $label }}{{ fail (printf "podLabels: the chart sets %s itself" $label) }}{{ end }}
+{{- end }}
+{{- end }}
+
+{{/* GOMEMLIMIT: as stated, else nine tenths of the memory limit, and 900MiB for each Gi. Empty without a limit. */}}
+{{- define "belay.memoryLimit" -}}
+{{- $limit := dig "limits" "memory" "" (.resources | default dict) | toString }}
+{{- if .memoryLimit }}{{ .memoryLimit }}
+{{- else if regexMatch "^[0-9]+[MG]i$" $limit }}{{ div (mul (regexFind "^[0-9]+" $limit) (ternary 1000 1 (hasSuffix "Gi" $limit)) 9) 10 }}MiB
+{{- else if $limit }}{{ fail (printf "controller.memoryLimit: it cannot be derived from the memory limit %s, which is not a whole number of Mi or Gi. Set it to nine tenths, such as 900MiB" $limit) }}
+{{- end }}
+{{- end }}
+
 {{- define "belay.flowSchemas" -}}
 # API Priority and Fairness: without these two objects all requests of a ServiceAccount outside kube-system are served at priority level workload-low. They give it
 # what the control plane's own controllers have: leader-election for the lease, so that a busy API server does not depose a leader, and workload-high for the rest.
@@ -220,11 +246,9 @@ spec:
         image: {{ .image }}
         imagePullPolicy: {{ $values.imagePullPolicy }}
         args:
-{{- range .args }}
-        - {{ . }}
+{{- range concat .args (list (printf "--health-probe-bind-address=%s:%v" $address $health) (printf "--metrics-bind-address=%s:%v" $address $metrics)) }}
+        - {{ toJson . }}
 {{- end }}
-        - --health-probe-bind-address={{ $address }}:{{ $health }}
-        - --metrics-bind-address={{ $address }}:{{ $metrics }}
         env:
         - name: NODE_NAME
           valueFrom:
@@ -268,6 +292,7 @@ metadata:
   namespace: {{ .root.Release.Namespace }}
 spec:
   minAvailable: 1
+  unhealthyPodEvictionPolicy: AlwaysAllow # a pod that is not ready, such as a halted leader, does not block a drain
   selector:
     matchLabels:
       app.kubernetes.io/name: {{ .name }}
