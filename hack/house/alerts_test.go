@@ -162,7 +162,7 @@ func reasonsOfMetrics() (all []decision.Reason) {
 var (
 	quoted     = regexp.MustCompile(`"[^"]*"`)
 	selector   = regexp.MustCompile(`\{[^}]*\}`)
-	duration   = regexp.MustCompile(`\[[^\]]*\]`)
+	duration   = regexp.MustCompile(`\[[^\]]*\]|\boffset +\w+`)
 	grouping   = regexp.MustCompile(`\b(by|without|on|ignoring|group_left|group_right) *\([^)]*\)`)
 	identifier = regexp.MustCompile(`[a-zA-Z_:][a-zA-Z0-9_:]*( *\()?`)
 	suffix     = regexp.MustCompile(`_(count|sum|bucket)$`)
