@@ -237,12 +237,21 @@ func (h *health) checkReplicas() []Check {
 			leases = append(leases, "lease "+h.leaseName(l))
 		}
 	}
+	var unready []string
 	for _, p := range h.programs {
-		if p.name == kube.FieldManager {
-			c.Objects = append(c.Objects, "pod "+p.String())
+		if p.name != kube.FieldManager {
+			continue
+		}
+		c.Objects = append(c.Objects, "pod "+p.String())
+		if !podReady(p.pod) {
+			unready = append(unready, "pod "+p.String())
 		}
 	}
 	switch {
+	case len(unready) > 0 && len(leases) <= 1:
+		c.Result, c.Hint = Warning, "docs/adopt-controller.md#install"
+		c.Message = fmt.Sprintf("replicas that are not ready: %d of %d; kubectl describe and kubectl logs of the pod say why", len(unready), len(c.Objects))
+		c.Objects = unready
 	case len(leases) > 1:
 		c.Result, c.Objects, c.Hint = Failed, leases, "docs/adopt-controller.md#two-belay-controllers-with-different-leases"
 		c.Message = fmt.Sprintf("leases that are held: %d; each has a leader that writes", len(leases))
@@ -254,6 +263,13 @@ func (h *health) checkReplicas() []Check {
 		c.Message = fmt.Sprintf("%d replicas run", len(c.Objects))
 	}
 	return []Check{c}
+}
+
+// podReady reports whether the kubelet calls a pod ready.
+func podReady(pod *corev1.Pod) bool {
+	return slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
+		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
+	})
 }
 
 func (h *health) checkServer() Check {

@@ -49,7 +49,9 @@ func runs(namespace, name, image string, args ...string) *corev1.Pod {
 	return &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, UID: types.UID(namespace + name)},
 		Spec:       corev1.PodSpec{ServiceAccountName: "belay-controller", Containers: []corev1.Container{{Name: "c", Image: image, Args: args}}},
-		Status:     corev1.PodStatus{Phase: corev1.PodRunning},
+		Status: corev1.PodStatus{
+			Phase: corev1.PodRunning, Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}},
+		},
 	}
 }
 
@@ -61,6 +63,8 @@ func attachmentOf(node string) *storagev1.VolumeAttachment {
 
 // TestHealth: one thing is wrong in a cluster that is well, and the check about it shows it.
 func TestHealth(t *testing.T) {
+	unready := runs("belay-system", "b", "belay-controller:v1")
+	unready.Status.Conditions = nil
 	own, upstream := heldLease("kube-system", kube.FieldManager, "belay-0_u"), heldLease("kube-system", upstreamProgram, "cp-1_u")
 	attacher := runs("csi", "attacher-0", "example.com/sig-storage/csi-attacher:v4.8.0", "--leader-election", "--timeout=1m")
 	const on, off = "--controllers=*", "--controllers=*,-attachdetach"
@@ -98,6 +102,7 @@ func TestHealth(t *testing.T) {
 		"leases unknown":             {nil, lacking(diagnosis.Leases), "controller", Unknown, "list leases"},
 		"one replica":                {[]runtime.Object{runs("belay-system", "belay-0", "x/belay-controller:v1")}, leases(own), "belay-controller", Warning, "one replica"},
 		"two replicas":               {[]runtime.Object{runs("belay-system", "a", "belay-controller:v1"), runs("belay-system", "b", "belay-controller:v1")}, leases(own), "belay-controller", OK, "2 replicas"},
+		"a replica that crashes":     {[]runtime.Object{runs("belay-system", "a", "belay-controller:v1"), unready}, leases(own), "belay-controller", Warning, "not ready: 1 of 2"},
 		"two leaders":                {nil, leases(own, heldLease("other", kube.FieldManager, "x")), "belay-controller", Failed, "held: 2"},
 		"two versions":               {[]runtime.Object{runs("belay-system", "a", "belay-controller:v1"), runs("csi", "b", "belay-attacher:v2")}, nil, "belay", Warning, "run: 2"},
 		"csi-attacher":               {[]runtime.Object{attacher}, nil, testDriver, OK, "csi-attacher, image example.com/sig-storage/csi-attacher:v4.8.0, pod csi/attacher-0: --timeout=1m --worker-threads=10 (default) --leader-election=true; registered on 1 of 1 nodes"},
