@@ -277,6 +277,12 @@ func TestValuesAreChecked(t *testing.T) {
 		"networkPolicy.enabled=true,networkPolicy.apiServerPorts=null": "apiServerPorts",
 		"networkPolicy.enabled=true,networkPolicy.dnsPorts={}":         "dnsPorts",
 		"networkPolicy.kubeletPort=0":                                  "kubeletPort",
+		// A dry run of recovery that would install the controller alone.
+		"recovery.dryRun=true":                       "recovery.enabled",
+		"imageRegistry=https://registry.example.com": "imageRegistry",
+		"imageRegistry=registry.example.com/belay/":  "imageRegistry",
+		"imageTag=a b":                               "imageTag",
+		"controller.digest=abc":                      "digest",
 	} {
 		if _, err := helm(t, value); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v", value, err)

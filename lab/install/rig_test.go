@@ -123,7 +123,7 @@ func (r *rig) helm(version string, more map[string]any) {
 		r.say()
 	}
 	must(r.t, err)
-	if !strings.Contains(out, "preflight") && !strings.Contains(out, "Recovery is installed") {
+	if !strings.Contains(out, "kubectl belay check --wait") && !strings.Contains(out, "Recovery is installed") {
 		r.t.Errorf("helm does not name the next step:\n%s", out)
 	}
 }

@@ -97,6 +97,9 @@ rules:
 {{- if and .Values.controller.enabled (not .Values.controller.upstreamDisabled) }}
 {{- fail "kube-controller-manager's attach/detach controller must be off first: docs/migrate.md; run `belay-controller preflight`; then --set controller.upstreamDisabled=true. On a managed control plane set controller.enabled=false" }}
 {{- end }}
+{{- if and (not .Values.recovery.enabled) (or .Values.recovery.dryRun .Values.recovery.together) }}
+{{- fail "recovery.dryRun and recovery.together have no effect without recovery.enabled=true" }}
+{{- end }}
 {{- range $part := list "controller" "recovery" }}
 {{- range (get $.Values $part).extraArgs }}
 {{- if regexMatch "^--?leader[-_]elect(=|$)" . }}
