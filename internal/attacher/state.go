@@ -169,7 +169,7 @@ func (o *objects) trimAttachment(va *storagev1.VolumeAttachment) *storagev1.Volu
 		kept.GenerateName = handle
 	}
 	if o.keepTraceparents && len(va.Annotations[kube.TraceparentAnnotation]) == kube.TraceparentLength {
-		kept.SelfLink = va.Annotations[kube.TraceparentAnnotation]
+		kept.SelfLink = va.Annotations[kube.TraceparentAnnotation] //nolint:staticcheck // deprecated, and so free
 	}
 	keys := make(map[string]string, len(va.Status.AttachmentMetadata))
 	for key := range va.Status.AttachmentMetadata {
@@ -193,7 +193,7 @@ func traceparent(va *storagev1.VolumeAttachment) string {
 	if va == nil {
 		return ""
 	}
-	return va.SelfLink
+	return va.SelfLink //nolint:staticcheck // deprecated, and so free
 }
 
 // recordedSecret returns the Secret that was recorded with the handle.

@@ -52,7 +52,7 @@ func (a *Agent) privateFolder(password string) (string, error) {
 	}
 	err = errors.Join(
 		os.WriteFile(filepath.Join(folder, "password"), []byte(password), 0o600), //nolint:gosec // the folder was just made
-		os.WriteFile(filepath.Join(folder, "real"), []byte(a.ipmitool), 0o600),
+		os.WriteFile(filepath.Join(folder, "real"), []byte(a.ipmitool), 0o600),   //nolint:gosec // the folder was just made
 		os.WriteFile(filepath.Join(folder, "ipmitool"), []byte(wrapper), 0o700),
 	)
 	if err != nil {

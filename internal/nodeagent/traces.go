@@ -81,7 +81,7 @@ func (m *volumeManager) startSpan(ctx context.Context, v *volume, step nodevolum
 	o := m.spanOptions(v, v.findPod(nodevolume.KeyOf(step)))
 	how := v.trace
 	m.mu.Unlock()
-	name := ""
+	var name string
 	switch step.(type) {
 	case nodevolume.StageVolume:
 		name = "stage volume"

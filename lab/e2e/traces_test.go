@@ -192,7 +192,7 @@ type trace struct {
 func (c otelCollector) traceOf(t *testing.T, service, name string, nth int) trace {
 	t.Helper()
 	last := 0
-	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(2 * time.Second) { //nolint:forbidigo // longer than the programs and the collector hold spans back
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(2 * time.Second) { // longer than the programs and the collector hold spans back
 		all := c.read(t)
 		roots := slices.DeleteFunc(slices.Clone(all), func(s *span) bool { return s.ParentSpanID != "" || s.service != service || s.Name != name })
 		slices.SortFunc(roots, byStart)
