@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"regexp"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -172,7 +173,7 @@ func asUpstream(t *testing.T, upstream, belay string, args []string) {
 	}
 	say := func(text string) string {
 		line, _, _ := strings.Cut(logLine.ReplaceAllString(text, ""), "\n")
-		return strings.NewReplacer(upstream, "PROGRAM", belay, "PROGRAM", "v4.12.0", "VERSION", builtVersion, "VERSION").Replace(line)
+		return strings.NewReplacer(upstream, "PROGRAM", belay, "PROGRAM", "v4.12.0", "VERSION", builtVersion+" (commit unknown, "+runtime.Version()+")", "VERSION", builtVersion, "VERSION").Replace(line)
 	}
 	if wantCode != 1 && say(gotText) != say(wantText) { // the words of 1 are the program's own
 		t.Errorf("%v: says %q, csi-attacher %q", args, say(gotText), say(wantText))
