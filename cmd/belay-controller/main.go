@@ -36,10 +36,7 @@ func main() {
 // run runs the controller until ctx is done or the lease is lost.
 func run(ctx context.Context, o *options) error {
 	klog.Background().Info("Starting belay-controller", "version", version)
-	traces, stopTraces, err := telemetry.StartTraces(ctx, "belay-controller", version)
-	if err != nil {
-		return err
-	}
+	traces, stopTraces := telemetry.StartTraces(ctx, "belay-controller", version)
 	defer stopTraces()
 	config, err := daemonConfig(ctx, o.kubeconfig)
 	if err != nil {

@@ -43,10 +43,7 @@ func run(ctx context.Context, o options) error {
 		return err
 	}
 	api.UserAgent = "belay-node"
-	traces, stopTraces, err := telemetry.StartTraceProvider(ctx, "belay-node", version)
-	if err != nil {
-		return err
-	}
+	traces, stopTraces := telemetry.StartTraceProvider(ctx, "belay-node", version)
 	defer stopTraces()
 	config := node.Config{
 		NodeName: o.nodeName, Root: o.rootDir, RESTConfig: api, Logger: log,

@@ -52,10 +52,7 @@ func RunSidecar(ctx context.Context, o *Options) error {
 	config = kube.WithProtobuf(config)
 	config.QPS = -1 // the attacher limits its requests itself; the lease is not limited
 	connection.SetMaxGRPCLogLength(o.MaxGRPCLogLength)
-	traces, stopTraces, err := telemetry.StartTraces(ctx, "belay-attacher", o.Version)
-	if err != nil {
-		return err
-	}
+	traces, stopTraces := telemetry.StartTraces(ctx, "belay-attacher", o.Version)
 	defer stopTraces()
 	mux, health := http.NewServeMux(), newHealth()
 	if err := o.serve(ctx, mux, health); err != nil {

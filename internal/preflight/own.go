@@ -67,7 +67,8 @@ func (r *run) ownPods(ctx context.Context) (found []string, err error) {
 	return found, err
 }
 
-// ownDeployments are the Deployments that want pods of belay-controller. They may have none at present: evicted, or over a quota.
+// ownDeployments are the Deployments that want pods of belay-controller, or may still make some. They may have none at present: evicted, over a
+// quota, or in the moment of an upgrade.
 func (r *run) ownDeployments(ctx context.Context) (found []string, err error) {
 	pages := pager.New(func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 		return r.Clients.AppsV1().Deployments("").List(ctx, o)
@@ -82,7 +83,8 @@ func (r *run) ownDeployments(ctx context.Context) (found []string, err error) {
 		if d.Spec.Replicas != nil {
 			replicas = *d.Spec.Replicas
 		}
-		if template := &d.Spec.Template; replicas > 0 && isOwn(template.Labels, &template.Spec) {
+		may := replicas > 0 || d.Status.Replicas > 0 || d.Status.ObservedGeneration < d.Generation
+		if template := &d.Spec.Template; may && isOwn(template.Labels, &template.Spec) {
 			found = append(found, fmt.Sprintf("deployment %s/%s: replicas %d", d.Namespace, d.Name, replicas))
 		}
 		return nil

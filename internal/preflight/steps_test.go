@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 
@@ -29,6 +30,11 @@ func TestHostilePhases(t *testing.T) {
 		ObjectMeta: metav1.ObjectMeta{Namespace: "belay-system", Name: "belay-controller"},
 		Spec:       appsv1.DeploymentSpec{Replicas: &two, Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"app.kubernetes.io/name": kube.FieldManager}}}},
 	}
+	// it was scaled to 0 a moment ago, in the middle of an upgrade: what it did before may still make a pod
+	scaling := deployment.DeepCopy()
+	scaling.Spec.Replicas, scaling.Generation, scaling.Status.ObservedGeneration = new(int32(0)), 2, 1
+	ending := deployment.DeepCopy()
+	ending.Spec.Replicas, ending.Status.Replicas = new(int32(0)), 1
 	// a pod of belay-controller with other labels and --leader-elect-resource-name
 	custom := runs("storage", "ad-0", "registry/belay-controller:v1")
 	custom.Labels = map[string]string{"app": "ad"}
@@ -45,9 +51,14 @@ func TestHostilePhases(t *testing.T) {
 		objects []runtime.Object
 	}{
 		"back: the Deployment still wants pods":             {RollBack, []runtime.Object{deployment, upstreamPod("kube-controller-manager", hostileOff)}},
+		"back: the Deployment has not seen its 0 replicas":  {RollBack, []runtime.Object{scaling}},
+		"back: the Deployment still has a replica":          {RollBack, []runtime.Object{ending}},
 		"back: a pod with another label and lease":          {RollBack, []runtime.Object{custom, customLease, upstreamPod("kube-controller-manager", hostileOff)}},
 		"back: a live lease, and this clock is 20 s ahead":  {RollBack, []runtime.Object{ahead}},
 		"between: one control-plane node of three not seen": {TakeOver, []runtime.Object{node("cp-1"), node("cp-2"), node("cp-3"), upstreamPod("kube-controller-manager", hostileOff), second(hostileOff)}},
+		"between: as many pods as control-plane nodes, and one of them elsewhere": {TakeOver, []runtime.Object{
+			node("cp-1"), node("cp-2"), onNode(upstreamPod("kube-controller-manager", hostileOff), "cp-1"), onNode(second(hostileOff), "worker-1"),
+		}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if r := Run(t.Context(), Config{Clients: fake.NewClientset(tt.objects...), Phase: tt.phase}); r.Ready {
@@ -55,6 +66,11 @@ func TestHostilePhases(t *testing.T) {
 			}
 		})
 	}
+}
+
+func onNode(pod *corev1.Pod, name string) *corev1.Pod {
+	pod.Spec.NodeName, pod.UID = name, types.UID(name)
+	return pod
 }
 
 // TestRollBackByServerClock: the clock of the host where preflight runs does not decide whether a lease is held, nor does a Deployment that

@@ -220,19 +220,21 @@ func (r *run) checkUpstream(ctx context.Context) Check {
 // checkAllOff judges pods whose controller is off. A control-plane node without a pod, such as one that is down, may return with the flags
 // that its manifest had.
 func (r *run) checkAllOff(ctx context.Context, c Check, found *upstreams, leader string) Check {
-	nodes := map[string]bool{}
+	var without []string
 	for _, role := range controlPlaneRoles {
 		list, err := r.Clients.CoreV1().Nodes().List(ctx, metav1.ListOptions{LabelSelector: role})
 		if err != nil {
 			return c.unknown(err, "list", "nodes")
 		}
 		for i := range list.Items {
-			nodes[list.Items[i].Name] = true
+			if name := list.Items[i].Name; !found.hosts[name] {
+				without = append(without, "node "+name)
+			}
 		}
 	}
-	if len(found.hosts) < len(nodes) {
-		return r.unconfirmed(c, fmt.Sprintf("its attach/detach controller is off where it runs as a pod, which is on %d of %d control-plane nodes; %s",
-			len(found.hosts), len(nodes), leader), found.off)
+	if len(without) > 0 {
+		slices.Sort(without) // a node may have both roles
+		return r.unconfirmed(c, "its attach/detach controller is off where it runs as a pod; on some control-plane nodes no pod of it was found; "+leader, slices.Compact(without))
 	}
 	c.Result, c.Objects, c.Message = OK, found.off, "its attach/detach controller is off"
 	return c

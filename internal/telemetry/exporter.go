@@ -45,36 +45,37 @@ func tracesEnabled() (bool, error) {
 	return true, nil
 }
 
-// StartTraces enables traces if the standard variables do, and returns nil Traces otherwise. The spans go to the collector in the
+// StartTraces enables traces if the standard variables do, and returns nil Traces otherwise, also if a variable has a value that is not
+// supported: that is logged, and keeps no program from its work. The spans go to the collector in the
 // background: one that is away or slow delays nothing, and what its queue has no room for is dropped. stop ends the spans that are kept
 // and flushes, for at most two seconds. The libraries read the other variables: OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES,
 // OTEL_TRACES_SAMPLER, OTEL_BSP_* and OTEL_EXPORTER_OTLP_*.
-func StartTraces(ctx context.Context, service, version string) (traces *Traces, stop func(), err error) {
-	provider, flush, err := StartTraceProvider(ctx, service, version)
+func StartTraces(ctx context.Context, service, version string) (traces *Traces, stop func()) {
+	provider, flush := StartTraceProvider(ctx, service, version)
 	if provider == nil {
-		return nil, flush, err
+		return nil, flush
 	}
 	traces = NewTraces(provider)
 	return traces, func() {
 		traces.endKept(service + " stopped")
 		flush()
-	}, nil
+	}
 }
 
 // StartTraceProvider is StartTraces for a caller that makes its spans with OpenTelemetry itself; the provider is nil if traces are off.
-func StartTraceProvider(ctx context.Context, service, version string) (_ trace.TracerProvider, stop func(), err error) {
+func StartTraceProvider(ctx context.Context, service, version string) (_ trace.TracerProvider, stop func()) {
 	log := klog.FromContext(ctx)
 	wanted, err := tracesEnabled()
 	if err != nil {
 		log.Error(err, "Continuing without traces") // a cluster may set such variables for all its pods
 	}
 	if !wanted {
-		return nil, func() {}, nil
+		return nil, func() {}
 	}
 	exporter, err := otlptracegrpc.New(ctx)
 	if err != nil {
 		log.Error(err, "Continuing without traces: the OTEL_EXPORTER_OTLP_* variables make no exporter")
-		return nil, func() {}, nil
+		return nil, func() {}
 	}
 	about, err := resource.New(ctx, resource.WithAttributes(semconv.ServiceName(service), semconv.ServiceVersion(version)), resource.WithFromEnv())
 	if err != nil { // with what could be read
@@ -92,7 +93,7 @@ func StartTraceProvider(ctx context.Context, service, version string) (_ trace.T
 		if err := provider.Shutdown(ctx); err != nil {
 			log.Error(err, "Failed to send traces")
 		}
-	}, nil
+	}
 }
 
 // rpcCode returns the name of a code in the semantic conventions, such as DEADLINE_EXCEEDED.

@@ -14,16 +14,14 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
+	"belay.dev/belay/internal/kube"
 	"belay.dev/belay/internal/redact"
 )
-
-// traceparentLength is the length of a traceparent of version 00, the only version there is.
-const traceparentLength = 55
 
 // spanContext parses a traceparent. It returns the zero value, which is not valid, for a malformed one: anyone who may write the object
 // may set the annotation.
 func spanContext(traceparent string) trace.SpanContext {
-	if len(traceparent) != traceparentLength {
+	if len(traceparent) != kube.TraceparentLength {
 		return trace.SpanContext{}
 	}
 	ctx := propagation.TraceContext{}.Extract(context.Background(), propagation.MapCarrier{"traceparent": traceparent})
@@ -205,14 +203,6 @@ func (s Span) Traceparent() string {
 	carrier := propagation.MapCarrier{}
 	propagation.TraceContext{}.Inject(trace.ContextWithSpanContext(context.Background(), s.span.SpanContext()), carrier)
 	return carrier["traceparent"]
-}
-
-// TraceID returns the ID of a sampled trace, or "".
-func (s Span) TraceID() string {
-	if s.span == nil || !s.span.SpanContext().IsSampled() {
-		return ""
-	}
-	return s.span.SpanContext().TraceID().String()
 }
 
 // End ends the span with the result of its operation. What looks like a secret is taken out of the error.

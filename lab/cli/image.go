@@ -11,6 +11,7 @@ import (
 
 	"belay.dev/belay/internal/usage"
 	"belay.dev/belay/lab/cluster"
+	"belay.dev/belay/lab/nodes"
 )
 
 func imageCommand() *cobra.Command {
@@ -88,7 +89,7 @@ func loadImage(command *cobra.Command, lab *cluster.Remote, file, as string) (er
 			return fmt.Errorf("pack %s: %w", file, err)
 		}
 		defer func() { _ = os.Remove(packed.Name()) }()
-		if err := errors.Join(cluster.PackProgram(packed, as, archive), packed.Close()); err != nil {
+		if err := errors.Join(nodes.PackProgram(packed, as, archive), packed.Close()); err != nil {
 			return err
 		}
 		archive = packed.Name()

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"context"
 	"slices"
 	"strings"
 
@@ -21,19 +22,15 @@ func switchCommand() *cobra.Command {
 			"upstream restarts kube-controller-manager with its attach/detach controller, belay and none without. belay also starts a\n"+
 				"belay-controller beside the lab; none leaves that to you.",
 			[]string{cluster.PlaneUpstream, cluster.PlaneBelay, cluster.PlaneNone},
-			func(command *cobra.Command, lab *cluster.Remote, to string) error {
-				return lab.SwitchController(command.Context(), to)
-			}),
+			(*cluster.Remote).SwitchController),
 		switchOne("attacher", "Start or stop the attachers that the lab runs beside the cluster",
 			"off stops the attachers that the lab runs beside the cluster, and leaves attach and detach to one that is installed in it.",
-			[]string{"on", "off"},
-			func(command *cobra.Command, lab *cluster.Remote, to string) error {
-				return lab.SwitchAttachers(command.Context(), to == "on")
-			}))
+			[]string{cluster.AttachersOn, cluster.AttachersOff},
+			(*cluster.Remote).SwitchAttachers))
 	return command
 }
 
-func switchOne(what, short, long string, to []string, do func(*cobra.Command, *cluster.Remote, string) error) *cobra.Command {
+func switchOne(what, short, long string, to []string, do func(lab *cluster.Remote, ctx context.Context, to string) error) *cobra.Command {
 	var name string
 	command := &cobra.Command{
 		Use: what + " " + strings.Join(to, "|"), Short: short, Long: short + ".\n" + long, ValidArgs: to,
@@ -48,7 +45,7 @@ func switchOne(what, short, long string, to []string, do func(*cobra.Command, *c
 			if err != nil {
 				return err
 			}
-			if err := do(command, lab, args[0]); err != nil {
+			if err := do(lab, command.Context(), args[0]); err != nil {
 				return err
 			}
 			say(command.OutOrStdout(), "%s of lab %s: %s\n", what, name, args[0])

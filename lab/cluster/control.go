@@ -60,8 +60,8 @@ func serveControl(c *Cluster) (*controlServer, error) {
 	act("/heal", c.Heal)
 	act("/image", func(archive string) error { return c.LoadImage(context.Background(), archive) })
 	act("/controller", func(plane string) error { return c.SwitchController(context.Background(), plane) })
-	act("/attachers/off", func(string) error { return c.StopAttachers(context.Background()) })
-	act("/attachers/on", func(string) error { return c.RunAttachers() })
+	act("/attachers/"+AttachersOff, func(string) error { return c.StopAttachers(context.Background()) })
+	act("/attachers/"+AttachersOn, func(string) error { return c.RunAttachers() })
 	for _, fault := range BMCFaults() {
 		act("/bmc/"+string(fault), func(node string) error { return c.FaultBMC(node, fault) })
 	}
@@ -150,9 +150,15 @@ func (r *Remote) SwitchController(ctx context.Context, plane string) error {
 	return r.ask(ctx, http.MethodPost, "/controller", plane, nil)
 }
 
-// SwitchAttachers starts and stops the lab's own attachers, see Cluster.StopAttachers.
-func (r *Remote) SwitchAttachers(ctx context.Context, on bool) error {
-	return r.ask(ctx, http.MethodPost, map[bool]string{true: "/attachers/on", false: "/attachers/off"}[on], "", nil)
+// What SwitchAttachers takes.
+const (
+	AttachersOn  = "on"
+	AttachersOff = "off"
+)
+
+// SwitchAttachers starts (AttachersOn) or stops (AttachersOff) the lab's own attachers, see Cluster.StopAttachers.
+func (r *Remote) SwitchAttachers(ctx context.Context, to string) error {
+	return r.ask(ctx, http.MethodPost, "/attachers/"+to, "", nil)
 }
 
 // Stop asks the lab to go down and waits until it has.

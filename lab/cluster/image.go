@@ -5,11 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"sync"
 	"time"
-
-	"golang.org/x/sync/errgroup"
-
-	"belay.dev/belay/lab/nodes"
 )
 
 // imageWithin bounds how long one node may take for an archive.
@@ -25,14 +22,11 @@ func (c *Cluster) LoadImage(ctx context.Context, archive string) error {
 	defer cancel()
 	names := c.options.nodeNames()
 	errs := make([]error, len(names))
-	var group errgroup.Group
+	var group sync.WaitGroup
 	for i, name := range names {
-		group.Go(func() error {
-			errs[i] = c.loadImage(ctx, name, archive)
-			return nil
-		})
+		group.Go(func() { errs[i] = c.loadImage(ctx, name, archive) })
 	}
-	_ = group.Wait() // the errors are in errs
+	group.Wait()
 	return errors.Join(errs...)
 }
 
@@ -48,6 +42,3 @@ func (c *Cluster) loadImage(ctx context.Context, name, archive string) error {
 func (r *Remote) LoadImage(ctx context.Context, archive string) error {
 	return r.ask(ctx, http.MethodPost, "/image", archive, nil)
 }
-
-// PackProgram writes an archive with one image that has nothing but a static program.
-var PackProgram = nodes.PackProgram

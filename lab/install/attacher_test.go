@@ -10,6 +10,7 @@ import (
 	"belay.dev/belay/lab/cluster"
 	"belay.dev/belay/lab/labdisk"
 	"belay.dev/belay/lab/labtest"
+	"belay.dev/belay/lab/nodes"
 	"belay.dev/belay/lab/scenario"
 )
 
@@ -50,7 +51,7 @@ func (r *rig) pack(name, program string) {
 	r.t.Helper()
 	file, err := os.Create(filepath.Join(r.t.TempDir(), "image.tar"))
 	must(r.t, err)
-	must(r.t, cluster.PackProgram(file, name, program))
+	must(r.t, nodes.PackProgram(file, name, program))
 	must(r.t, file.Close())
 	must(r.t, r.scene.Cluster.LoadImage(r.t.Context(), file.Name()))
 }

@@ -26,6 +26,9 @@ func TestInstall(t *testing.T) {
 	r.move("through the chart's pods")
 	attachments, err := r.scene.Client.StorageV1().VolumeAttachments().List(t.Context(), metav1.ListOptions{})
 	must(t, err)
+	if len(attachments.Items) == 0 {
+		t.Error("nothing is attached")
+	}
 	for _, a := range attachments.Items {
 		if len(a.ManagedFields) == 0 || !strings.HasPrefix(a.ManagedFields[0].Manager, "belay") {
 			t.Errorf("VolumeAttachment %s was not created by belay: %+v", a.Name, a.ManagedFields)

@@ -1,11 +1,15 @@
 package install
 
 import (
-	"context"
+	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/prometheus/procfs"
+	"golang.org/x/sys/unix"
 	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
@@ -37,10 +41,9 @@ func TestUpgrade(t *testing.T) {
 	if image := r.leader("belay-controller").Spec.Containers[0].Image; image != "belay.dev/belay-controller:"+newVersion {
 		t.Errorf("the leader runs %s", image)
 	}
-	r.whileMoving("kill -9 of the leading pod", func() {
-		leader := r.leader("belay-controller")
-		must(t, r.scene.Client.CoreV1().Pods(namespace).Delete(t.Context(), leader.Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64(0))}))
-		r.until("another pod to lead", func(context.Context) (bool, error) { return r.leader("belay-controller").UID != leader.UID, nil })
+	r.whileMoving("kill -9 of the leader", func() {
+		r.kill(r.leader("belay-controller"))
+		r.leader("belay-controller") // once the lease of the killed one has run out
 	})
 	r.move("after")
 	r.whileMoving("back to upstream's controller", func() {
@@ -50,6 +53,23 @@ func TestUpgrade(t *testing.T) {
 	check()
 	must(t, crowd.Remove(t.Context(), within))
 	r.finish()
+}
+
+// kill ends the process of a pod's only container with SIGKILL, so that it releases nothing. It is found by the address that it serves at, which no other process has.
+func (r *rig) kill(pod *corev1.Pod) {
+	r.t.Helper()
+	processes, err := procfs.AllProcs()
+	must(r.t, err)
+	for _, p := range processes {
+		words, err := p.CmdLine()
+		if err != nil || len(words) == 0 || filepath.Base(words[0]) != pod.Spec.Containers[0].Name || !strings.Contains(strings.Join(words, " "), "["+pod.Status.PodIP+"]:") {
+			continue // or it has just ended
+		}
+		must(r.t, unix.Kill(p.PID, unix.SIGKILL))
+		r.t.Logf("killed process %d of pod %s", p.PID, pod.Name)
+		return
+	}
+	r.t.Fatalf("no process of pod %s was found", pod.Name)
 }
 
 // stateGaps logs, until the test ends, how long no pod had a lease: from its release, or from the last renewal of a pod that did not release it, until another pod took it.

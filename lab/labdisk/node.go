@@ -77,10 +77,7 @@ func RunNode(ctx context.Context, o NodeOptions) error {
 	if err := n.start(ctx); err != nil {
 		return err
 	}
-	traced, stopTraces, err := tracedServer(ctx, "labdisk-node")
-	if err != nil {
-		return err
-	}
+	traced, stopTraces := tracedServer(ctx, "labdisk-node")
 	defer stopTraces()
 	ctx, cancel := context.WithCancel(ctx) // also for servers that have begun when a later one cannot
 	defer cancel()

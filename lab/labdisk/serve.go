@@ -40,10 +40,7 @@ func RunFabric(ctx context.Context, o FabricOptions) (err error) {
 	if err != nil {
 		return err
 	}
-	traced, stopTraces, err := tracedServer(ctx, "labdisk-fabric")
-	if err != nil {
-		return errors.Join(err, f.close())
-	}
+	traced, stopTraces := tracedServer(ctx, "labdisk-fabric")
 	defer stopTraces()
 	ctx, cancel := context.WithCancel(ctx) // also for servers that have begun when a later one cannot
 	defer cancel()

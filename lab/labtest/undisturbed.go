@@ -139,7 +139,12 @@ func witnessOf(t *testing.T, scene *scenario.Scene, crowd *scenario.Crowd) *witn
 	}
 	names := map[string]bool{}
 	for _, v := range volumes.Items {
-		names[v.Name] = v.Spec.CSI != nil && crowd.Handles[v.Spec.CSI.VolumeHandle]
+		if v.Spec.CSI != nil && crowd.Handles[v.Spec.CSI.VolumeHandle] {
+			names[v.Name] = true
+		}
+	}
+	if len(names) == 0 || len(names) != len(crowd.Handles) {
+		t.Fatalf("%d PersistentVolumes of %d volumes to watch", len(names), len(crowd.Handles))
 	}
 	ours := func(va *storagev1.VolumeAttachment) bool {
 		return va.Spec.Source.PersistentVolumeName != nil && names[*va.Spec.Source.PersistentVolumeName]

@@ -41,64 +41,51 @@ type layout struct {
 	seen  map[digest.Digest]bool
 }
 
+// named is an image of an archive, and what it runs.
+type named struct {
+	name       string
+	entrypoint []string
+}
+
 // WriteImages writes an OCI image layout, as a tar, that holds the lab's image and
 // the sandbox image, made from the static program ledger. It is the same, byte for
 // byte, for the same program.
 func WriteImages(out io.Writer, ledger string) error {
-	program, err := os.ReadFile(ledger)
-	if err != nil {
-		return fmt.Errorf("read the program for the lab's image: %w", err)
-	}
-	if err := checkStatic(program); err != nil {
-		return fmt.Errorf("program %s for the lab's image: %w", ledger, err)
-	}
-	archive := newLayout(out)
-	layer, err := tarFile("ledger", program)
-	if err != nil {
-		return err
-	}
-	images := map[string][]string{Image: imageEntrypoint, pauseImage: {ledgerPath, "pause"}}
-	for _, name := range []string{Image, pauseImage} {
-		if err := archive.addImage(name, layer, images[name]); err != nil {
-			return fmt.Errorf("write image %s: %w", name, err)
-		}
-	}
-	if err := archive.close(); err != nil {
-		return fmt.Errorf("write the lab's image: %w", err)
-	}
-	return nil
+	return writeLayout(out, ledger, filepath.Base(ledgerPath), named{Image, imageEntrypoint}, named{pauseImage, []string{ledgerPath, "pause"}})
 }
 
-// PackProgram writes an archive, as Node.LoadImage takes it, with one image of the name that has nothing but a static program and runs it.
-// It is the same, byte for byte, for the same program.
+// PackProgram is WriteImages with one image of the given name, which has nothing but a static program and runs it.
 func PackProgram(out io.Writer, name, path string) error {
+	file := filepath.Base(path)
+	return writeLayout(out, path, file, named{name, []string{"/" + file}})
+}
+
+// writeLayout writes images that all have one program in their root directory.
+func writeLayout(out io.Writer, path, file string, images ...named) error {
 	program, err := os.ReadFile(path)
 	if err != nil {
-		return fmt.Errorf("read the program for image %s: %w", name, err)
+		return fmt.Errorf("read the program of an image: %w", err)
 	}
 	if err := checkStatic(program); err != nil {
-		return fmt.Errorf("program %s for image %s: %w", path, name, err)
+		return fmt.Errorf("program %s of an image: %w", path, err)
 	}
-	archive := newLayout(out)
-	file := filepath.Base(path)
+	archive := layout{
+		tar: tar.NewWriter(out), seen: map[digest.Digest]bool{},
+		index: ocispec.Index{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageIndex},
+	}
 	layer, err := tarFile(file, program)
 	if err != nil {
 		return err
 	}
-	if err := archive.addImage(name, layer, []string{"/" + file}); err != nil {
-		return fmt.Errorf("write image %s: %w", name, err)
+	for _, image := range images {
+		if err := archive.addImage(image.name, layer, image.entrypoint); err != nil {
+			return fmt.Errorf("write image %s: %w", image.name, err)
+		}
 	}
 	if err := archive.close(); err != nil {
-		return fmt.Errorf("write image %s: %w", name, err)
+		return fmt.Errorf("write the images of %s: %w", path, err)
 	}
 	return nil
-}
-
-func newLayout(out io.Writer) layout {
-	return layout{
-		tar: tar.NewWriter(out), seen: map[digest.Digest]bool{},
-		index: ocispec.Index{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageIndex},
-	}
 }
 
 // checkStatic refuses a program that needs a loader: the image has none, and all that
