@@ -120,6 +120,10 @@ generate: check-go $(CONTROLLERGEN) $(HELM) $(HELMDOCS) ## Write the deepcopy fu
 images: check-go $(IMAGES) ## Build the container images as OCI layouts in dist/images (PUSH=REPO pushes them; ARGS=-help).
 	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(IMAGES) -version $(VERSION) -revision $(REVISION) -push '$(PUSH)' $(ARGS)
 
+.PHONY: version
+version: ## Print the version of what is built here, which is the tag of the images.
+	@echo $(VERSION)
+
 .PHONY: fencer-rootfs
 fencer-rootfs: ## Write dist/rootfs/ARCH.tar, Debian with the fence agents, for the image belay-controller-fencer (ARCH=amd64 or arm64; needs mmdebstrap).
 	hack/fencer-rootfs $(or $(ARCH),amd64) dist/rootfs

@@ -12,7 +12,6 @@ import (
 	"math"
 	"os"
 	"path/filepath"
-	"strings"
 
 	"gonum.org/v1/plot"
 	"gonum.org/v1/plot/font"
@@ -128,7 +127,7 @@ func drawLines(c draw.Canvas, p panel, from, to float64) error {
 		graph.Y.Min = 1e-3
 	}
 	graph.X.Min, graph.X.Max = from, to
-	graph.Y.Tick.Marker = ticks{p.Unit}
+	graph.Y.Tick.Marker = ticks{plot.DefaultTicks{}, p.Unit}
 	for i, l := range p.Lines {
 		points := make(plotter.XYs, len(l.Points))
 		for j, at := range l.Points {
@@ -149,7 +148,7 @@ func drawLines(c draw.Canvas, p panel, from, to float64) error {
 	}
 	if p.Log {
 		graph.Y.Scale = plot.LogScale{}
-		graph.Y.Tick.Marker = logTicks{p.Unit}
+		graph.Y.Tick.Marker = ticks{plot.LogTicks{Prec: -1}, p.Unit}
 	}
 	write(c, p.Title, 11, c.Max.Y-12, color.Black)
 	for i, l := range p.Lines {
@@ -167,24 +166,15 @@ func drawLines(c draw.Canvas, p panel, from, to float64) error {
 	return nil
 }
 
-// ticks are labelled in the panel's unit.
-type ticks struct{ unit string }
-
-func (t ticks) Ticks(low, high float64) []plot.Tick {
-	all := plot.DefaultTicks{}.Ticks(low, high)
-	for i := range all {
-		if all[i].Label != "" {
-			all[i].Label = human(all[i].Value, t.unit)
-		}
-	}
-	return all
+// ticks are those of another ticker, labelled in the panel's unit.
+type ticks struct {
+	plot.Ticker
+	unit string
 }
 
-// logTicks are those of a logarithmic axis.
-type logTicks struct{ unit string }
-
-func (t logTicks) Ticks(low, high float64) []plot.Tick {
-	all := plot.LogTicks{Prec: -1}.Ticks(low, high)
+// Ticks returns them.
+func (t ticks) Ticks(low, high float64) []plot.Tick {
+	all := t.Ticker.Ticks(low, high)
 	for i := range all {
 		if all[i].Label != "" {
 			all[i].Label = human(all[i].Value, t.unit)
@@ -213,7 +203,7 @@ func human(v float64, unit string) string {
 		}
 		return fmt.Sprintf("%.3g µs", v*1e6)
 	case "bytes":
-		return strings.TrimSpace(fmt.Sprintf("%.3g MiB", v/(1<<20)))
+		return fmt.Sprintf("%.3g MiB", v/(1<<20))
 	case "ops":
 		return fmt.Sprintf("%.3g/s", v)
 	case "percentunit":
