@@ -98,17 +98,17 @@ func (d *Driver) ControllerUnpublishVolume(ctx context.Context, r *csispec.Contr
 	return &csispec.ControllerUnpublishVolumeResponse{}, nil
 }
 
-// record adds a call to the record and returns how many were before; hold the lock.
-func (d *Driver) record(ctx context.Context, c Call) (nth int) {
+// record completes a call, adds it to the record, and returns how many were before; hold the lock.
+func (d *Driver) record(ctx context.Context, c *Call) (nth int) {
 	c.Socket, _ = ctx.Value(socketKey{}).(string)
 	c.At = time.Now()
-	d.calls = append(d.calls, c)
+	d.calls = append(d.calls, *c)
 	return len(d.calls) - 1
 }
 
 func (d *Driver) controllerCall(ctx context.Context, c Call) (map[string]string, error) {
 	d.Lock()
-	nth := d.record(ctx, c)
+	nth := d.record(ctx, &c)
 	if d.inFlight == nil {
 		d.inFlight = map[string][]context.Context{}
 	}
@@ -165,7 +165,7 @@ func (d *Driver) NodeGetCapabilities(context.Context, *csispec.NodeGetCapabiliti
 // nodeCall records a call of the node service and carries it out.
 func (d *Driver) nodeCall(ctx context.Context, method, volume string, request any, do func() error) error {
 	d.Lock()
-	d.record(ctx, Call{Method: method, Volume: volume, Request: request})
+	d.record(ctx, &Call{Method: method, Volume: volume, Request: request})
 	if d.attempts == nil {
 		d.attempts = map[string]int{}
 	}
