@@ -14,14 +14,16 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
-	"belay.dev/belay/internal/kube"
 	"belay.dev/belay/internal/redact"
 )
+
+// traceparentLength is kube.TraceparentLength; this package imports the deciders alone.
+const traceparentLength = 55
 
 // spanContext parses a traceparent. It returns the zero value, which is not valid, for a malformed one: anyone who may write the object
 // may set the annotation.
 func spanContext(traceparent string) trace.SpanContext {
-	if len(traceparent) != kube.TraceparentLength {
+	if len(traceparent) != traceparentLength {
 		return trace.SpanContext{}
 	}
 	ctx := propagation.TraceContext{}.Extract(context.Background(), propagation.MapCarrier{"traceparent": traceparent})
