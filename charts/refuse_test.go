@@ -54,7 +54,8 @@ func onCluster(t *testing.T, args ...string) (string, error) {
 // TestFencerInKubeSystem installs the chart in kube-system: the fencer has rights on both the Secrets and its lease.
 func TestFencerInKubeSystem(t *testing.T) {
 	cluster.Start(t)
-	out, err := onCluster(t, "install", "belay", "belay", "--namespace", "kube-system", "--set", "controller.enabled=false,recovery.enabled=true", "--wait=false")
+	out, err := onCluster(t, "install", "belay", "belay", "--namespace", "kube-system", "--set", "controller.enabled=false,recovery.enabled=true", "--wait=false",
+		"--take-ownership") // another test of this API server may have left its CustomResourceDefinitions
 	if err != nil {
 		t.Fatalf("helm install: %v\n%s", err, out)
 	}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"encoding/json"
 	"os"
 	"os/exec"
@@ -109,13 +110,20 @@ func TestPreflightPhases(t *testing.T) {
 	step("roll-back", 1, "lease default/belay-controller: held by belay-0_u")
 	must(t, cluster.Client.Delete(t.Context(), lease))
 	step("roll-back", 1, "deployment belay-system/belay-controller: replicas 2")
-	scale := func(replicas string) {
-		t.Helper()
-		deployment := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: "belay-system", Name: "belay-controller"}}
-		must(t, cluster.Client.Patch(t.Context(), deployment, client.RawPatch(types.MergePatchType, []byte(`{"spec":{"replicas":`+replicas+`}}`))))
+	deployment := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: "belay-system", Name: "belay-controller"}}
+	patch := func(text string, values ...any) client.Patch {
+		return client.RawPatch(types.MergePatchType, fmt.Appendf(nil, text, values...))
 	}
-	scale("0")
-	defer scale("2")
+	scale := func(replicas int) {
+		t.Helper()
+		must(t, cluster.Client.Patch(context.Background(), deployment, patch(`{"spec":{"replicas":%d}}`, replicas)))
+	}
+	scale(0)
+	defer scale(2)
+	step("roll-back", 1, "has not seen yet")
+	must(t, cluster.Client.Status().Patch(t.Context(), deployment, patch(`{"status":{"observedGeneration":%d,"replicas":1}}`, deployment.Generation)))
+	step("roll-back", 1, "replicas 0, 1 still there")
+	must(t, cluster.Client.Status().Patch(t.Context(), deployment, patch(`{"status":{"replicas":0}}`)))
 	step("roll-back", 0, "Next: enable persistentvolume-attach-detach-controller")
 	if code, _ := look(t, enough, "--phase=later"); code != 2 {
 		t.Errorf("an unknown phase: exit code %d, want 2", code)

@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/tools/pager"
+	"k8s.io/utils/ptr"
 
 	"belay.dev/belay/internal/kube"
 )
@@ -79,17 +80,26 @@ func (r *run) ownDeployments(ctx context.Context) (found []string, err error) {
 		if !ok {
 			return nil
 		}
-		replicas := int32(1) // the default
-		if d.Spec.Replicas != nil {
-			replicas = *d.Spec.Replicas
-		}
-		may := replicas > 0 || d.Status.Replicas > 0 || d.Status.ObservedGeneration < d.Generation
-		if template := &d.Spec.Template; may && isOwn(template.Labels, &template.Spec) {
-			found = append(found, fmt.Sprintf("deployment %s/%s: replicas %d", d.Namespace, d.Name, replicas))
+		template := &d.Spec.Template
+		if wants := wantsPods(d); wants != "" && isOwn(template.Labels, &template.Spec) {
+			found = append(found, fmt.Sprintf("deployment %s/%s: %s", d.Namespace, d.Name, wants))
 		}
 		return nil
 	})
 	return found, err
+}
+
+// wantsPods says why a Deployment has pods or may still make some, and nothing when it has ended.
+func wantsPods(d *appsv1.Deployment) string {
+	switch replicas := ptr.Deref(d.Spec.Replicas, 1); {
+	case replicas > 0:
+		return fmt.Sprintf("replicas %d", replicas)
+	case d.Status.ObservedGeneration < d.Generation:
+		return "replicas 0, which the Deployment controller has not seen yet"
+	case d.Status.Replicas > 0:
+		return fmt.Sprintf("replicas 0, %d still there", d.Status.Replicas)
+	}
+	return ""
 }
 
 // isOwn recognizes a pod of belay-controller by its label or by its program. The parts of recovery are the same program, and attach nothing.
