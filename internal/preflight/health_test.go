@@ -61,6 +61,23 @@ func attachmentOf(node string) *storagev1.VolumeAttachment {
 	return va
 }
 
+// waiting adds a pod that has had its node for an hour, and no VolumeAttachment.
+func waiting(leases ...*coordinationv1.Lease) func(*diagnosis.Snapshot) {
+	return func(s *diagnosis.Snapshot) {
+		claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "data", UID: "claim"}}
+		claim.Spec.VolumeName, claim.Status.Phase = "pv", corev1.ClaimBound
+		pv := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "pv"}}
+		pv.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}
+		pv.Spec.CSI = &corev1.CSIPersistentVolumeSource{Driver: testDriver, VolumeHandle: "v"}
+		pv.Spec.ClaimRef = &corev1.ObjectReference{Namespace: "default", Name: "data", UID: "claim"}
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "waits", UID: "pod", CreationTimestamp: metav1.NewTime(s.Now.Add(-time.Hour))}}
+		pod.Spec.NodeName = "n"
+		pod.Spec.Volumes = []corev1.Volume{{Name: "v", VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "data"}}}}
+		s.Pods, s.Claims, s.Volumes = []*corev1.Pod{pod}, []*corev1.PersistentVolumeClaim{claim}, []*corev1.PersistentVolume{pv}
+		s.Leases = append(s.Leases, leases...)
+	}
+}
+
 // TestHealth: one thing is wrong in a cluster that is well, and the check about it shows it.
 func TestHealth(t *testing.T) {
 	unready := runs("belay-system", "b", "belay-controller:v1")
@@ -91,6 +108,7 @@ func TestHealth(t *testing.T) {
 	}{
 		"upstream works":             {[]runtime.Object{upstreamPod("kube-controller-manager", on)}, leases(upstream), "controller", OK, "kube-controller-manager attaches"},
 		"belay works":                {[]runtime.Object{upstreamPod("kube-controller-manager", off)}, leases(own, upstream), "controller", OK, "belay-controller attaches"},
+		"belay leads, acts not":      {[]runtime.Object{upstreamPod("kube-controller-manager", off)}, waiting(own), "controller", Failed, "neither attached nor detached"},
 		"both":                       {[]runtime.Object{upstreamPod("kube-controller-manager", on)}, leases(own, upstream), "controller", Failed, "disable one"},
 		"none: it is off":            {[]runtime.Object{upstreamPod("kube-controller-manager", off)}, leases(upstream), "controller", Failed, "no attach/detach controller runs"},
 		"none found":                 {nil, nil, "controller", Warning, "no attach/detach controller was found"},

@@ -93,7 +93,10 @@ func loadImage(command *cobra.Command, lab *cluster.Remote, file, as string) (er
 			return err
 		}
 		archive = packed.Name()
+	} else if err := nodes.CheckArchive(archive); err != nil {
+		return fmt.Errorf("load %s: %w; with --as, FILE is a static program", file, err)
 	}
+	say(command.ErrOrStderr(), "Loading %s ...\n", file)
 	if err := lab.LoadImage(command.Context(), archive); err != nil {
 		return err
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"sync"
 	"time"
 )
@@ -32,8 +33,11 @@ func (c *Cluster) LoadImage(ctx context.Context, archive string) error {
 
 func (c *Cluster) loadImage(ctx context.Context, name, archive string) error {
 	node := c.Node(name)
-	if node == nil || !c.IsOn(name) {
+	switch {
+	case node == nil || !c.IsOn(name):
 		return fmt.Errorf("load %s on %s: the node has no power: switch it on, and load it again", archive, name)
+	case slices.Contains(c.frozenNodes(), name):
+		return fmt.Errorf("load %s on %s: the node is frozen: thaw it, and load it again", archive, name)
 	}
 	return node.LoadImage(ctx, archive)
 }

@@ -3,6 +3,7 @@ package nodes
 import (
 	"archive/tar"
 	"bytes"
+	"compress/gzip"
 	"debug/elf"
 	"encoding/json"
 	"errors"
@@ -58,6 +59,34 @@ func WriteImages(out io.Writer, ledger string) error {
 func PackProgram(out io.Writer, name, path string) error {
 	file := filepath.Base(path)
 	return writeLayout(out, path, file, named{name, []string{"/" + file}})
+}
+
+// CheckArchive returns an error unless a file is an archive of images: a tar, which may be compressed with gzip, with the index of an OCI
+// image layout or the manifest of `docker save`.
+func CheckArchive(path string) error {
+	file, err := os.Open(path)
+	if err != nil {
+		return fmt.Errorf("read the archive: %w", err)
+	}
+	defer func() { _ = file.Close() }()
+	archive := tar.NewReader(file)
+	if unpacked, err := gzip.NewReader(file); err == nil {
+		archive = tar.NewReader(unpacked)
+	} else if _, err := file.Seek(0, io.SeekStart); err != nil {
+		return fmt.Errorf("read the archive: %w", err)
+	}
+	for {
+		header, err := archive.Next()
+		switch {
+		case errors.Is(err, io.EOF):
+			return fmt.Errorf("%s is no archive of images: it has neither index.json (an OCI image layout) nor manifest.json (`docker save`)", path)
+		case err != nil:
+			return fmt.Errorf("%s is no archive of images: %w", path, err)
+		}
+		if name := filepath.Clean(header.Name); name == ocispec.ImageIndexFile || name == "manifest.json" {
+			return nil
+		}
+	}
 }
 
 // writeLayout writes images that all have one program in their root directory.

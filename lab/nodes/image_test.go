@@ -3,8 +3,10 @@ package nodes
 import (
 	"archive/tar"
 	"bytes"
+	"compress/gzip"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"os/exec"
@@ -61,6 +63,43 @@ func TestImagesContainProgram(t *testing.T) {
 	want := map[string][]string{Image: {"/ledger"}, pauseImage: {"/ledger", "pause"}}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("-want +got\n%s", diff)
+	}
+}
+
+// What is no archive of images gets an error that says so, before a node is asked.
+func TestCheckArchive(t *testing.T) {
+	var images, other, packed bytes.Buffer
+	if err := WriteImages(&images, ledgerProgram(t, t.TempDir())); err != nil {
+		t.Fatal(err)
+	}
+	compressed := gzip.NewWriter(&packed)
+	_, err := compressed.Write(images.Bytes())
+	files := tar.NewWriter(&other)
+	if err := errors.Join(err, compressed.Close(), files.WriteHeader(&tar.Header{Name: "README.md", Mode: 0o644}), files.Close()); err != nil {
+		t.Fatal(err)
+	}
+	for name, test := range map[string]struct {
+		content []byte
+		says    string
+	}{
+		"images":       {images.Bytes(), ""},
+		"compressed":   {packed.Bytes(), ""},
+		"text":         {[]byte(strings.Repeat("no archive\n", 200)), "is no archive of images: archive/tar: invalid tar header"},
+		"a short text": {[]byte("no archive\n"), "is no archive of images"},
+		"empty":        {nil, "neither index.json"},
+		"other files":  {other.Bytes(), "neither index.json"},
+		"cut off":      {images.Bytes()[:700], "is no archive of images"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "archive")
+			if err := os.WriteFile(path, test.content, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			err := CheckArchive(path)
+			if said := fmt.Sprint(err); (err != nil) != (test.says != "") || !strings.Contains(said, test.says) {
+				t.Errorf("%v, want %q", err, test.says)
+			}
+		})
 	}
 }
 
