@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -15,34 +16,48 @@ import (
 
 // received is what a controller has read from the API server.
 type received struct {
-	lab    *lab
-	text   []byte // guarded by lab.mu
-	leases int    // answers about the lease, guarded by lab.mu
+	lab *lab
+	// answers are the bodies, each by itself: those of several watches come at the same time, in pieces. Guarded by lab.mu, as is what follows.
+	answers []*answer
+	leases  int // answers about the lease
 }
 
-func (r *received) Write(p []byte) (int, error) {
-	r.lab.see(func() { r.text = append(r.text, p...) })
+// answer is the body of one answer, as far as it was read.
+type answer struct {
+	lab  *lab
+	text []byte
+}
+
+func (a *answer) Write(p []byte) (int, error) {
+	a.lab.see(func() { a.text = append(a.text, p...) })
 	return len(p), nil
 }
 
 func (r *received) transport(next http.RoundTripper) http.RoundTripper {
 	return roundTripper(func(request *http.Request) (*http.Response, error) {
-		answer, err := next.RoundTrip(request)
-		if err == nil {
-			answer.Body = struct {
-				io.Reader
-				io.Closer
-			}{io.TeeReader(answer.Body, r), answer.Body}
-			if strings.Contains(request.URL.Path, "/leases/") {
-				r.lab.see(func() { r.leases++ })
-			}
+		response, err := next.RoundTrip(request)
+		if err != nil {
+			return nil, err
 		}
-		return answer, err
+		body := &answer{lab: r.lab}
+		response.Body = struct {
+			io.Reader
+			io.Closer
+		}{io.TeeReader(response.Body, body), response.Body}
+		r.lab.see(func() {
+			r.answers = append(r.answers, body)
+			if strings.Contains(request.URL.Path, "/leases/") {
+				r.leases++
+			}
+		})
+		return response, nil
 	})
 }
 
 // has reports whether a text was among it; hold lab.mu.
-func (r *received) has(text string) bool { return bytes.Contains(r.text, []byte(text)) }
+func (r *received) has(text string) bool {
+	return slices.ContainsFunc(r.answers, func(a *answer) bool { return bytes.Contains(a.text, []byte(text)) })
+}
 
 // The leader moves an exclusive Fibre Channel volume from a to b, a's kubelet registers again, and the leader exits:
 // the standby has observed all of it and leads.
