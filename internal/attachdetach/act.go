@@ -103,6 +103,7 @@ func (w *work) report(ctx context.Context, s attachment.Report) (again bool, err
 		// Before the request, which may be carried out without a response.
 		n := w.now.seen.Nodes[s.Node]
 		w.state.ledger.add(w.unique(), string(s.Node), ledgerEntry{machine: n.Machine, created: n.Created}, n.InUse == attachment.Yes && n.Reported)
+		w.state.ledger.request(w.unique(), string(s.Node), s.DetachRequested)
 	}
 	ctx, reported := w.startReport(ctx, s)
 	stored, err := w.changeNode(ctx, s.Node, change{kind: reporting, uid: types.UID(s.NodeUID), requested: s.DetachRequested})
@@ -223,7 +224,11 @@ func (w *work) annotateAttachment(ctx context.Context, s attachment.AnnotateAtta
 // annotateNode stores the time of the detach request of a volume without a VolumeAttachment on the Node, or removes it.
 func (w *work) annotateNode(ctx context.Context, s attachment.AnnotateNode) (again bool, err error) {
 	w.state.ledger.request(w.unique(), string(s.Node), s.DetachRequested)
-	if n := w.now.seen.Nodes[s.Node]; n.Exists == attachment.No || s.DetachRequested.Equal(n.DetachRequested) {
+	switch n := w.now.seen.Nodes[s.Node]; {
+	case n.Exists == attachment.No:
+		return false, nil
+	case s.DetachRequested.Equal(n.DetachRequested):
+		w.state.ledger.stored(w.unique(), string(s.Node))
 		return false, nil
 	}
 	stored, err := w.changeNode(ctx, s.Node, change{kind: annotating, uid: types.UID(s.NodeUID), requested: s.DetachRequested})
@@ -242,6 +247,6 @@ func (w *work) changeNode(ctx context.Context, node attachment.NodeName, c chang
 		w.reads.record(node, out)
 		return false, nil
 	}
-	w.state.ledger.request(c.volume, string(node), time.Time{}) // now stored on the Node
+	w.state.ledger.stored(c.volume, string(node))
 	return true, nil
 }

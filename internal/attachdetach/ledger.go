@@ -32,6 +32,8 @@ type ledgerEntry struct {
 	created time.Time // of the Node object
 	// requested is the time of the detach request if there is no Node to store it on.
 	requested time.Time
+	// unstored: the Node may have an older time, or still have one, because the write of requested has not been answered with success.
+	unstored bool
 }
 
 // add records that the volume is, or is about to be, attached to the node. An existing entry is replaced only if the
@@ -56,12 +58,21 @@ func (l *ledger) add(unique, node string, h ledgerEntry, listed bool) {
 	l.volumes[node][unique] = true
 }
 
-// request records the time of the detach request; zero removes it.
+// request records the time of the detach request, which is to be stored on the Node; zero removes it.
 func (l *ledger) request(unique, node string, since time.Time) {
+	l.change(unique, node, func(h *ledgerEntry) { h.requested, h.unstored = since, true })
+}
+
+// stored records that the Node has the time of the detach request.
+func (l *ledger) stored(unique, node string) {
+	l.change(unique, node, func(h *ledgerEntry) { h.requested, h.unstored = time.Time{}, false })
+}
+
+func (l *ledger) change(unique, node string, with func(*ledgerEntry)) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if h, ok := l.entries[unique][node]; ok {
-		h.requested = since
+		with(&h)
 		l.entries[unique][node] = h
 	}
 }
@@ -80,13 +91,17 @@ func (l *ledger) remove(unique, node string) {
 
 // nodeDeleted copies the detach requests that only the Node stored, and removes the entries of volumes whose
 // VolumeAttachment was removed: without Node and VolumeAttachment, there is no object that a person could delete to end
-// the wait.
+// the wait. What this process was about to store is newer than what the Node had: a pod may have needed the volume again.
 func (l *ledger) nodeDeleted(node *corev1.Node) {
 	requests := kube.DetachesRequested(node)
 	for _, k := range l.on(node.Name) {
 		unique := kube.UniqueVolumeName(k.Driver, k.Handle)
 		if kube.NoVolumeAttachment(k.Driver) {
-			l.request(unique, node.Name, kube.ParseTime(requests[unique]))
+			l.change(unique, node.Name, func(h *ledgerEntry) {
+				if !h.unstored {
+					h.requested = kube.ParseTime(requests[unique])
+				}
+			})
 		} else {
 			l.remove(unique, node.Name)
 		}

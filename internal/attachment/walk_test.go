@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"belay.dev/belay/internal/decision"
+	"belay.dev/belay/internal/testing/excuse"
 )
 
 // leader is the shell in small: lagging caches, answers to its own writes, one step
@@ -28,6 +29,8 @@ type leader struct {
 	doubtful map[string]int // UID -> version of a delete without answer
 	// given is the ledger: what nodes hold without an object.
 	given map[NodeName]Attachment
+	// unstored: a time of a request that the Node may not have got is newer than what it had.
+	unstored map[NodeName]bool
 	// created is, by node, until when a create without an answer may be carried out.
 	created map[NodeName]time.Time
 	// looks is when each kubelet was first looked at, by Node UID.
@@ -39,34 +42,41 @@ type leader struct {
 	unsure map[NodeName]int
 
 	steps    []Step
-	wanted   map[NodeName]bool // by the last decision
+	decided  map[NodeName]toyNode // what the decision knew
+	wanted   map[NodeName]bool    // by the last decision
 	answered map[NodeName]bool
 	reliable bool                 // answers no longer get lost
 	bound    map[NodeName]toyNode // of a late request: what its sender knew
+	forces   map[NodeName]bool    // of a late request: where a policy permitted its sender a forced detach
 }
 
 func newLeader(w *world) *leader {
 	// The barrier: every cache shows at least what was there when the lease was won.
 	l := &leader{
-		given: map[NodeName]Attachment{}, created: map[NodeName]time.Time{}, looks: map[string]time.Time{}, synced: map[string]bool{}, letGo: map[string]bool{},
+		given: map[NodeName]Attachment{}, unstored: map[NodeName]bool{}, created: map[NodeName]time.Time{}, looks: map[string]time.Time{}, synced: map[string]bool{}, letGo: map[string]bool{},
 		world: w, seenAttachments: w.version, seenNodes: w.version, seenPods: w.version, since: w.version,
 		attachments: map[string]toyAttachment{}, nodes: map[NodeName]toyNode{}, deleted: map[string]bool{},
 		doubtful: map[string]int{}, unsure: map[NodeName]int{}, answered: map[NodeName]bool{},
 	}
 	for name, n := range w.now.nodes {
 		_, attached := w.now.attachments["csi-"+string(name)]
+		if w.ctl != nil && !attached && !n.Reported && n.writes() && w.excuse(l.forgets()) { // neither the VolumeAttachment nor the report is left for a new leader to read
+			n = n.abandoned()
+			w.now.nodes[name] = n
+		}
 		if n.Exists == Yes && n.Reported && (w.noVA || !attached && n.InUse == Yes) {
 			l.adopt(name, n)
 		}
-		// That a new leader does not know what a volume without a VolumeAttachment was given
-		// to, if the report is gone as well, is not guaranteed (docs/invariants.md).
-		if w.noVA && w.ctl != nil && !n.Reported {
-			if a, ok := w.ctl.given[name]; ok {
-				l.given[name] = a
-			}
-		}
 	}
 	return l
+}
+
+// forgets is the excuse for a new leader that does not know which node has a volume.
+func (l *leader) forgets() excuse.Name {
+	if l.noVA {
+		return excuse.ForgottenReport
+	}
+	return excuse.RemovedByHand
 }
 
 // adopt takes a report for what the node was given.
@@ -87,7 +97,7 @@ func (l *leader) letGoBetween(before, after int) {
 	for v := before; v < after; v++ {
 		for name, was := range l.history[v-1].nodes {
 			is := l.history[v].nodes[name]
-			if a, ok := l.given[name]; ok && was.Exists == Yes && is.Exists == No {
+			if a, ok := l.given[name]; ok && was.Exists == Yes && is.Exists == No && !l.unstored[name] {
 				a.DetachRequested = was.DetachRequested // nothing else keeps it
 				l.given[name] = a
 			}
@@ -147,9 +157,9 @@ func (l *leader) die() {
 
 // delay leaves a request in flight. It is bound to what its sender knew.
 func (l *leader) delay(step Step) {
-	known := map[NodeName]toyNode{}
+	known, forces := map[NodeName]toyNode{}, map[NodeName]bool{}
 	for name := range l.now.nodes {
-		known[name] = l.known(name)
+		known[name], forces[name] = l.known(name), l.mayForce(name)
 	}
 	until := l.clock.Add(requestLife)
 	l.late = append(l.late, func() {
@@ -157,7 +167,7 @@ func (l *leader) delay(step Step) {
 			return // the API server has ended it
 		}
 		sender := *l
-		sender.bound = known
+		sender.bound, sender.forces = known, forces
 		sender.request(step, true)
 	})
 }
@@ -257,6 +267,10 @@ func (l *leader) step() {
 		if n := l.known(s.Node); !had || n.InUse == Yes || a.Machine.NodeUID == n.Machine.NodeUID {
 			l.give(s.Node, n.Machine)
 		}
+		l.keepRequest(s.Node, s.DetachRequested)
+	}
+	if s, ok := step.(AnnotateNode); ok {
+		l.keepRequest(s.Node, s.DetachRequested)
 	}
 	switch fate := l.rng.IntN(100); {
 	case isLocal(step):
@@ -318,7 +332,10 @@ func (l *leader) decide() {
 			l.asked[name] = l.clock
 		}
 	}
-	l.wanted = wanted
+	l.wanted, l.decided = wanted, map[NodeName]toyNode{}
+	for name := range l.now.nodes {
+		l.decided[name] = l.known(name)
+	}
 	l.steps = Decide(l.clock, want, seen, l.policy).Steps
 }
 
@@ -352,7 +369,7 @@ func (l *leader) request(step Step, late bool) (again, ok bool) {
 		if !found || a.Ref != s.Attachment {
 			return false, false
 		}
-		a.DetachRequested, a.Machine = s.DetachRequested, s.Machine
+		a.DetachRequested, a.Machine, a.lateNote = s.DetachRequested, s.Machine, late
 		l.setAttachment(a, "note on %s %v", a.Name, s)
 		if !late {
 			l.attachments[a.Name] = l.now.attachments[a.Name]
@@ -406,7 +423,7 @@ func (l *leader) report(s Report, late bool) (again, ok bool) {
 	n.Reported = true
 	l.setNode(s.Node, n, "report on %s (late %v)", s.Node, late)
 	if !late {
-		l.nodes[s.Node] = l.now.nodes[s.Node]
+		l.nodes[s.Node], l.unstored[s.Node] = l.now.nodes[s.Node], false
 	}
 	return false, true
 }
@@ -444,13 +461,13 @@ func (l *leader) forgo(name NodeName, by Authority) bool {
 	delete(l.given, name)
 	n := l.now.nodes[name]
 	switch {
-	case !n.writes() || l.meddled():
+	case !n.writes():
 	case by == nil:
 		l.breaks("S2: taken from %s, which has it mounted", name)
-	case !l.allowed(by, name):
+	case !l.allowedThen(by, name):
 		l.breaks("S2: taken from %s by %v, which does not hold", name, by)
 	default:
-		n.givenUp = true
+		n = n.abandoned()
 		l.now.nodes[name] = n
 	}
 	return true
@@ -482,7 +499,9 @@ func (l *leader) withdraw(s WithdrawReport, late bool) (again, ok bool) {
 	if n.Facts() != s.Expect {
 		return true, true
 	}
-	if n.Reported && n.InUse == Yes && !l.mayForce(s.Node) && !l.meddled() {
+	// A kubelet that lists a volume waits for it, or has it. Without an attachment it cannot mount it.
+	inUse := n.InUse == Yes && (n.writes() || l.confirmed(s.Node))
+	if n.Reported && inUse && !l.mayForce(s.Node) {
 		l.breaks("S2: withdrawn from %s, which lists it in use", s.Node)
 	}
 	if n.Reported || s.NewVersion {
@@ -496,23 +515,27 @@ func (l *leader) withdraw(s WithdrawReport, late bool) (again, ok bool) {
 	return true, true
 }
 
-// annotateNode stores the time of a request on the Node.
+// keepRequest notes the time of a request before it is written.
+func (l *leader) keepRequest(name NodeName, requested time.Time) {
+	if a, ok := l.given[name]; ok {
+		a.DetachRequested, l.unstored[name] = requested, true
+		l.given[name] = a
+	}
+}
+
+// noteNode stores the time of a request on the Node.
 func (l *leader) noteNode(s AnnotateNode, late bool) (again, ok bool) {
 	if l.known(s.Node).Exists == No {
-		if a, ok := l.given[s.Node]; ok && !late {
-			a.DetachRequested = s.DetachRequested
-			l.given[s.Node] = a
-		}
 		return false, true
 	}
 	n, newer, conflict := l.base(s.Node, s.NodeUID, late)
 	if conflict || newer != nil {
 		return newer != nil, !conflict
 	}
-	n.DetachRequested = s.DetachRequested
+	n.DetachRequested, n.lateNote = s.DetachRequested, late
 	l.setNode(s.Node, n, "note on node %s %v (late %v)", s.Node, s.DetachRequested, late)
 	if !late {
-		l.nodes[s.Node] = l.now.nodes[s.Node]
+		l.nodes[s.Node], l.unstored[s.Node] = l.now.nodes[s.Node], false
 	}
 	return false, true
 }
@@ -527,16 +550,18 @@ func (l *leader) delete(r Ref, by Authority, late bool) bool {
 	}
 	n := l.now.nodes[a.Node]
 	switch {
-	case !n.writes() || l.meddled():
+	case !n.writes():
+	case n.unrecorded == a.UID && l.excuse(excuse.UnrecordedBoot):
+		l.now.nodes[a.Node] = n.abandoned()
 	case by == nil:
 		l.breaks("S2: %s deleted while %s has it mounted (late %v)", a.Name, a.Node, late)
 	case !l.allowed(by, a.Node):
 		l.breaks("S2: %s deleted by %v, which does not hold (late %v)", a.Name, by, late)
 	default:
-		n.givenUp = true
+		n = n.abandoned()
 		l.now.nodes[a.Node] = n
 	}
-	if n.Reported && !l.meddled() {
+	if n.Reported {
 		l.breaks("S3: %s deleted while %s reports it (late %v)", a.Name, a.Node, late)
 	}
 	a.Deleting = true
@@ -561,18 +586,40 @@ func (l *leader) allowed(by Authority, name NodeName) bool {
 	return n.OutOfService && n.Healthy == No
 }
 
+// allowedThen judges it by what was known when the step was decided. No write that could fail follows.
+func (l *leader) allowedThen(by Authority, name NodeName) bool {
+	then := *l
+	then.bound = l.decided
+	return then.allowed(by, name)
+}
+
 // timedOut goes by the oracle's own clock.
 func (l *leader) timedOut(name NodeName) bool {
 	at, ok := l.asked[name]
 	if n := l.now.nodes[name]; n.ghost && (!ok || n.left.Before(at)) { // the pods there now run on another machine
 		at, ok = n.left, true
 	}
-	return ok && l.policy.UnmountTimeout > 0 && !l.clock.Before(at.Add(l.policy.UnmountTimeout))
+	passed := func(at time.Time) bool {
+		return l.policy.UnmountTimeout > 0 && !l.clock.Before(at.Add(l.policy.UnmountTimeout))
+	}
+	noted := l.lateNote(name)
+	return ok && passed(at) || !noted.IsZero() && passed(noted) && l.excuse(excuse.LateNote)
+}
+
+// lateNote is the time of a request that was noted by a write whose sender had timed out, so that no leader may have seen it.
+func (l *leader) lateNote(name NodeName) time.Time {
+	if a := l.now.attachments["csi-"+string(name)]; a.lateNote {
+		return a.DetachRequested
+	}
+	if n := l.now.nodes[name]; n.lateNote {
+		return n.DetachRequested
+	}
+	return time.Time{}
 }
 
 // mayForce reports whether any policy does.
 func (l *leader) mayForce(name NodeName) bool {
-	return l.allowed(OutOfServiceTaint{}, name) || l.allowed(UnmountTimeout{}, name) || l.allowed(DeletedNode{}, name)
+	return l.forces[name] || l.allowed(OutOfServiceTaint{}, name) || l.allowed(UnmountTimeout{}, name) || l.allowed(DeletedNode{}, name)
 }
 
 // walk runs one seed to its end and returns what broke.
@@ -612,9 +659,12 @@ func TestWalk(t *testing.T) {
 	} else if s := os.Getenv("BELAY_SEEDS"); s != "" {
 		count = uint64(atoi(s))
 	}
-	happened, forced := map[string]int{}, map[string]int{}
+	happened, forced, excused := map[string]int{}, map[string]int{}, map[excuse.Name]int{}
 	for seed := first; seed < first+count; seed++ {
 		w := walk(seed)
+		for name, n := range w.excused {
+			excused[name] += n
+		}
 		for _, line := range w.log {
 			if words := strings.Fields(line); len(words) > 1 {
 				happened[words[1]]++
@@ -632,7 +682,7 @@ func TestWalk(t *testing.T) {
 			t.Log(strings.Join(w.log, "\n"))
 		}
 	}
-	t.Logf("seeds %d to %d: %v, forced %v", first, first+count-1, happened, forced)
+	t.Logf("seeds %d to %d: %v, forced %v, excused %v", first, first+count-1, happened, forced, excused)
 	if count >= 500 && len(forced) < 3 {
 		t.Errorf("not every policy forced a detach: %v", forced)
 	}

@@ -1,5 +1,7 @@
 package nodevolume
 
+import "belay.dev/belay/internal/testing/excuse"
+
 // What befalls a node in the simulation besides kills.
 
 // accident is one that the agent has no part in.
@@ -18,6 +20,12 @@ func (w *simWorld) accident() {
 	}
 }
 
+// excuse notes that something is permitted, or not done, that docs/invariants.md lists as not guaranteed.
+func (w *simWorld) excuse(name excuse.Name) bool {
+	w.excused[name]++
+	return true
+}
+
 func (w *simWorld) changeCSIDriver() {
 	w.attaches = !w.attaches
 	w.log("the CSIDriver says that volumes are attached: %v", w.attaches)
@@ -26,7 +34,7 @@ func (w *simWorld) changeCSIDriver() {
 // reattach deletes the attachment, normally or by force, and creates another one. The change cannot be noticed between a read of it
 // and the call that follows.
 func (w *simWorld) reattach() {
-	if w.vaUID == 0 || w.justRead {
+	if w.vaUID == 0 || w.justRead && w.excuse(excuse.UnseenReattach) {
 		return
 	}
 	w.nextUID++

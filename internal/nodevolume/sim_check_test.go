@@ -5,6 +5,8 @@ import (
 	"maps"
 	"slices"
 	"strconv"
+
+	"belay.dev/belay/internal/testing/excuse"
 )
 
 // What must hold in the simulation, after each step and in the end.
@@ -70,12 +72,13 @@ func (w *simWorld) checkCall(step Step) error {
 	_, isPublish := step.(Publish)
 	_, isUnstage := step.(Unstage)
 	unpublish, isUnpublish := step.(Unpublish)
-	first := a.attaches != No && !w.inline && (isStage || isPublish && !w.stages)
+	first := !w.inline && (isStage || isPublish && !w.stages)
 	is, by := strconv.Itoa(w.vaUID), a.life.decidedOn.UID
 	attached := (isStage || isPublish) && by != ""
 	switch {
 	case !w.registered:
 		return fmt.Errorf("the driver is called for %T and is not there", step)
+	case first && !w.inUse() && a.attaches == No && (!w.attaches || w.excuse(excuse.AttachRequired)):
 	case first && !w.inUse():
 		return fmt.Errorf("S7: a stage, or a publish without one, begins and the Node does not list the volume in use")
 	case isUnstage && len(w.published) > 0:
@@ -101,7 +104,7 @@ func (w *simWorld) stagedEarlier() bool {
 // keeps: the agent found the pod's mount, by an earlier attachment, and cannot know whether the pod runs on it. Until it is removed, it may.
 func (w *simWorld) keeps(uid string) bool {
 	p := w.agent.life.podVolume(PublishKey{PodUID: uid})
-	return w.published[uid] && w.stagedEarlier() && p != nil && p.Inherited
+	return w.published[uid] && w.stagedEarlier() && p != nil && p.Inherited && w.excuse(excuse.KeptMount)
 }
 
 // settled: what is wanted is published, what is not is gone.

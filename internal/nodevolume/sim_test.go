@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"belay.dev/belay/internal/testing/excuse"
 )
 
 // The simulation: one node, one volume, two pods; a controller that withdraws and checks; a watch that lags; writes that are
@@ -111,7 +113,8 @@ type simWorld struct {
 	// handshakes are the records, readable or not, that were made for an attached volume.
 	handshakes map[string]bool
 
-	agent *simAgent
+	agent   *simAgent
+	excused map[excuse.Name]int
 }
 
 func newSimWorld(seed uint64, p plant) *simWorld {
@@ -119,7 +122,7 @@ func newSimWorld(seed uint64, p plant) *simWorld {
 		rng: rand.New(rand.NewPCG(seed, 7)), plant: p, now: now, inline: seed%5 == 4, stages: seed%7 != 3, attaches: true, registered: true,
 		versions: []NodeStatus{{UID: "n", ResourceVersion: "1000"}},
 		started:  map[string]bool{}, owned: map[string]bool{}, leaving: map[string]bool{}, lingering: map[string]bool{}, running: map[string]bool{}, published: map[string]bool{}, publishedAs: map[string]string{}, records: map[string]Record{},
-		unreadable: map[string]bool{}, handshakes: map[string]bool{},
+		unreadable: map[string]bool{}, handshakes: map[string]bool{}, excused: map[excuse.Name]int{},
 	}
 	w.restless = seed%3 == 2 && !w.inline
 	if seed%3 == 1 && !w.inline {
@@ -365,11 +368,17 @@ func TestSimulationKeepsS7ThroughCrashes(t *testing.T) {
 	if seed, ok := number(t, "BELAY_SIM_SEED"); ok {
 		first, last = seed, seed+1
 	}
+	excused := map[excuse.Name]int{}
 	for seed := first; seed < last; seed++ {
-		if w, err := simulate(seed, noPlant); err != nil {
+		w, err := simulate(seed, noPlant)
+		if err != nil {
 			t.Fatalf("seed %d (replay with BELAY_SIM_SEED=%d): %v\n%s", seed, seed, err, strings.Join(w.trace, "\n"))
 		}
+		for name, n := range w.excused {
+			excused[name] += n
+		}
 	}
+	t.Logf("seeds %d to %d hold, excused %v", first, last-1, excused)
 }
 
 func TestSimulationFindsPlantedFaults(t *testing.T) {

@@ -180,7 +180,7 @@ func (h *health) checkController() Check {
 		c = c.unknown(h.upstreamErr, "list", "pods in namespace kube-system")
 	case own && h.waitsForController():
 		c.Result, c.Hint = Failed, hint(explain.NoAttachController)
-		c.Message = "belay-controller leads, and volumes that nothing holds up are neither attached nor detached; its log says why"
+		c.Message = "belay-controller leads, and volumes that nothing blocks are neither attached nor detached; its log says why"
 	case own && upstream && !off:
 		c.Result, c.Hint = Warning, "docs/migrate.md#disable-it-by-distribution"
 		c.Message = "belay-controller leads; kube-controller-manager does not run as a pod in kube-system, so its flags cannot be read: check that its attach/detach controller is disabled"

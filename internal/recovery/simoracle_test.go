@@ -14,6 +14,7 @@ import (
 	fencingv1 "belay.dev/belay/api/fencing/v1alpha1"
 	"belay.dev/belay/internal/fencing"
 	"belay.dev/belay/internal/kube"
+	"belay.dev/belay/internal/testing/excuse"
 )
 
 // The oracle judges what recovery does by the state of the machines and of the switches. It does not know fencing's reasons.
@@ -48,7 +49,13 @@ func (p *process) about(ctx context.Context) target {
 	return target{node: node}
 }
 
-// ended reports whether the boot of a target cannot write any more. docs/invariants.md lists what is not guaranteed: a boot that its own
+// excuse notes that something is permitted that docs/invariants.md lists as not guaranteed.
+func (w *world) excuse(name excuse.Name) bool {
+	w.count["excuse "+string(name)]++
+	return true
+}
+
+// ended reports whether the boot of a target cannot write any more. Not guaranteed are a boot that its own
 // switch called Off while it ran, and one that was resumed from a snapshot after it was off. Either counts only while the node does not renew
 // its lease, which recovery would hear, and a resumed one for as long as what was known before is used.
 func (w *world) ended(t target) bool {
@@ -57,9 +64,9 @@ func (w *world) ended(t target) bool {
 	case !m.on || m.bootID() != t.boot:
 		return true
 	case m.frozen || m.cut || m.gone:
-		return m.lied[m.boot] || !m.resumed.IsZero()
+		return m.lied[m.boot] && w.excuse(excuse.LyingSwitch) || !m.resumed.IsZero() && w.excuse(excuse.ResumedMachine)
 	}
-	return m.cameBack(resumedUnheard)
+	return m.cameBack(resumedUnheard) && w.excuse(excuse.ResumedMachine)
 }
 
 // resumedUnheard is how long a decision lives that was taken before a machine was resumed: a proof counts for 30 s without a new one.
@@ -98,10 +105,11 @@ func (w *world) judgeForce(va *storagev1.VolumeAttachment, byStorage bool) {
 	}
 	node := w.node(va.Spec.NodeName)
 	unknown := va.Annotations[kube.BootIDAnnotation] == "" || w.plane.detaches == upstreams
-	if unknown && node != nil && machineID(node.Status.NodeInfo.SystemUUID) != machineID(m.uuid) {
-		return // docs/invariants.md: the controller cannot know that it is another machine's
-	}
-	if m.writes(volume) && !w.ended(target{va.Spec.NodeName, m.bootID(), m.uuid}) && m.resumed.IsZero() { // the taint stays, and authorizes them
+	switch {
+	case !m.writes(volume) || w.ended(target{va.Spec.NodeName, m.bootID(), m.uuid}):
+	case unknown && node != nil && machineID(node.Status.NodeInfo.SystemUUID) != machineID(m.uuid) && w.excuse(excuse.UnrecordedMachine):
+	case !m.resumed.IsZero() && w.excuse(excuse.ResumedMachine): // the taint stays, and authorizes them
+	default:
 		w.breaks("S8", "%s is detached by force from %s, which uses it", volume, m)
 	}
 }
@@ -110,12 +118,20 @@ func (w *world) judgeForce(va *storagev1.VolumeAttachment, byStorage bool) {
 // from before: docs/invariants.md lists what is excused.
 func (w *world) judgeWriter(m *hardware, volume string) {
 	for _, other := range w.machines {
-		if other != m && other.on && other.writes(volume) && !other.lied[other.boot] && other.resumed.IsZero() && (!w.plane.lies || driverOf(volume) != cutDriver) {
+		switch {
+		case other == m || !other.on || !other.writes(volume):
+		case other.lied[other.boot] && w.excuse(excuse.LyingSwitch):
+		case !other.resumed.IsZero() && w.excuse(excuse.ResumedMachine):
+		case w.plane.lies && driverOf(volume) == cutDriver && w.excuse(excuse.LyingDriver):
+		default:
 			w.breaks("writers", "%s writes to %s while %s (frozen: %t, cut off: %t) uses it", m, volume, other, other.frozen, other.cut)
 		}
 	}
 	for pod := range m.refused {
-		if m.runs[pod] == volume && m.refused[pod] && w.plane.detaches == withProofs && !w.restored.After(m.cutAt) {
+		switch {
+		case m.runs[pod] != volume || !m.refused[pod] || w.plane.detaches != withProofs:
+		case w.restored.After(m.cutAt) && w.excuse(excuse.Restored):
+		default:
 			w.breaks("stale mount", "%s gets %s again, and has it mounted from before", m, volume)
 		}
 	}
@@ -128,7 +144,10 @@ func (w *world) judgeCreate(object client.Object) {
 		return
 	}
 	w.count["fences"]++
-	if w.restores == 0 && f.Spec.Epoch <= w.epochs[f.Name] {
+	switch {
+	case f.Spec.Epoch > w.epochs[f.Name]:
+	case w.restores > 0 && w.excuse(excuse.Restored):
+	default:
 		w.breaks("epoch", "epoch %d of %s after %d", f.Spec.Epoch, f.Name, w.epochs[f.Name])
 	}
 }
@@ -220,7 +239,8 @@ func (w *world) judgeOff(b *bmc) {
 	w.count["offs"]++
 	f, node := w.fence(b.address), w.node(b.address)
 	switch {
-	case time.Since(b.swapped) < 10*time.Second || w.restores > 0:
+	case time.Since(b.swapped) < 10*time.Second && w.excuse(excuse.SwappedCable):
+	case w.restores > 0 && w.excuse(excuse.Restored):
 	case f == nil || finished(f):
 		w.breaks("late off", "%s is switched off, and no fence of it is open", b.wired)
 	case f.Spec.MachineID != b.wired.uuid:

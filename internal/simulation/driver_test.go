@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
+	"k8s.io/apimachinery/pkg/types"
 
 	"belay.dev/belay/internal/csi"
 )
@@ -33,6 +34,13 @@ type storage struct {
 	// asked holds, by volume and node ID, that a publish was sent and no unpublish was confirmed
 	// to the caller since.
 	asked map[[2]string]bool
+	// answered holds, by volume and node ID, the attachments that protected the last publish of which the caller has the answer.
+	answered map[[2]string][]types.UID
+	// queues: the driver refuses no call for what it is at work on, but carries out the calls in the order in which they came, also
+	// those that their callers have abandoned.
+	queues bool
+	// disorderly: it carries them out in any order. No CSI driver may (docs/invariants.md).
+	disorderly bool
 	// perNode: the driver works on one call per node of a volume at a time, not one per volume: a call for one node that timed out
 	// may be carried out among calls for another.
 	perNode bool
@@ -49,6 +57,8 @@ type call struct {
 	// fate is what the seed chose.
 	fate  fate
 	reply chan error
+	// protectedBy are the attachments that said of the publication when it arrived.
+	protectedBy []types.UID
 }
 
 type fate int
@@ -74,7 +84,7 @@ func (c *call) String() string {
 }
 
 func newStorage() *storage {
-	return &storage{published: map[string]map[string]bool{}, asked: map[[2]string]bool{}}
+	return &storage{published: map[string]map[string]bool{}, asked: map[[2]string]bool{}, answered: map[[2]string][]types.UID{}}
 }
 
 type processKey struct{}
@@ -169,17 +179,27 @@ func (s *sim) receive() {
 		}
 		if c.publish {
 			s.storage.asked[[2]string{c.volume, c.nodeID}] = true
+			c.protectedBy = s.protecting(s.disk(c.volume), c.nodeID)
 		}
 		s.say("driver: %s arrives", c)
 		s.storage.running = append(s.storage.running, c)
 	}
 }
 
-// busy: the driver works on a call for the volume, or for it and the node, whose caller has timed out.
+// busy: the driver works on a call for the volume, or for it and the node, whose caller has timed out, and refuses another one.
 func (s *storage) busy(c *call) bool {
-	return slices.ContainsFunc(s.running, func(r *call) bool {
-		return r.gone.Load() && r.volume == c.volume && (!s.perNode || r.nodeID == c.nodeID)
-	})
+	return !s.queues && slices.ContainsFunc(s.running, func(r *call) bool { return r.gone.Load() && s.alike(r, c) })
+}
+
+// alike: the driver works on one of the two calls at a time.
+func (s *storage) alike(a, b *call) bool {
+	return a.volume == b.volume && (!s.perNode || a.nodeID == b.nodeID)
+}
+
+// behind: a call waits for one that came before it.
+func (s *storage) behind(c *call) bool {
+	first := slices.IndexFunc(s.running, func(r *call) bool { return s.alike(r, c) })
+	return s.queues && !s.disorderly && s.running[first] != c
 }
 
 // land ends a call, unless it hangs.
@@ -191,6 +211,9 @@ func (s *sim) land(c *call) (did bool) {
 		c.fate = works
 	}
 	st := s.storage
+	if st.behind(c) {
+		return false
+	}
 	st.running = slices.DeleteFunc(st.running, func(r *call) bool { return r == c })
 	st.mu.Lock()
 	if c.fate.acts() {
@@ -212,8 +235,10 @@ func (s *sim) land(c *call) (did bool) {
 		c.reply <- status.Error([]codes.Code{codes.Unavailable, codes.Internal, codes.ResourceExhausted, codes.InvalidArgument}[s.rng.IntN(4)], "the driver said no")
 		return true
 	}
-	if !c.publish {
-		delete(st.asked, [2]string{c.volume, c.nodeID})
+	if at := [2]string{c.volume, c.nodeID}; c.publish {
+		st.answered[at] = c.protectedBy
+	} else {
+		delete(st.asked, at)
 	}
 	c.reply <- nil
 	return true

@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"belay.dev/belay/internal/kube"
+	"belay.dev/belay/internal/testing/excuse"
 )
 
 // machine is one piece of hardware with its kubelet. Its name is that of its Node; another machine may take over the name while
@@ -65,6 +66,8 @@ type local struct {
 	mounted  bool
 	node     types.UID // of the Node that it was reported by then
 	forced   bool      // detached by a policy that takes the machine for dead
+	// unrecorded is the attachment whose record did not fit the boot of the machine when its Node was deleted.
+	unrecorded types.UID
 	// inherited: the machine took over a Node that reported the volume to the one before.
 	inherited bool
 	// left is since when no pod has wanted the volume of a machine whose Node is gone or
@@ -119,7 +122,7 @@ type identity struct {
 
 func (s *sim) drawIdentity() {
 	s.identity = identity{boot: !s.chance(15), system: !s.chance(20), provider: s.chance(50), idsByName: s.chance(50)}
-	s.storage.perNode = s.others.IntN(2) == 0
+	s.storage.perNode, s.storage.queues = s.others.IntN(2) == 0, s.others.IntN(2) == 0
 }
 
 func (s *sim) nodeID(m *machine) string {
@@ -358,7 +361,10 @@ func (s *sim) settle(m *machine) {
 	m.behind, m.due = false, time.Time{}
 	for _, handle := range slices.Sorted(maps.Keys(m.local)) {
 		if v := m.local[handle]; v.mounted && !v.claimed && !s.runsAt(m, handle) {
-			v.mounted, v.verified, v.forced = false, false, false
+			if m.hung {
+				s.excuse(excuse.HiddenMount) // it would keep it
+			}
+			v.mounted, v.verified, v.forced, v.unrecorded = false, false, false, ""
 			s.say("kubelet %s: unmounts %s, which it does not list", m, handle)
 		}
 	}

@@ -48,6 +48,8 @@ type request struct {
 	// looks is, for each volume, the version up to which its process had seen the attachments
 	// when it began to look at the volume that it is at work on.
 	looks map[string]int
+	// sent is the version of the API server at that time.
+	sent int
 	// late: its sender has timed out, at gaveUp.
 	late   atomic.Bool
 	gaveUp time.Time
@@ -65,6 +67,7 @@ type reply struct {
 // network holds the requests that wait for the scheduler.
 type network struct {
 	mu      sync.Mutex
+	version func() int
 	pending []*request
 	late    []*request
 }
@@ -82,7 +85,7 @@ func (a *actor) send(ctx context.Context, what string, read bool, do func(r *req
 		return nil, kube.ErrNotLeading
 	}
 	maps.Copy(r.heard, a.heard)
-	r.looks = maps.Clone(a.looks)
+	r.looks, r.sent = maps.Clone(a.looks), a.net.version()
 	a.net.pending = append(a.net.pending, r)
 	a.net.mu.Unlock()
 	sent := time.Now()

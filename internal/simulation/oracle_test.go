@@ -10,10 +10,12 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"belay.dev/belay/internal/attachment"
 	"belay.dev/belay/internal/kube"
+	"belay.dev/belay/internal/testing/excuse"
 )
 
 // The invariants, checked by what happens at the API server, the driver, the storage and the machines; the oracle does not know the
@@ -25,6 +27,12 @@ func (s *sim) breaks(invariant, format string, args ...any) {
 		s.broken = invariant + ": " + fmt.Sprintf(format, args...)
 		s.say("BROKEN %s", s.broken)
 	}
+}
+
+// excuse notes that something is permitted that is listed as not guaranteed.
+func (s *sim) excuse(name excuse.Name) bool {
+	s.excused[name]++
+	return true
 }
 
 // judge looks at one write before it takes effect.
@@ -45,6 +53,9 @@ func (s *sim) judge(w write) {
 		}
 		if hasFinalizer(before) && !hasFinalizer(after) {
 			s.judgeLetGo(before)
+		}
+		if !before.Status.Attached && after.Status.Attached {
+			s.judgeConfirmed(after)
 		}
 	case *corev1.Node:
 		before := w.before.(*corev1.Node)
@@ -80,12 +91,17 @@ func hasFinalizer(obj client.Object) bool {
 func (s *sim) judgeAttach(w write, made *storagev1.VolumeAttachment) {
 	d := s.diskOf(made)
 	s.makers[made.UID] = w.by
-	if !d.exclusive || w.by != s.controller.actor {
+	s.machines[made.Spec.NodeName].of(d.handle).forced = false // what took it from the machine was about an earlier attachment
+	if !d.exclusive || w.by == nil {
 		return
 	}
 	for _, other := range list[*storagev1.VolumeAttachment](s.api) {
-		unheard := s.makers[other.UID] != w.by && s.requests.known[other.UID] > w.request.looks[d.handle]
-		if s.diskOf(other) == d && !unheard {
+		unseen := s.makers[other.UID] != w.by && s.requests.known[other.UID] > w.request.looks[d.handle]
+		switch {
+		case s.diskOf(other) != d:
+		case w.by != s.controller.actor && s.excuse(excuse.LateCreate):
+		case unseen && s.excuse(excuse.UnseenAttachment):
+		default:
 			s.breaks("S1", "%s attached to %s while an attachment to %s exists", d.handle, made.Spec.NodeName, other.Spec.NodeName)
 		}
 	}
@@ -101,6 +117,9 @@ func (s *sim) judgeDetach(w write, va *storagev1.VolumeAttachment) {
 	for _, m := range s.all(name) {
 		switch v := m.of(d.handle); {
 		case v.forced || !v.mounted && !v.verified:
+		case v.unrecorded == va.UID && s.excuse(excuse.UnrecordedBoot):
+			v.forced = true
+			s.say("nothing recorded that this boot of %s has %s", m, d.handle)
 		case s.authority(d, m, w.request.heard[name]):
 			v.forced = true
 			s.say("a policy forces %s off %s", d.handle, m)
@@ -153,7 +172,7 @@ func (s *sim) judgeWithdraw(w write, d *disk, before *corev1.Node) {
 	case v.forced || !v.mounted && !v.verified:
 	case s.authority(d, m, s.api.version):
 		v.forced = !attached || va.DeletionTimestamp != nil
-	case d.handle == fibre && !w.by.knows(m):
+	case d.handle == fibre && !w.by.knows(m) && s.excuse(excuse.ForgottenReport):
 		v.forced = true
 		s.say("%s does not know that %s has %s", w.by.name, m, d.handle)
 	default:
@@ -188,9 +207,20 @@ func (s *sim) judgeReport(w write, d *disk, node *corev1.Node) {
 		s.breaks("S9", "%s reported to %s without an attachment", d.handle, node.Name)
 	case !va.Status.Attached:
 		s.breaks("S9", "%s reported to %s before it was confirmed", d.handle, node.Name)
-	case va.DeletionTimestamp != nil && s.requests.ended[va.UID] <= w.request.looks[d.handle]:
+	case va.DeletionTimestamp != nil && s.requests.ended[va.UID] > w.request.looks[d.handle] && s.excuse(excuse.UnseenDeletion):
+	case va.DeletionTimestamp != nil:
 		s.breaks("S9", "%s reported to %s while its attachment is being deleted", d.handle, node.Name)
+	case !s.wasConfirmed(va.UID, w.request.sent):
+		s.breaks("S9", "%s reported to %s on the strength of another attachment than the one with UID %s", d.handle, node.Name, va.UID)
 	}
+}
+
+// wasConfirmed reports whether the attachment of that UID was confirmed at a version or before.
+func (s *sim) wasConfirmed(uid types.UID, version int) bool {
+	return slices.ContainsFunc(s.api.history[attachments], func(e event) bool {
+		va, ok := e.object.(*storagev1.VolumeAttachment)
+		return ok && e.version <= version && va.UID == uid && va.Status.Attached
+	})
 }
 
 // judgeNames: S9, nothing but volumes is reported.
@@ -222,7 +252,7 @@ func (s *sim) judgeFibreReport(d *disk, node *corev1.Node) {
 // judgeLetGo: S5.
 func (s *sim) judgeLetGo(va *storagev1.VolumeAttachment) {
 	d, id := s.diskOf(va), va.Annotations[kube.NodeIDAnnotation]
-	if s.heldByAnother(va, id) {
+	if s.heldByAnother(va, id) && s.excuse(excuse.SharedPublication) {
 		return
 	}
 	if s.storage.published[d.handle][id] {
@@ -264,7 +294,10 @@ func (s *sim) judgePatch(r *request, body []byte, bound bool) {
 func (s *sim) judgeCall(c *call) {
 	d := s.disk(c.volume)
 	for _, r := range s.storage.running {
-		if !r.gone.Load() && r.volume == c.volume && (d.exclusive || r.nodeID == c.nodeID) {
+		switch {
+		case r.volume != c.volume || !d.exclusive && r.nodeID != c.nodeID:
+		case r.gone.Load() && s.excuse(excuse.AbandonedCall):
+		default:
 			s.breaks("S4", "%s sent while %s is in flight", c, r)
 		}
 	}
@@ -293,16 +326,34 @@ func (s *sim) judgeCall(c *call) {
 // sameID: the driver cannot tell the two machines apart, so a call for one may be for the other.
 func (s *sim) sameID(m, other *machine) bool { return s.nodeID(m) == s.nodeID(other) }
 
+// judgeConfirmed: S10, of one attachment. What it says is confirmed has to rest on a call that was sent after its own finalizer was
+// stored, and not that of an earlier attachment with its name.
+func (s *sim) judgeConfirmed(va *storagev1.VolumeAttachment) {
+	d, id := s.diskOf(va), va.Annotations[kube.NodeIDAnnotation]
+	if !slices.Contains(s.storage.answered[[2]string{d.handle, id}], va.UID) {
+		s.breaks("S10", "%s of %s at %s, UID %s, is confirmed by no call that was sent after its finalizer was stored", short(va.Name), d.handle, id, va.UID)
+	}
+}
+
+// protecting are the attachments on which the finalizer and the node ID are stored.
+func (s *sim) protecting(d *disk, id string) []types.UID {
+	var found []types.UID
+	for _, va := range list[*storagev1.VolumeAttachment](s.api) {
+		if s.diskOf(va) == d && hasFinalizer(va) && va.Annotations[kube.NodeIDAnnotation] == id {
+			found = append(found, va.UID)
+		}
+	}
+	return found
+}
+
 // protected reports whether the finalizer and the node ID are stored on an attachment, and the finalizer on one of the volume's
 // PersistentVolumes: another one with the same handle counts for one that the attacher has not seen, and what another client
 // removed by force is not required.
 func (s *sim) protected(d *disk, id string) bool {
-	volume := s.remade[d] || slices.ContainsFunc(list[*corev1.PersistentVolume](s.api), func(pv *corev1.PersistentVolume) bool {
+	volume := slices.ContainsFunc(list[*corev1.PersistentVolume](s.api), func(pv *corev1.PersistentVolume) bool {
 		return pv.Spec.CSI != nil && pv.Spec.CSI.VolumeHandle == d.handle && hasFinalizer(pv)
 	})
-	return volume && slices.ContainsFunc(list[*storagev1.VolumeAttachment](s.api), func(va *storagev1.VolumeAttachment) bool {
-		return s.diskOf(va) == d && hasFinalizer(va) && va.Annotations[kube.NodeIDAnnotation] == id
-	})
+	return (volume || s.remade[d] && s.excuse(excuse.ForcedVolume)) && len(s.protecting(d, id)) > 0
 }
 
 // judgeMount: S1, as a machine is about to be let at a volume. Machines that a policy
@@ -335,7 +386,7 @@ func (s *sim) released(d *disk, m *machine) bool {
 	if ok && !m.replaced && reports(node, d.handle) {
 		return false
 	}
-	return !s.controller.knows(m) || s.authority(d, m, s.api.version)
+	return s.authority(d, m, s.api.version) || !s.controller.knows(m) && s.excuse(excuse.ForgottenReport)
 }
 
 // settled returns what is missing from the state that must be reached in the end.

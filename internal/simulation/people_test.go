@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -141,11 +142,7 @@ func (s *sim) trouble(m *machine) {
 		if m.on {
 			s.powerOff(m)
 		} else if ok && !isOutOfService(node) && s.policy.OutOfService {
-			change(s.api, node, func(n *corev1.Node) {
-				n.Spec.Taints = []corev1.Taint{{Key: kube.OutOfServiceTaint, Effect: corev1.TaintEffectNoExecute}}
-				setReady(n, corev1.ConditionUnknown)
-			})
-			s.say("%s is out of service", m.name)
+			s.taint(node)
 		}
 	case 2: // back, and later a person says so
 		if !m.on {
@@ -165,7 +162,7 @@ func (s *sim) trouble(m *machine) {
 	case 4:
 		s.watchLifecycle()
 	case 5: // the Node object goes, the machine does not notice
-		if ok && s.recorded(node) {
+		if ok {
 			s.deleteNode(m, node)
 		}
 	case 6:
@@ -184,6 +181,11 @@ func (s *sim) trouble(m *machine) {
 // cutOff is a machine that still runs without network, and people who lose patience with its pods: it uses volumes that nothing in
 // the API wants there.
 func (s *sim) cutOff(m *machine) {
+	for _, name := range machineNames { // better one that has something to lose
+		if other := s.machines[name]; !m.uses() && other.uses() && other.on {
+			m = other
+		}
+	}
 	if _, ok := get[*corev1.Node](s.api, m.name); !ok || !m.on {
 		return
 	}
@@ -191,6 +193,23 @@ func (s *sim) cutOff(m *machine) {
 	s.say("%s is cut off", m.name)
 	s.watchLifecycle()
 	s.losePatience(m)
+	if !m.uses() || !s.chance(60) {
+		return
+	}
+	if s.policy.OutOfService && s.chance(40) { // a person who takes the machine for dead
+		node, _ := get[*corev1.Node](s.api, m.name)
+		s.taint(node)
+	}
+	s.passBusily(s.policy.UnmountTimeout + time.Duration(1+s.rng.IntN(60))*time.Second)
+}
+
+// taint is a person who states that a machine is off.
+func (s *sim) taint(node *corev1.Node) {
+	change(s.api, node, func(n *corev1.Node) {
+		n.Spec.Taints = []corev1.Taint{{Key: kube.OutOfServiceTaint, Effect: corev1.TaintEffectNoExecute}}
+		setReady(n, corev1.ConditionUnknown)
+	})
+	s.say("%s is out of service", node.Name)
 }
 
 // losePatience is people who delete the pods of a machine by force, and make others.

@@ -10,6 +10,7 @@ import (
 
 	"belay.dev/belay/internal/attachment"
 	"belay.dev/belay/internal/kube"
+	"belay.dev/belay/internal/testing/excuse"
 )
 
 // Node objects go and come back, with the same machine behind them or with another.
@@ -18,8 +19,13 @@ import (
 func (s *sim) deleteNode(m *machine, node *corev1.Node) {
 	s.say("node %s is deleted", m)
 	s.api.drop(node)
+	for _, va := range s.attachmentsAt(m.name) {
+		if !recorded(va, node) {
+			m.of(s.diskOf(va).handle).unrecorded = va.UID
+		}
+	}
 	for _, handle := range slices.Sorted(maps.Keys(m.local)) {
-		if v := m.of(handle); v.inherited && v.mounted {
+		if v := m.of(handle); v.inherited && v.mounted && s.excuse(excuse.TwoMachines) {
 			v.forced = true
 			s.say("nothing tells any more that %s has %s, which was reported to the machine before", m, handle)
 		}
@@ -32,15 +38,13 @@ func (s *sim) deleteNode(m *machine, node *corev1.Node) {
 	}
 }
 
-// recorded reports whether what the attachments at the node record about the machine fits its present boot. A Node that is deleted
+// recorded reports whether what an attachment records about the machine fits its present boot. A Node that is deleted
 // between a boot and that record cannot be distinguished from one whose machine was started after it was deleted. Where nothing was
 // recorded the times, in whole seconds, have to suffice.
-func (s *sim) recorded(node *corev1.Node) bool {
-	return !slices.ContainsFunc(s.attachmentsAt(node.Name), func(va *storagev1.VolumeAttachment) bool {
-		boot := va.Annotations[kube.BootIDAnnotation]
-		recent := va.Annotations[kube.NodeUIDAnnotation] == "" && time.Since(va.CreationTimestamp.Time) < 2*time.Second
-		return recent || boot != "" && boot != node.Status.NodeInfo.BootID
-	})
+func recorded(va *storagev1.VolumeAttachment, node *corev1.Node) bool {
+	boot := va.Annotations[kube.BootIDAnnotation]
+	recent := va.Annotations[kube.NodeUIDAnnotation] == "" && time.Since(va.CreationTimestamp.Time) < 2*time.Second
+	return !recent && (boot == "" || boot == node.Status.NodeInfo.BootID)
 }
 
 func (s *sim) attachmentsAt(node string) []*storagev1.VolumeAttachment {
@@ -55,7 +59,10 @@ func (s *sim) comeBack(m *machine) {
 	switch last := s.lastNode(m.name); {
 	case last == nil:
 	case s.chance(30):
-		if s.tellsApart(m, last, !exists) && (!exists || !m.uses()) {
+		switch {
+		case !s.tellsApart(m, last, !exists) && s.excuse(excuse.UnknownMachine):
+		case exists && m.uses() && s.excuse(excuse.TwoMachines):
+		default:
 			s.replace(m)
 		}
 	case exists:
@@ -92,7 +99,7 @@ func (s *sim) copyNode(m *machine, last *corev1.Node) {
 // its pods before.
 func (s *sim) loseNode(m *machine) (did bool) {
 	node, ok := get[*corev1.Node](s.api, m.name)
-	if !ok || !m.uses() || !s.recorded(node) {
+	if !ok || !m.uses() {
 		return false
 	}
 	if s.chance(60) {
@@ -183,6 +190,7 @@ func (s *sim) handOver() (restart bool) {
 			if va.DeletionTimestamp != nil {
 				continue
 			}
+			s.excuse(excuse.WrittenOff)
 			s.say("a person deletes %s at %s by hand, which was for a machine that is off", short(va.Name), m.name)
 			_ = s.api.remove(nil, nil, attachments, va.Name, nil)
 			restart = true

@@ -30,11 +30,14 @@ const (
 	handOvers = 3
 )
 
-// run runs one seed to its end.
-func run(t *testing.T, seed uint64) (s *sim) {
+// run runs one seed to its end, in a world that is changed before.
+func run(t *testing.T, seed uint64, changes ...func(*sim)) (s *sim) {
 	t.Helper()
 	synctest.Test(t, func(*testing.T) {
 		s = newSim(seed)
+		for _, change := range changes {
+			change(s)
+		}
 		s.controller, s.attacher = s.startController(), s.startAttacher()
 		time.Sleep(time.Second)
 		s.settleDown()
@@ -207,10 +210,13 @@ var particulars = regexp.MustCompile(`\b(?:(?:id-)?n\d(?:-\d+)?|a\^1|twin|shared
 // notable are words that show what a run contained.
 var notable = []string{
 	"CREATE", "DELETE", "volumesAttached", "arrives", "busy", "mounts", "unmounts", "late, from", "answer lost", "modified", "crashes", "deposed", "killed",
-	"loses its power", "out of service", "not ready", "online: false", "is deleted by force", "registers, ", "restarts", "a person", "another client", "forces",
+	"loses its power", "out of service", "not ready", "online: false", "is deleted by force", "registers, ", "restarts", "a person", "another client", "forces", "nothing recorded", "is made for", "comes in the place", "caller gone true",
 }
 
 func (s *sim) count(happened map[string]int) {
+	for name, n := range s.excused {
+		happened["excuse "+string(name)] += n
+	}
 	for _, line := range s.log {
 		for _, word := range notable {
 			if strings.Contains(line, word) {

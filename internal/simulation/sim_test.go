@@ -13,6 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"belay.dev/belay/internal/attachment"
+	"belay.dev/belay/internal/testing/excuse"
 )
 
 var machineNames = []string{"n0", "n1", "n2"}
@@ -76,8 +77,9 @@ type sim struct {
 	requests *requests
 	makers   map[types.UID]*actor // of attachments
 
-	broken string
-	log    []string
+	excused map[excuse.Name]int
+	broken  string
+	log     []string
 }
 
 func newSim(seed uint64) *sim {
@@ -87,7 +89,8 @@ func newSim(seed uint64) *sim {
 		byHand: map[string]*disk{}, remade: map[*disk]bool{},
 	}
 	s.api.judge, s.api.changed, s.requests = s.judge, s.observe, newRequests()
-	s.makers = map[types.UID]*actor{}
+	s.net.version = s.api.now
+	s.makers, s.excused = map[types.UID]*actor{}, map[excuse.Name]int{}
 	s.honesty = []honesty{honest, honest, honest, forgetful, sparse, shouting}[s.others.IntN(6)]
 	s.losses = []int{0, 5, 12, 30}[s.rng.IntN(4)]
 	s.crashes, s.troubles = []int{0, 3, 10, 40}[s.rng.IntN(4)], []int{5, 20, 60}[s.rng.IntN(3)]
@@ -202,10 +205,15 @@ func (s *sim) interrupt(n int) (did bool) {
 }
 
 func (s *sim) landOne() (did bool) {
-	if running := s.storage.running; len(running) > 0 {
-		return s.land(running[s.rng.IntN(len(running))])
+	running := s.storage.running
+	if len(running) == 0 {
+		return false
 	}
-	return false
+	c := running[s.rng.IntN(len(running))]
+	if s.storage.disorderly && c.gone.Load() && !s.chance(10) {
+		return false // late, if at all
+	}
+	return s.land(c)
 }
 
 // settleDown lets every goroutine run until it waits for the scheduler.
@@ -244,7 +252,11 @@ func (s *sim) pass() {
 	if !s.chance(15) {
 		return
 	}
-	d = time.Duration(1+s.rng.IntN(8)) * time.Minute
+	s.passBusily(time.Duration(1+s.rng.IntN(8)) * time.Minute)
+}
+
+// passBusily lets time pass in which requests make progress.
+func (s *sim) passBusily(d time.Duration) {
 	s.say("%s pass", d)
 	for ; d > 0; d -= tick {
 		s.controller.catchUp(true)

@@ -201,7 +201,7 @@ func (s *sim) makeSlot(o *slot) {
 	s.mustCreate(pv)
 	s.say("%s is made for %s", o.volume, o.disk.handle)
 	for _, va := range list[*storagev1.VolumeAttachment](s.api) {
-		// What was attached under this name draws the pods to its node, and holds them up.
+		// What was attached under this name draws the pods to its node, and blocks them.
 		if name := va.Spec.Source.PersistentVolumeName; name != nil && *name == o.volume && s.chance(60) {
 			s.comePodTo(s.machines[va.Spec.NodeName], o.claim)
 		}

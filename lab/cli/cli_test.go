@@ -73,7 +73,7 @@ func TestUsageErrors(t *testing.T) {
 		"flag of no program":           {[]string{"up", "--nodes", "belay", "--upstream", "--controller-arg=--v=4"}, ExitUsage, "have no effect"},
 		"unknown output":               {[]string{"status", "-o", "yaml"}, ExitUsage, `not "yaml"`},
 		"unknown effect":               {[]string{"fault", "set", "explode"}, ExitUsage, "explode"},
-		"no effect":                    {[]string{"fault", "set"}, ExitUsage, "needs one effect, delay, error, hang, lost-reply, limit"},
+		"no effect":                    {[]string{"fault", "set"}, ExitUsage, "needs one effect, delay, error, hang, lost-reply, limit, late, disorder"},
 		"fault of no method":           {[]string{"fault", "set", "hang", "--method", "Attach"}, ExitUsage, `--method is "Attach", but must be one of GetPluginInfo`},
 		"fault of no driver":           {[]string{"fault", "set", "hang", "--driver", "ebs"}, ExitUsage, `--driver is "ebs", but must be one of labdisk.belay.dev`},
 		"fault that is none":           {[]string{"fault", "set", "error", "--code", "OK"}, ExitUsage, `--code is "OK", but must be one of Canceled`},

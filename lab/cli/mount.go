@@ -6,6 +6,7 @@ import (
 	"belay.dev/belay/lab/bench"
 	"belay.dev/belay/lab/cluster"
 	"belay.dev/belay/lab/demo"
+	"belay.dev/belay/lab/drivercheck"
 	"belay.dev/belay/lab/labdisk"
 	"belay.dev/belay/lab/nodes"
 	"belay.dev/belay/lab/proc"
@@ -13,7 +14,7 @@ import (
 
 // mount adds the commands of the lab's other parts.
 func mount(root *cobra.Command) {
-	root.AddCommand(proc.Command(), demo.Command(), bench.Command(), labdisk.Command(), faultCommand())
+	root.AddCommand(proc.Command(), demo.Command(), bench.Command(), labdisk.Command(), faultCommand(), drivercheck.Command())
 	root.AddCommand(nodes.Commands()...)
 }
 

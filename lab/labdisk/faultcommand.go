@@ -51,7 +51,7 @@ fault that matches a call is the one that acts.`,
 func faultSetCommand(dial func(*cobra.Command) (*Client, error)) *cobra.Command {
 	var f Fault
 	cmd := &cobra.Command{
-		Use:   "set delay|error|hang|lost-reply|limit",
+		Use:   "set delay|error|hang|lost-reply|limit|late|disorder",
 		Short: "Set a fault and print its id",
 		Long: `Set a fault and print its id.
 
@@ -61,6 +61,8 @@ func faultSetCommand(dial func(*cobra.Command) (*Client, error)) *cobra.Command 
   lost-reply  do the work, then answer --code; without --code do not answer until the caller times out
   limit       answer RESOURCE_EXHAUSTED to ControllerPublishVolume for a node that holds --limit volumes; kubelet rejects
               pods that wait for their volume there after 2m3s, with reason VolumeAttachmentLimitExceeded
+  late        do the work after --delay, also if the caller has abandoned it by then; calls for the same volume and node wait for it
+  disorder    as late, but later calls overtake it, as no CSI driver may do (docs/drivers.md)
 
 Methods are the RPCs of the CSI spec's services Identity, Controller and Node: CreateVolume, DeleteVolume, ControllerPublishVolume,
 ControllerUnpublishVolume, NodeStageVolume, NodePublishVolume, NodeUnpublishVolume, NodeUnstageVolume, NodeGetInfo, Probe, ...`,

@@ -2,6 +2,7 @@ package labdisk
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -15,10 +16,20 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	corev1 "k8s.io/api/core/v1"
+
+	belaycsi "belay.dev/belay/internal/csi"
+	"belay.dev/belay/lab/drivercheck"
 )
 
 // serve puts the fabric's HTTP interface and one driver's controller on sockets.
 func (b *bench) serve() (*Client, csi.ControllerClient) {
+	b.t.Helper()
+	client, conn := b.serveConn()
+	return client, csi.NewControllerClient(conn)
+}
+
+func (b *bench) serveConn() (*Client, *grpc.ClientConn) {
 	b.t.Helper()
 	dir := shortDir(b.t)
 	lis, err := net.Listen("unix", filepath.Join(dir, "f.sock"))
@@ -34,6 +45,7 @@ func (b *bench) serve() (*Client, csi.ControllerClient) {
 	}
 	server := grpc.NewServer(grpc.UnaryInterceptor(interceptor(b.fabric, DriverDisk, "")))
 	csi.RegisterControllerServer(server, &controller{driver: DriverDisk, fabric: b.fabric})
+	csi.RegisterIdentityServer(server, Identity{Driver: DriverDisk})
 	go func() { _ = server.Serve(rpc) }()
 	b.t.Cleanup(server.Stop)
 	client, err := Dial(filepath.Join(dir, "f.sock"))
@@ -41,7 +53,92 @@ func (b *bench) serve() (*Client, csi.ControllerClient) {
 		b.t.Fatal(err)
 	}
 	b.t.Cleanup(client.Close)
-	return client, csi.NewControllerClient(dialCSI(b.t, filepath.Join(dir, "c.sock")))
+	return client, dialCSI(b.t, filepath.Join(dir, "c.sock"))
+}
+
+// TestCheckDriver: the check that authors of drivers run finds a driver that carries out calls out of order, and no other.
+func TestCheckDriver(t *testing.T) {
+	for name, test := range map[string]struct {
+		fault  Fault
+		broken []string // the calls with which the order is broken
+		err    error
+	}{
+		"fast":                     {err: drivercheck.ErrNothingShown},
+		"late, and in order":       {fault: Fault{Effect: EffectLate, Delay: 300 * time.Millisecond}},
+		"loses its answers":        {fault: Fault{Effect: EffectLostReply, Count: 2}},
+		"overtakes a publish":      {fault: Fault{Effect: EffectDisorder, Delay: 300 * time.Millisecond, Method: "ControllerPublishVolume", Count: 1}, broken: []string{"publish"}},
+		"overtakes an unpublish":   {fault: Fault{Effect: EffectDisorder, Delay: 300 * time.Millisecond, Method: "ControllerUnpublishVolume", Count: 3}, broken: []string{"unpublish"}},
+		"is busy with a hung call": {fault: Fault{Effect: EffectHang, Count: 1}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t, false)
+			volume := b.newDisk(DriverDisk, "pvc-1")
+			client, conn := b.serveConn()
+			if test.fault.Effect != "" {
+				test.fault.Driver = DriverDisk
+				if test.fault.Method == "" {
+					test.fault.Method = "ControllerPublishVolume"
+				}
+				if _, err := client.SetFault(t.Context(), test.fault); err != nil {
+					t.Fatal(err)
+				}
+			}
+			driver, err := belaycsi.NewController(t.Context(), conn)
+			if err != nil {
+				t.Fatal(err)
+			}
+			deadline := 100 * time.Millisecond
+			if test.err != nil {
+				deadline = time.Minute
+			}
+			rounds, err := drivercheck.Run(t.Context(), driver, drivercheck.Options{
+				Volume: volume, Node: "n1", Mode: corev1.ReadWriteOnce, Deadlines: []time.Duration{deadline}, Settle: time.Second, Timeout: 10 * time.Second, Progress: t.Logf,
+			})
+			if !errors.Is(err, test.err) {
+				t.Fatalf("%v, want %v", err, test.err)
+			}
+			var broken []string
+			for _, r := range rounds {
+				if r.Broken != "" {
+					broken = append(broken, r.Call)
+				}
+			}
+			if diff := cmp.Diff(test.broken, broken); diff != "" {
+				t.Errorf("broken with (-want +got):\n%s%+v", diff, rounds)
+			}
+			if held := b.attachments(); len(held) > 0 {
+				t.Errorf("the volume is left published: %v", held)
+			}
+		})
+	}
+}
+
+// A call that is late is carried out after its caller has abandoned it, before a later one of the volume and node is answered; or, from a
+// driver that breaks its promise, after it.
+func TestLateCalls(t *testing.T) {
+	for effect, attached := range map[string]bool{EffectLate: false, EffectDisorder: true} {
+		t.Run(effect, func(t *testing.T) {
+			b := newBench(t, false)
+			v := b.newDisk(DriverDisk, "pvc-1")
+			client, controller := b.serve()
+			if _, err := client.SetFault(t.Context(), Fault{Effect: effect, Delay: 300 * time.Millisecond, Method: "ControllerPublishVolume", Count: 1}); err != nil {
+				t.Fatal(err)
+			}
+			impatient, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+			defer cancel()
+			_, err := controller.ControllerPublishVolume(impatient, &csi.ControllerPublishVolumeRequest{VolumeId: v, NodeId: "n1", VolumeCapability: mountCapability(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER, "")})
+			if status.Code(err) != codes.DeadlineExceeded {
+				t.Fatalf("publish: %v", err)
+			}
+			if _, err := controller.ControllerUnpublishVolume(t.Context(), &csi.ControllerUnpublishVolumeRequest{VolumeId: v, NodeId: "n1"}); err != nil {
+				t.Fatalf("unpublish: %v", err)
+			}
+			time.Sleep(500 * time.Millisecond)
+			if now := b.attachments(); (len(now) > 0) != attached {
+				t.Errorf("attachments after the unpublish %v, want some: %v", now, attached)
+			}
+		})
+	}
 }
 
 func TestFaults(t *testing.T) {
@@ -61,7 +158,7 @@ func TestFaults(t *testing.T) {
 		"an error of another driver":              {Fault{Effect: EffectError, Code: "Aborted", Driver: DriverShare}, []outcome{{codes.OK, true}}},
 		"a lost reply with a code":                {Fault{Effect: EffectLostReply, Code: "Unavailable", Count: 1}, []outcome{{codes.Unavailable, true}, {codes.OK, true}}},
 		"a lost reply":                            {Fault{Effect: EffectLostReply, Count: 1}, []outcome{{codes.DeadlineExceeded, true}, {codes.OK, true}}},
-		"a hang until the caller gives up":        {Fault{Effect: EffectHang, Count: 1}, []outcome{{codes.DeadlineExceeded, false}, {codes.OK, true}}},
+		"a hang until the caller abandons it":     {Fault{Effect: EffectHang, Count: 1}, []outcome{{codes.DeadlineExceeded, false}, {codes.OK, true}}},
 		"a delay":                                 {Fault{Effect: EffectDelay, Delay: time.Millisecond}, []outcome{{codes.OK, true}}},
 		"a delay longer than the caller's wait":   {Fault{Effect: EffectDelay, Delay: time.Hour}, []outcome{{codes.DeadlineExceeded, false}}},
 		"a limit of none":                         {Fault{Effect: EffectLimit, Limit: 0, Node: "n1"}, []outcome{{codes.ResourceExhausted, false}}},

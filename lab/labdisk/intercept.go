@@ -24,6 +24,7 @@ type callRecord interface {
 // interceptor records every call of a driver's server and lets the faults act on it. Of a node's server, node is the
 // node's name.
 func interceptor(record callRecord, driver, node string) grpc.UnaryServerInterceptor {
+	late := newLateCalls()
 	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
 		c := describeCall(req, path.Base(info.FullMethod))
 		c.Driver, c.Controller, c.Start = driver, node == "", time.Now()
@@ -34,7 +35,7 @@ func interceptor(record callRecord, driver, node string) grpc.UnaryServerInterce
 		if err != nil {
 			return nil, status.Errorf(codes.Unavailable, "record %s: %v", c.Method, err)
 		}
-		resp, err := meet(ctx, record, fault, c, func(ctx context.Context) (any, error) { return handle(ctx, req) })
+		resp, err := late.meet(ctx, record, fault, c, func(ctx context.Context) (any, error) { return handle(ctx, req) })
 		c.End, c.Code = time.Now(), status.Code(err).String()
 		if err != nil {
 			c.Message = status.Convert(err).Message()
@@ -67,18 +68,18 @@ func describeCall(req any, method string) Call {
 }
 
 // meet does the work of a call as the fault has it.
-func meet(ctx context.Context, record callRecord, f *Fault, c Call, work func(context.Context) (any, error)) (any, error) {
+func (l *lateCalls) meet(ctx context.Context, record callRecord, f *Fault, c Call, work func(context.Context) (any, error)) (any, error) {
+	if f != nil && (f.Effect == EffectLate || f.Effect == EffectDisorder) {
+		return l.carryOut(ctx, f, c, work)
+	}
+	if err := l.wait(ctx, c); err != nil {
+		return nil, err
+	}
 	if f == nil {
 		return work(ctx)
 	}
-	if f.Delay > 0 {
-		timer := time.NewTimer(f.Delay)
-		defer timer.Stop()
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			return nil, status.FromContextError(ctx.Err()).Err()
-		}
+	if err := pause(ctx, f.Delay); err != nil {
+		return nil, err
 	}
 	message := f.Message
 	if message == "" {
@@ -104,6 +105,21 @@ func meet(ctx context.Context, record callRecord, f *Fault, c Call, work func(co
 		return nil, status.FromContextError(ctx.Err()).Err()
 	}
 	return work(ctx)
+}
+
+// pause waits, or returns the status of a call whose caller abandoned it before.
+func pause(ctx context.Context, d time.Duration) error {
+	if d == 0 {
+		return nil
+	}
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return status.FromContextError(ctx.Err()).Err()
+	}
 }
 
 func faultStatus(f *Fault, message string) error {

@@ -143,6 +143,10 @@ const (
 	EffectLostReply = "lost-reply"
 	// EffectLimit answers RESOURCE_EXHAUSTED to ControllerPublishVolume for a node that holds Limit volumes already.
 	EffectLimit = "limit"
+	// EffectLate does the work after Delay, also if the caller has abandoned it by then. Calls for the same volume and node wait for it.
+	EffectLate = "late"
+	// EffectDisorder is EffectLate, and later calls for the same volume and node overtake it: what no CSI driver may do.
+	EffectDisorder = "disorder"
 )
 
 // Fault changes what happens to the CSI calls it matches. An empty matcher matches everything.
@@ -183,8 +187,8 @@ func (f Fault) check() error {
 			return err
 		}
 	}
-	if f.Effect == EffectDelay && f.Delay == 0 {
-		return fmt.Errorf("--delay is 0s, but the effect %s needs a delay above zero", EffectDelay)
+	if f.Delay == 0 && slices.Contains([]string{EffectDelay, EffectLate, EffectDisorder}, f.Effect) {
+		return fmt.Errorf("--delay is 0s, but the effect %s needs a delay above zero", f.Effect)
 	}
 	switch {
 	case f.Delay < 0:
@@ -198,7 +202,7 @@ func (f Fault) check() error {
 }
 
 func effects() []string {
-	return []string{EffectDelay, EffectError, EffectHang, EffectLostReply, EffectLimit}
+	return []string{EffectDelay, EffectError, EffectHang, EffectLostReply, EffectLimit, EffectLate, EffectDisorder}
 }
 
 // methods are the RPCs of the services that the drivers have.

@@ -1,0 +1,94 @@
+package simulation
+
+import (
+	"regexp"
+	"strings"
+	"testing"
+
+	storagev1 "k8s.io/api/storage/v1"
+
+	"belay.dev/belay/internal/kube"
+)
+
+// The oracle finds what it is there for.
+
+// disorderlySeeds is how many seeds may pass before the oracle finds the driver that breaks its promise.
+const disorderlySeeds = 60
+
+// TestDisorderlyDriver: a driver that carries out calls in another order than it answers them gives a volume to two nodes, whatever the
+// plane does. That the oracle finds it shows that late effects are there, and that the promise of docs/drivers.md is needed.
+func TestDisorderlyDriver(t *testing.T) {
+	if _, err := realController(); err != nil {
+		t.Fatal(err)
+	}
+	for seed := uint64(1); seed <= disorderlySeeds; seed++ {
+		s := run(t, seed, func(s *sim) { s.storage.queues, s.storage.disorderly = true, true })
+		if s.broken == "" {
+			continue
+		}
+		if !regexp.MustCompile(`^(S1|S5): `).MatchString(s.broken) {
+			continue
+		}
+		t.Logf("seed %d: %s", seed, s.broken)
+		return
+	}
+	t.Fatalf("%d seeds did not find it", disorderlySeeds)
+}
+
+// TestOracleComparesUIDs: a report, and the record of an attach, rest on the attachment of the same UID and not on an earlier one with
+// its name (S9, S10).
+func TestOracleComparesUIDs(t *testing.T) {
+	const node = "n0"
+	setUp := func(t *testing.T) (*sim, *disk, *storagev1.VolumeAttachment) {
+		t.Helper()
+		s := newSim(1)
+		d := &disk{handle: "a^1", exclusive: true}
+		s.disks = []*disk{d}
+		va := &storagev1.VolumeAttachment{}
+		va.Name, va.Spec.Attacher, va.Spec.NodeName = kube.AttachmentName(d.handle, driverName, node), driverName, node
+		va.Finalizers = []string{kube.AttacherFinalizer(driverName)}
+		va.Annotations = map[string]string{kube.NodeIDAnnotation: "id-" + node}
+		made := s.mustCreate(va).(*storagev1.VolumeAttachment)
+		return s, d, made
+	}
+	confirm := func(s *sim, va *storagev1.VolumeAttachment) *storagev1.VolumeAttachment {
+		return change(s.api, va, func(va *storagev1.VolumeAttachment) { va.Status.Attached = true })
+	}
+	for name, test := range map[string]struct {
+		again bool
+		want  string
+	}{"the same": {}, "recreated since": {true, "S9: "}} {
+		t.Run("S9 "+name, func(t *testing.T) {
+			s, d, va := setUp(t)
+			va = confirm(s, va)
+			sent := s.api.version
+			if test.again {
+				s.api.drop(va)
+				again := va.DeepCopy()
+				again.ResourceVersion, again.UID, again.Status = "", "", storagev1.VolumeAttachmentStatus{}
+				confirm(s, s.mustCreate(again).(*storagev1.VolumeAttachment))
+			}
+			s.judgeReport(write{request: &request{sent: sent, looks: map[string]int{d.handle: sent}}}, d, bareNode(node))
+			if !startsWith(s.broken, test.want) {
+				t.Errorf("%q, want %q", s.broken, test.want)
+			}
+		})
+		t.Run("S10 "+name, func(t *testing.T) {
+			s, d, va := setUp(t)
+			at := [2]string{d.handle, "id-" + node}
+			s.storage.answered[at] = s.protecting(d, at[1])
+			want := test.want
+			if test.again {
+				va.UID, want = "another", "S10: "
+			}
+			s.judgeConfirmed(va)
+			if !startsWith(s.broken, want) {
+				t.Errorf("%q, want %q", s.broken, want)
+			}
+		})
+	}
+}
+
+func startsWith(broken, want string) bool {
+	return broken == want || want != "" && strings.HasPrefix(broken, want)
+}
