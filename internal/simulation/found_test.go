@@ -15,6 +15,23 @@ import (
 // disorderlySeeds is how many seeds may pass before the oracle finds the driver that breaks its promise.
 const disorderlySeeds = 60
 
+// lateSeeds is how many seeds run with a driver that carries out abandoned calls late.
+const lateSeeds = 60
+
+// TestLateDriver: a driver that refuses no call for what it is at work on, and carries out all in the order in which they came, also those
+// that were abandoned. The invariants hold, and all comes to rest.
+func TestLateDriver(t *testing.T) {
+	if _, err := realController(); err != nil {
+		t.Fatal(err)
+	}
+	first, count := numbers(t, lateSeeds)
+	for seed := first; seed < first+count; seed++ {
+		if s := run(t, seed, func(s *sim) { s.storage.queues = true }); s.broken != "" {
+			t.Fatalf("seed %d: %s\nreplay with BELAY_SEED=%d\n%s", seed, s.broken, seed, strings.Join(s.log[max(0, len(s.log)-lines(count)):], "\n"))
+		}
+	}
+}
+
 // TestDisorderlyDriver: a driver that carries out calls in another order than it answers them gives a volume to two nodes, whatever the
 // plane does. That the oracle finds it shows that late effects are there, and that the promise of docs/drivers.md is needed.
 func TestDisorderlyDriver(t *testing.T) {

@@ -122,7 +122,7 @@ type identity struct {
 
 func (s *sim) drawIdentity() {
 	s.identity = identity{boot: !s.chance(15), system: !s.chance(20), provider: s.chance(50), idsByName: s.chance(50)}
-	s.storage.perNode, s.storage.queues = s.others.IntN(2) == 0, s.others.IntN(2) == 0
+	s.storage.perNode = s.others.IntN(2) == 0
 }
 
 func (s *sim) nodeID(m *machine) string {

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -131,12 +132,26 @@ func TestMain(m *testing.M) {
 	// Two goroutines of one process that run at the same time may go either way, and
 	// then a seed would not be the same run each time.
 	runtime.GOMAXPROCS(1)
+	withoutPreemption()
 	if os.Getenv("BELAY_TEST_LOG") == "" {
 		klog.SetLogger(logr.Discard())
 		klog.SetOutput(io.Discard)
 		log.SetLogger(logr.Discard())
 	}
 	os.Exit(m.Run())
+}
+
+// withoutPreemption starts the tests again with a runtime that does not interrupt a goroutine because it has run for 10 ms, which depends
+// on the load of the machine.
+func withoutPreemption() {
+	const setting = "asyncpreemptoff=1"
+	if debug := os.Getenv("GODEBUG"); !strings.Contains(debug, setting) {
+		program, err := os.Executable()
+		if err == nil {
+			err = syscall.Exec(program, os.Args, append(os.Environ(), "GODEBUG="+strings.Trim(debug+","+setting, ",")))
+		}
+		panic(err)
+	}
 }
 
 // numbers reads the seeds to run: the one of BELAY_SEED, or as many as BELAY_SEEDS says, from
