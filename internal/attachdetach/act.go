@@ -224,11 +224,7 @@ func (w *work) annotateAttachment(ctx context.Context, s attachment.AnnotateAtta
 // annotateNode stores the time of the detach request of a volume without a VolumeAttachment on the Node, or removes it.
 func (w *work) annotateNode(ctx context.Context, s attachment.AnnotateNode) (again bool, err error) {
 	w.state.ledger.request(w.unique(), string(s.Node), s.DetachRequested)
-	switch n := w.now.seen.Nodes[s.Node]; {
-	case n.Exists == attachment.No:
-		return false, nil
-	case s.DetachRequested.Equal(n.DetachRequested):
-		w.state.ledger.stored(w.unique(), string(s.Node))
+	if n := w.now.seen.Nodes[s.Node]; n.Exists == attachment.No || s.DetachRequested.Equal(n.DetachRequested) {
 		return false, nil
 	}
 	stored, err := w.changeNode(ctx, s.Node, change{kind: annotating, uid: types.UID(s.NodeUID), requested: s.DetachRequested})

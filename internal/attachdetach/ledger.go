@@ -32,7 +32,7 @@ type ledgerEntry struct {
 	created time.Time // of the Node object
 	// requested is the time of the detach request if there is no Node to store it on.
 	requested time.Time
-	// unstored: the Node may have an older time, or still have one, because the write of requested has not been answered with success.
+	// unstored: no write of requested to the Node was answered with success, so what the Node has may be older.
 	unstored bool
 }
 

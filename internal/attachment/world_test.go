@@ -207,7 +207,7 @@ func (w *world) attacher() {
 		}
 		w.checkPublish(a)
 		a.published = true
-		if n := w.now.nodes[a.Node]; n.givenUp {
+		if n := w.now.nodes[a.Node]; n.givenUp && (n.InUse == Yes || !w.excuse(excuse.HiddenMount)) {
 			n.givenUp = false // it is its own again
 			w.now.nodes[a.Node] = n
 		}
@@ -260,6 +260,7 @@ func (w *world) kubelet(name NodeName) {
 	switch {
 	case wanted && n.InUse != Yes && (!w.now.flipped || n.mounted):
 		n.InUse = Yes
+		n.givenUp = n.givenUp && !w.confirmed(name)
 		w.setNode(name, n, "kubelet %s: claims", name)
 	case wanted && n.InUse == Yes && !n.mounted && n.Reported && !w.now.flipped && w.confirmed(name):
 		w.checkMount(name)

@@ -92,7 +92,7 @@ func (s *sim) judgeAttach(w write, made *storagev1.VolumeAttachment) {
 	d := s.diskOf(made)
 	s.makers[made.UID] = w.by
 	s.machines[made.Spec.NodeName].of(d.handle).forced = false // what took it from the machine was about an earlier attachment
-	if !d.exclusive || w.by == nil {
+	if !d.exclusive {
 		return
 	}
 	for _, other := range list[*storagev1.VolumeAttachment](s.api) {

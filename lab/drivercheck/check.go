@@ -10,6 +10,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
 
 	"belay.dev/belay/internal/csi"
 )
@@ -37,6 +38,9 @@ type Options struct {
 	// Progress is called with a line about each step.
 	Progress func(format string, args ...any)
 }
+
+// pollInterval is the pause between two tries of a call, and between two readings of the driver's list.
+const pollInterval = 200 * time.Millisecond
 
 // Round is one call that was abandoned, and the one after it.
 type Round struct {
@@ -134,39 +138,35 @@ func (c *check) round(ctx context.Context, name string, deadline time.Duration) 
 		return r, nil
 	}
 	after := time.Now()
-	for time.Since(after) < c.Settle {
+	err = wait.PollUntilContextTimeout(ctx, min(pollInterval, c.Settle/10), c.Settle, true, func(context.Context) (bool, error) {
 		is, err := c.isPublished(ctx)
-		switch {
-		case err != nil:
-			return r, err
-		case is != want:
+		if err == nil && is != want {
 			r.Broken = fmt.Sprintf("%v after the driver had answered the next call, the %s that had been abandoned took effect", time.Since(after).Round(time.Millisecond), name)
-			return r, nil
 		}
-		if err := pause(ctx, min(200*time.Millisecond, c.Settle/10)); err != nil {
-			return r, err
-		}
+		return r.Broken != "", err
+	})
+	if ctx.Err() == nil && wait.Interrupted(err) {
+		err = nil // it was watched for as long as it had to be
 	}
-	return r, nil
+	return r, err
 }
 
 // until repeats a call until the driver has done it, and returns how often it had not.
 func (c *check) until(ctx context.Context, call func(context.Context) error) (retries int, err error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, c.Timeout, fmt.Errorf("the driver has not done it within %v", c.Timeout))
-	defer cancel()
-	for wait := 50 * time.Millisecond; ; wait = min(2*wait, 2*time.Second) {
-		last := c.try(ctx, call)
-		if last == nil {
-			return retries, nil
+	var last error
+	err = wait.PollUntilContextTimeout(ctx, pollInterval, c.Timeout, true, func(ctx context.Context) (bool, error) {
+		if last = c.try(ctx, call); csi.OutcomeOf(last) == csi.Failed {
+			return false, last
 		}
-		if csi.OutcomeOf(last) == csi.Failed {
-			return retries, last
+		if last != nil {
+			retries++
 		}
-		retries++
-		if err := pause(ctx, wait); err != nil {
-			return retries, fmt.Errorf("%w: %w", err, last)
-		}
+		return last == nil, nil
+	})
+	if wait.Interrupted(err) {
+		err = fmt.Errorf("the driver has not done it within %v: %w", c.Timeout, last)
 	}
+	return retries, err
 }
 
 func (c *check) try(ctx context.Context, call func(context.Context) error) error {
@@ -177,6 +177,8 @@ func (c *check) try(ctx context.Context, call func(context.Context) error) error
 
 // isPublished reads the driver's list.
 func (c *check) isPublished(ctx context.Context) (bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, c.Timeout/8)
+	defer cancel()
 	for token := ""; ; {
 		page, err := c.driver.ListVolumes(ctx, 0, token)
 		if err != nil {
@@ -190,16 +192,5 @@ func (c *check) isPublished(ctx context.Context) (bool, error) {
 		if token = page.Next; token == "" {
 			return false, fmt.Errorf("the driver does not list volume %s: create it first", c.Volume)
 		}
-	}
-}
-
-func pause(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
 	}
 }
