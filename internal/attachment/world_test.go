@@ -260,7 +260,7 @@ func (w *world) kubelet(name NodeName) {
 	switch {
 	case wanted && n.InUse != Yes && (!w.now.flipped || n.mounted):
 		n.InUse = Yes
-		n.givenUp = n.givenUp && !w.confirmed(name)
+		n.givenUp = n.givenUp && (w.noVA && !n.Reported || !w.confirmed(name)) // it may be its own again
 		w.setNode(name, n, "kubelet %s: claims", name)
 	case wanted && n.InUse == Yes && !n.mounted && n.Reported && !w.now.flipped && w.confirmed(name):
 		w.checkMount(name)
