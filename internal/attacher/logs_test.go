@@ -199,11 +199,13 @@ func TestFailedWriteNamesTheVolume(t *testing.T) {
 	out := w.logs()
 	w.node("node1")
 	w.volume("pv1", claimed("data"))
+	va := w.attachment("pv1", "node1")
 	var refuse sync.Once
 	w.start(w.through(func(next http.RoundTripper) http.RoundTripper {
 		return roundTripper(func(r *http.Request) (*http.Response, error) {
 			var err error
-			if r.Method == http.MethodPatch && strings.Contains(r.URL.Path, "/volumeattachments/") {
+			// Not the mark for the watch cache, which patches the first VolumeAttachment of any test.
+			if r.Method == http.MethodPatch && strings.Contains(r.URL.Path, va+"/status") {
 				refuse.Do(func() { err = errors.New("no way to the API server") })
 			}
 			if err != nil {
@@ -212,7 +214,6 @@ func TestFailedWriteNamesTheVolume(t *testing.T) {
 			return next.RoundTrip(r)
 		})
 	}))
-	va := w.attachment("pv1", "node1")
 	w.until(va, "attached", isAttached)
 	w.stop()
 	lines := out.of("API request failed, retrying")
