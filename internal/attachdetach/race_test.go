@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -20,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/kube"
 )
 
@@ -143,6 +145,46 @@ func TestLateReportOfTheLeaderBefore(t *testing.T) {
 	err := l.Status().Patch(l.ctx, node, client.RawPatch(types.MergePatchType, body))
 	if !apierrors.IsConflict(err) {
 		t.Errorf("the late report was not refused: %v", err)
+	}
+}
+
+// S1, S2: the leader attaches a Fibre Channel volume to a. b waits for the volume, too, and a report to it by the leader before may
+// be in flight. It arrives between the decision and the write that makes it fail: b may have mounted the volume because of it.
+func TestLateReportBeforeTheWithdrawal(t *testing.T) {
+	l := newLab(t)
+	l.readyNode("a", "b")
+	fc, unique := l.fcVolume()
+	l.pvOf("v", corev1.PersistentVolumeSource{FC: &fc})
+	l.pod("p", "a", "v")
+	l.pod("q", "b", "v")
+	l.uses("b", unique)
+	report := sync.OnceFunc(func() {
+		l.patchStatus(&corev1.Node{}, "", l.name("b"), map[string]any{
+			"volumesAttached": []corev1.AttachedVolume{{Name: corev1.UniqueVolumeName(unique)}},
+		})
+	})
+	var withdrawals atomic.Int32
+	l.intercept = func(r *http.Request) error {
+		if !isReport(r) || !strings.Contains(r.URL.Path, l.name("b")) {
+			return nil
+		}
+		body, err := io.ReadAll(r.Body)
+		r.Body = io.NopCloser(bytes.NewReader(body))
+		if bytes.Contains(body, []byte(`"volumesAttached":null`)) {
+			withdrawals.Add(1)
+			report()
+		}
+		return err
+	}
+	l.run()
+	l.await("p has the volume, or waits for b", func() bool {
+		return l.reports("a", unique) || len(l.messages("p", explain.FailedAttachVolume)) > 0
+	})
+	if n := withdrawals.Load(); n != 1 {
+		t.Errorf("S2: %d writes withdrew from b, want only the one that the report came before", n)
+	}
+	if l.reports("a", unique) || !l.reports("b", unique) {
+		t.Error("S1: reported to a while b may have mounted the volume")
 	}
 }
 

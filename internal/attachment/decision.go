@@ -54,13 +54,16 @@ type WithdrawReport struct {
 
 // NodeFacts are the facts about a node that a withdrawal is based on.
 type NodeFacts struct {
+	// Reported is whether the volume is reported. A late write of an earlier leader may have reported it since the decision, and a
+	// node that lists the volume in use may have mounted it because of that.
+	Reported     bool
 	InUse        Knowledge
 	Healthy      Knowledge
 	OutOfService bool
 }
 
 // Facts returns the facts about the node.
-func (n Node) Facts() NodeFacts { return NodeFacts{n.InUse, n.Healthy, n.OutOfService} }
+func (n Node) Facts() NodeFacts { return NodeFacts{n.Reported, n.InUse, n.Healthy, n.OutOfService} }
 
 // Check reads the Node from the API server and decides again (S3, for an orphan, which has no report whose withdrawal would give
 // that answer).
