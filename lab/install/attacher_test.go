@@ -1,6 +1,7 @@
 package install
 
 import (
+	"cmp"
 	"os"
 	"path/filepath"
 	"testing"
@@ -17,8 +18,8 @@ import (
 // csiAttacher is the image of upstream's attacher, as the nodes know it.
 const csiAttacher = "lab.belay.dev/csi-attacher:v4.12.0"
 
-// TestAttacherSwap runs csi-attacher in a Deployment as drivers do, with the rights that they ship, and puts belay-attacher in its place and takes it out again with the component
-// for kustomize.
+// TestAttacherSwap runs csi-attacher in a Deployment as drivers do, with the rights that they ship, and puts belay-attacher in its place and takes it out again: with the commands
+// of the README, and with the component for kustomize.
 func TestAttacherSwap(t *testing.T) {
 	long(t)
 	r := open(t, cluster.Options{Name: "install-attacher", Nodes: 3})
@@ -34,11 +35,19 @@ func TestAttacherSwap(t *testing.T) {
 	must(t, err)
 	check := labtest.Undisturbed(t, r.scene, crowd)
 	r.move("csi-attacher")
+	r.whileMoving("set image", func() {
+		r.do("kubectl", "-n", "belay-lab", "set", "image", "deployment/labdisk-controller", "csi-attacher=belay.dev/belay-attacher:"+oldVersion)
+		r.rolledOut("belay.dev/belay-attacher:" + oldVersion)
+	})
+	r.whileMoving("rollout undo", func() {
+		r.do("kubectl", "-n", "belay-lab", "rollout", "undo", "deployment/labdisk-controller")
+		r.rolledOut(csiAttacher)
+	})
 	r.whileMoving("to belay-attacher", func() { r.apply(driver, "belay.dev/belay-attacher:"+oldVersion) })
 	r.move("belay-attacher")
 	r.whileMoving("kill of the leading pod", func() {
 		r.do("kubectl", "-n", "belay-lab", "delete", "pod", "-l", "app=labdisk-controller", "--grace-period=0", "--force")
-		r.rolledOut()
+		r.rolledOut("belay.dev/belay-attacher:" + oldVersion)
 	})
 	r.whileMoving("back to csi-attacher", func() { r.apply(driver, csiAttacher) })
 	check()
@@ -92,20 +101,11 @@ func (r *rig) apply(dir, image string) {
 	built := filepath.Join(r.t.TempDir(), "built.yaml")
 	must(r.t, os.WriteFile(built, []byte(r.do("kubectl", "kustomize", "--load-restrictor=LoadRestrictionsNone", dir)), 0o600))
 	r.do("kubectl", "apply", "-f", built)
-	r.rolledOut()
-	if image == "" {
-		image = csiAttacher
-	}
-	pods, err := r.scene.Client.CoreV1().Pods("belay-lab").List(r.t.Context(), metav1.ListOptions{LabelSelector: "app=labdisk-controller"})
-	must(r.t, err)
-	for i := range pods.Items {
-		if p := &pods.Items[i]; p.DeletionTimestamp == nil && p.Spec.Containers[0].Image != image {
-			r.t.Errorf("pod %s runs %s, want %s", p.Name, p.Spec.Containers[0].Image, image)
-		}
-	}
+	r.rolledOut(cmp.Or(image, csiAttacher))
 }
 
-func (r *rig) rolledOut() {
+// rolledOut waits until the driver's pods are ready, and all run this attacher.
+func (r *rig) rolledOut(image string) {
 	r.t.Helper()
 	out, err := r.run("kubectl", "-n", "belay-lab", "rollout", "status", "deployment/labdisk-controller", "--timeout="+within.String())
 	if err != nil {
@@ -113,5 +113,12 @@ func (r *rig) rolledOut() {
 		r.t.Log(described)
 		logs, _ := r.run("kubectl", "-n", "belay-lab", "logs", "-l", "app=labdisk-controller", "--prefix")
 		r.t.Fatalf("%v\n%s\n%s", err, out, logs)
+	}
+	pods, err := r.scene.Client.CoreV1().Pods("belay-lab").List(r.t.Context(), metav1.ListOptions{LabelSelector: "app=labdisk-controller"})
+	must(r.t, err)
+	for i := range pods.Items {
+		if p := &pods.Items[i]; p.DeletionTimestamp == nil && p.Spec.Containers[0].Image != image {
+			r.t.Errorf("pod %s runs %s, want %s", p.Name, p.Spec.Containers[0].Image, image)
+		}
 	}
 }
