@@ -399,6 +399,9 @@ func (w *world) leave(name NodeName, n toyNode) {
 		Node: Node{Exists: No, InUse: n.InUse, Machine: n.Machine, Created: n.Created, Healthy: No},
 		on:   n.on, mounted: n.mounted, givenUp: n.givenUp, ghost: n.ghost, left: w.clock, unrecorded: w.unrecorded(name), taken: n.taken,
 	}
+	if n.ghost && !n.mounted { // the machine that has it mounted left before
+		gone.left = n.left
+	}
 	if _, attached := w.now.attachments["csi-"+string(name)]; !attached && !w.noVA {
 		gone = w.bothRemoved(gone)
 	}
