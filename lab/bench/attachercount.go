@@ -101,8 +101,8 @@ func attacherMoves(ctx context.Context, size Size, r *rig) ([]*Figure, error) {
 		return nil, err
 	}
 	found := &samples{}
-	for range size.Rounds {
-		for _, plane := range attacherPlanes() {
+	for round := range size.Rounds {
+		for _, plane := range turns(attacherPlanes(), round) {
 			if err := r.moveAll(ctx, size, plane, l, found); err != nil {
 				return nil, err
 			}

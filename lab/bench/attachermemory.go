@@ -24,8 +24,8 @@ func attacherMemory(ctx context.Context, size Size, r *rig) ([]*Figure, error) {
 		return nil, err
 	}
 	found := &samples{}
-	for range size.Rounds {
-		for _, plane := range attacherPlanes() {
+	for round := range size.Rounds {
+		for _, plane := range turns(attacherPlanes(), round) {
 			if err := r.memoryOf(ctx, size, plane, l, found); err != nil {
 				return nil, err
 			}

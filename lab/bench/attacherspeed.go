@@ -77,9 +77,9 @@ func tuned(ctx context.Context, size Size, r *rig) ([]*Figure, error) {
 		return nil, err
 	}
 	found := &samples{}
-	for range size.Rounds {
+	for round := range size.Rounds {
 		for _, l := range lanes {
-			for _, plane := range attacherPlanes() {
+			for _, plane := range turns(attacherPlanes(), round) {
 				if err := r.laneTurn(ctx, size, plane, l, found, tunedFlags(size)...); err != nil {
 					return nil, err
 				}

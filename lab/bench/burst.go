@@ -53,7 +53,7 @@ func (r *rig) bursts(ctx context.Context, size Size) (*samples, error) {
 	}
 	all := &samples{}
 	for round := range size.Rounds {
-		for _, plane := range planes() {
+		for _, plane := range turns(planes(), round) {
 			before := r.driver.published()
 			if err := r.burstOf(ctx, size, plane, all); err != nil {
 				return nil, fmt.Errorf("burst of %s, round %d: %w", plane, round+1, err)

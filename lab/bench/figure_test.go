@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -152,5 +153,23 @@ func TestDriverSeesTwoWriters(t *testing.T) {
 	}
 	if d.published() != 2 {
 		t.Errorf("%d calls succeeded", d.published())
+	}
+}
+
+// TestTurns: in as many rounds as there are planes, each begins once and ends once.
+func TestTurns(t *testing.T) {
+	first, last := map[string]int{}, map[string]int{}
+	for round := range len(planes()) {
+		order := turns(planes(), round)
+		if !slices.Equal(slices.Sorted(slices.Values(order)), slices.Sorted(slices.Values(planes()))) {
+			t.Errorf("round %d has turns %q", round, order)
+		}
+		first[order[0]]++
+		last[order[len(order)-1]]++
+	}
+	for _, plane := range planes() {
+		if first[plane] != 1 || last[plane] != 1 {
+			t.Errorf("%s begins %d times and ends %d times", plane, first[plane], last[plane])
+		}
 	}
 }

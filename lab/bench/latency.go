@@ -23,7 +23,7 @@ func latency(ctx context.Context, size Size, r *rig) ([]*Figure, error) {
 	}
 	all := &samples{}
 	for round := range size.Rounds {
-		for _, plane := range planes() {
+		for _, plane := range turns(planes(), round) {
 			if err := r.latencyOf(ctx, size, plane, all); err != nil {
 				return nil, fmt.Errorf("latency of %s, round %d: %w", plane, round+1, err)
 			}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -21,8 +22,15 @@ const (
 	planeFloor    = "floor"
 )
 
-// planes in the order in which they take turns.
+// planes in the order of the report's columns.
 func planes() []string { return []string{planeUpstream, planeBelay, planeFloor} }
+
+// turns are planes in the order of their turns in a round: another one begins each time, as the first pays for what the rounds before
+// left behind.
+func turns(all []string, round int) []string {
+	first := round % len(all)
+	return slices.Concat(all[first:], all[:first])
+}
 
 const (
 	floorComponent    = "floor"

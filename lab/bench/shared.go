@@ -18,7 +18,7 @@ func shared(ctx context.Context, size Size, r *rig) ([]*Figure, error) {
 	}
 	all := &samples{}
 	for round := range size.Rounds {
-		for _, plane := range []string{planeBelay, planeFloor} {
+		for _, plane := range turns([]string{planeBelay, planeFloor}, round) {
 			if err := r.sharedOf(ctx, size, plane, all); err != nil {
 				return nil, fmt.Errorf("shared volume of %s, round %d: %w", plane, round+1, err)
 			}
