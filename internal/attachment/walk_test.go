@@ -651,12 +651,13 @@ func walk(seed uint64) *world {
 
 // TestWalk walks a toy cluster through seeded trouble and checks S1, S2, S3 and S9
 // after each action, and that all ends well. BELAY_SEED=N walks one seed and shows
-// it; BELAY_SEEDS=N walks that many.
+// it; BELAY_SEEDS=N walks that many, from BELAY_SEED on if both are set.
 func TestWalk(t *testing.T) {
 	first, count := uint64(0), uint64(500)
 	if s := os.Getenv("BELAY_SEED"); s != "" {
 		first, count = uint64(atoi(s)), 1
-	} else if s := os.Getenv("BELAY_SEEDS"); s != "" {
+	}
+	if s := os.Getenv("BELAY_SEEDS"); s != "" {
 		count = uint64(atoi(s))
 	}
 	happened, forced, excused := map[string]int{}, map[string]int{}, map[excuse.Name]int{}

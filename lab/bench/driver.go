@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
+	"slices"
 	"sync"
 	"time"
 
@@ -26,14 +28,18 @@ type driver struct {
 
 	name    string
 	latency time.Duration // of each publish and unpublish
-	server  *grpc.Server
-	done    chan error
+	// lists is set if the driver says which volumes are published to which nodes, so that attachers compare.
+	lists  bool
+	server *grpc.Server
+	done   chan error
 
 	mu         sync.Mutex
 	holder     map[string]string // node by volume, from the begin of its publish to the end of its unpublish
 	inFlight   map[string]int    // calls by volume
+	order      []string          // the volumes of the list that is being read
 	calls      calls
 	publishes  int
+	compared   int // how often the whole list was asked for
 	violations []string
 }
 
@@ -136,10 +142,48 @@ func (d *driver) published() int {
 }
 
 func (d *driver) ControllerGetCapabilities(context.Context, *csi.ControllerGetCapabilitiesRequest) (*csi.ControllerGetCapabilitiesResponse, error) {
-	rpc := &csi.ControllerServiceCapability_RPC{Type: csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME}
-	return &csi.ControllerGetCapabilitiesResponse{Capabilities: []*csi.ControllerServiceCapability{
-		{Type: &csi.ControllerServiceCapability_Rpc{Rpc: rpc}},
-	}}, nil
+	can := []csi.ControllerServiceCapability_RPC_Type{csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME}
+	if d.lists {
+		can = append(can, csi.ControllerServiceCapability_RPC_LIST_VOLUMES, csi.ControllerServiceCapability_RPC_LIST_VOLUMES_PUBLISHED_NODES)
+	}
+	r := &csi.ControllerGetCapabilitiesResponse{}
+	for _, c := range can {
+		rpc := &csi.ControllerServiceCapability_RPC{Type: c}
+		r.Capabilities = append(r.Capabilities, &csi.ControllerServiceCapability{Type: &csi.ControllerServiceCapability_Rpc{Rpc: rpc}})
+	}
+	return r, nil
+}
+
+// listed is how many volumes a page of the list has at most: an answer of gRPC may have 4 MiB.
+const listed = 10000
+
+// ListVolumes pages through the volumes in the order of their names; a token is the first name of a page.
+func (d *driver) ListVolumes(_ context.Context, r *csi.ListVolumesRequest) (*csi.ListVolumesResponse, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if r.GetStartingToken() == "" {
+		d.compared++
+		d.order = slices.Sorted(maps.Keys(d.holder))
+	}
+	from, _ := slices.BinarySearch(d.order, r.GetStartingToken())
+	to := min(from+listed, len(d.order))
+	answer := &csi.ListVolumesResponse{}
+	if to < len(d.order) {
+		answer.NextToken = d.order[to]
+	}
+	for _, volume := range d.order[from:to] {
+		answer.Entries = append(answer.Entries, &csi.ListVolumesResponse_Entry{
+			Volume: &csi.Volume{VolumeId: volume}, Status: &csi.ListVolumesResponse_VolumeStatus{PublishedNodeIds: []string{d.holder[volume]}},
+		})
+	}
+	return answer, nil
+}
+
+// comparisons is how often the whole list was asked for.
+func (d *driver) comparisons() int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.compared
 }
 
 func (d *driver) ControllerPublishVolume(ctx context.Context, r *csi.ControllerPublishVolumeRequest) (*csi.ControllerPublishVolumeResponse, error) {

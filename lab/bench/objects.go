@@ -149,7 +149,7 @@ func (o objects) node(ctx context.Context, name string, volumes ...string) error
 }
 
 // volume makes a claim and a PersistentVolume that are bound to each other.
-func (o objects) volume(ctx context.Context, name string) error {
+func (o objects) volume(ctx context.Context, name string, finalizers ...string) error {
 	modes := []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}
 	if isShared(name) {
 		modes = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteMany}
@@ -167,7 +167,7 @@ func (o objects) volume(ctx context.Context, name string) error {
 		return err
 	}
 	_, err = create(ctx, o.client.CoreV1().PersistentVolumes().Create, &corev1.PersistentVolume{
-		ObjectMeta: metav1.ObjectMeta{Name: name},
+		ObjectMeta: metav1.ObjectMeta{Name: name, Finalizers: finalizers},
 		Spec: corev1.PersistentVolumeSpec{
 			AccessModes: modes, Capacity: size,
 			ClaimRef:               &corev1.ObjectReference{Kind: "PersistentVolumeClaim", APIVersion: "v1", Namespace: namespace, Name: name, UID: claim.UID},

@@ -149,7 +149,7 @@ func (r *rig) serve(d *driver, socket string) error {
 func (r *rig) start(plane string, environment ...string) error {
 	r.running, r.plane = nil, plane
 	if r.ownAttacher != nil {
-		if err := r.startAttacher(attacherPlane(plane)); err != nil {
+		if err := r.startAttacher(attacherPlane(plane), environment...); err != nil {
 			return err
 		}
 	}
@@ -171,9 +171,9 @@ func attacherPlane(plane string) string {
 	return plane
 }
 
-func (r *rig) startAttacher(plane string) error {
+func (r *rig) startAttacher(plane string, environment ...string) error {
 	r.running = append(r.running, attacherComponent)
-	return r.lab.StartSidecar(plane, cluster.Sidecar{Component: attacherComponent, Socket: r.socket, Args: r.ownAttacher[plane]})
+	return r.lab.StartSidecar(plane, cluster.Sidecar{Component: attacherComponent, Socket: r.socket, Args: r.ownAttacher[plane], Env: environment})
 }
 
 // stop ends the plane at work. Leases that it left are removed, so that the next does not wait.

@@ -86,6 +86,8 @@ func (s specs) etcd() proc.Spec {
 		"--cert-file="+s.paths.cert("etcd.crt"), "--key-file="+s.paths.cert("etcd.key"),
 		"--peer-client-cert-auth", "--peer-trusted-ca-file="+s.paths.cert("etcd-ca.crt"),
 		"--peer-cert-file="+s.paths.cert("etcd.crt"), "--peer-key-file="+s.paths.cert("etcd.key"),
+		// Room for the largest state of `belay-lab bench scale`; etcd's default of 2 GiB is not enough.
+		"--quota-backend-bytes="+strconv.Itoa(8<<30),
 		"--log-level=warn")
 	return roomy(spec)
 }

@@ -17,6 +17,8 @@ type Sidecar struct {
 	Socket string
 	// Args are flags beside those that every driver's manifest has.
 	Args []string
+	// Env are environment variables (NAME=value) beside those that it is shipped with.
+	Env []string
 }
 
 // StartSidecar starts csi-attacher or belay-attacher as drivers' manifests do: flags as shipped, with leader election, but
@@ -32,10 +34,12 @@ func (c *Cluster) StartSidecar(plane string, o Sidecar) error {
 	default:
 		return fmt.Errorf("the plane is %s or %s, not %q", PlaneBelay, PlaneUpstream, plane)
 	}
-	return c.launchOnce(s.component(o.Component, program, slices.Concat([]string{
+	spec := s.component(o.Component, program, slices.Concat([]string{
 		"--csi-address=" + o.Socket, "--kubeconfig=" + s.paths.kubeconfig(config), "--leader-election",
 		"--leader-election-namespace=" + SidecarNamespace(plane), "--v=" + strconv.Itoa(s.options.Verbosity),
-	}, o.Args)...))
+	}, o.Args)...)
+	spec.Env = append(spec.Env, o.Env...)
+	return c.launchOnce(spec)
 }
 
 // SidecarNamespace is where the lease of a plane's attacher lies. It is named external-attacher-leader-<driver>.

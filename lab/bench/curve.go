@@ -1,0 +1,412 @@
+package bench
+
+import (
+	"context"
+	"encoding/csv"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"time"
+
+	"github.com/spf13/cobra"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	restclient "k8s.io/client-go/rest"
+
+	"belay.dev/belay/internal/kube"
+	"belay.dev/belay/internal/usage"
+)
+
+const (
+	// curvePerNode is how many volumes each node has. A node also has half as many pods without a volume.
+	curvePerNode = 20
+	// planeBelayGC is belay with the garbage collector set as Go's default is, and so as upstream's programs run.
+	planeBelayGC = "belay, GOGC=100"
+	// curveWindow is how long a plane is left alone: a comparison with the driver's list comes every minute.
+	curveWindow = 65 * time.Second
+	// curveAttaches are made one at a time.
+	curveAttaches = 20
+	// curveLimit bounds the start, and the burst.
+	curveLimit = 10 * time.Minute
+)
+
+// Names of the curve's figures, as in its file.
+const (
+	curveList      = "time to list all objects"
+	curveFirst     = "start -> first write"
+	curveStartCPU  = "CPU until then"
+	curveMemory    = "peak memory"
+	curveIdle      = "CPU when nothing happens"
+	curveCompare   = "CPU per comparison with the driver's list"
+	curveAttach    = "pod bound -> reported"
+	curveBurst     = "burst: first pod made -> last reported"
+	curveBurstCPU  = "burst: CPU per attach"
+	curveBurstPeak = "peak memory after the burst"
+)
+
+// curve measures both planes at one size after the other.
+type curve struct {
+	*rig
+
+	extras  int
+	volumes int
+	out     *csv.Writer
+}
+
+const curveLong = `Starts upstream's and belay's controller and attacher over clusters of growing size, in turn, and measures what each costs:
+time from the start to the first write, beside the time that listing the objects takes; peak memory; CPU when nothing happens and
+for each comparison with the driver's list; the latency of one attach; and a burst of attaches on top.
+
+A size is a number of attached volumes. There are 20 of them on each node, and half as many pods without a volume as with one:
+100000 volumes are 5000 nodes and 150000 pods, as objects in a real API server and etcd, which need about 12 GiB.
+
+Upstream's clients are not throttled. Belay runs as shipped, and a second time with GOGC=100, which is what upstream's run with.
+
+The figures are written as CSV; hack/performance draws them and writes docs/performance.md ("make scale" does both).`
+
+// scaleCommand is `belay-lab bench scale`.
+func scaleCommand() *cobra.Command {
+	var sizes []int
+	var name, file string
+	var extras int
+	command := &cobra.Command{
+		Use: "scale", Short: "Measure both planes at growing sizes, up to 100,000 volumes on 5,000 nodes", Long: curveLong,
+		Example: `  belay-lab bench scale --file scale.csv                   all sizes, about an hour
+  belay-lab bench scale --sizes 200,2000 --extras 200      two small ones, to see that it works (10 minutes)`,
+		Args: usage.NoArgs, SilenceUsage: true,
+		RunE: func(command *cobra.Command, _ []string) error {
+			for i, size := range sizes {
+				if size < curvePerNode || i > 0 && size <= sizes[i-1] {
+					return usage.Errorf("--sizes must grow, from %d volumes, not be %v", curvePerNode, sizes)
+				}
+			}
+			if extras < curveAttaches {
+				return usage.Errorf("--extras must be at least %d, not %d", curveAttaches, extras)
+			}
+			out := command.OutOrStdout()
+			if file != "" {
+				f, err := os.Create(file) //nolint:gosec // the user names it
+				if err != nil {
+					return fmt.Errorf("writing the figures: %w", err)
+				}
+				defer func() { _ = f.Close() }()
+				out = f
+			}
+			return runCurve(command.Context(), name, sizes, extras, out, command.PrintErrf)
+		},
+	}
+	flags := command.Flags()
+	flags.StringVar(&name, "name", "bench-scale", "name of the lab")
+	flags.IntSliceVar(&sizes, "sizes", []int{200, 20000, 50000, 100000}, "numbers of attached volumes, growing")
+	flags.IntVar(&extras, "extras", 2000, "how many volumes are attached at once on top of each size")
+	flags.StringVar(&file, "file", "", "where the figures are written, as CSV (default stdout)")
+	return command
+}
+
+// runCurve measures all sizes in one lab, which grows, and writes each figure when it is known.
+func runCurve(ctx context.Context, name string, sizes []int, extras int, out io.Writer, print func(string, ...any)) (err error) {
+	began := time.Now()
+	say := func(format string, args ...any) {
+		print("[%6.1fs] %s\n", time.Since(began).Seconds(), fmt.Sprintf(format, args...))
+	}
+	r, err := openRig(ctx, rigOptions{name: name, later: true, say: say})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, r.close(ctx)) }()
+	c := &curve{rig: r, extras: extras, out: csv.NewWriter(out)}
+	size := quickSize()
+	size.AttachVolumes = extras / 20 // the flags that limit nothing
+	r.ownAttacher = map[string][]string{planeUpstream: tunedFlags(size)}
+	if err := r.equip(ctx); err != nil {
+		return err
+	}
+	r.driver.lists = true
+	if err := c.out.Write([]string{"volumes", "nodes", "pods", "plane", "component", "figure", "unit", "value"}); err != nil {
+		return fmt.Errorf("writing the figures: %w", err)
+	}
+	if err := c.makeExtras(ctx); err != nil {
+		return err
+	}
+	for i, size := range sizes {
+		if err := c.grow(ctx, size); err != nil {
+			return err
+		}
+		if err := c.list(ctx); err != nil {
+			return err
+		}
+		for _, plane := range turns([]string{planeUpstream, planeBelay, planeBelayGC}, i) {
+			if err := c.measure(ctx, plane); err != nil {
+				return fmt.Errorf("%d volumes, %s: %w", size, plane, err)
+			}
+		}
+	}
+	return nil
+}
+
+// figure writes one figure.
+func (c *curve) figure(plane, component, figure, unit string, value float64) error {
+	err := c.out.Write([]string{
+		strconv.Itoa(c.volumes), strconv.Itoa(c.nodes()), strconv.Itoa(c.volumes + c.volumes/2), plane, component, figure, unit,
+		strconv.FormatFloat(value, 'f', 3, 64),
+	})
+	c.out.Flush()
+	if err = errors.Join(err, c.out.Error()); err != nil {
+		return fmt.Errorf("writing the figures: %w", err)
+	}
+	c.say("%d volumes: %s %s: %s %.3f %s", c.volumes, plane, component, figure, value, unit)
+	return nil
+}
+
+func (c *curve) nodes() int { return c.volumes / curvePerNode }
+
+func (c *curve) makeExtras(ctx context.Context) error {
+	return each(ctx, c.extras, func(ctx context.Context, i int) error {
+		if i%extrasPerNode != 0 {
+			return c.volume(ctx, extraVolume(i))
+		}
+		return errors.Join(c.node(ctx, extraNode(i)), c.volume(ctx, extraVolume(i)))
+	})
+}
+
+// grow makes nodes with attached volumes and pods, until there are so many.
+func (c *curve) grow(ctx context.Context, volumes int) error {
+	began, first := time.Now(), c.nodes()
+	nodes := volumes/curvePerNode - first
+	if err := each(ctx, nodes, func(ctx context.Context, i int) error {
+		node := first + i
+		var on []string
+		for k := range curvePerNode {
+			on = append(on, volumeName(node*curvePerNode+k))
+		}
+		if err := c.node(ctx, nodeName(node), on...); err != nil {
+			return err
+		}
+		for k, volume := range on {
+			if err := c.old(ctx, volume, nodeName(node), k%2 == 0); err != nil {
+				return err
+			}
+		}
+		if (i+1)%max(nodes/5, 1) == 0 {
+			c.say("%d of %d nodes more (%.0f s)", i+1, nodes, time.Since(began).Seconds())
+		}
+		return nil
+	}); err != nil {
+		return err
+	}
+	c.volumes = volumes
+	return nil
+}
+
+// old makes a volume that was attached long ago, its pod, and perhaps a pod without a volume.
+func (c *curve) old(ctx context.Context, volume, node string, another bool) error {
+	if err := c.volume(ctx, volume, kube.AttacherFinalizer(driverName)); err != nil {
+		return err
+	}
+	if err := c.pod(ctx, "old-"+volume, volume, node); err != nil {
+		return err
+	}
+	if another {
+		pod := podOf("plain-"+volume, volume)
+		pod.Spec.NodeName, pod.Spec.Volumes, pod.Spec.Containers[0].VolumeMounts = node, nil, nil
+		if err := c.createPod(ctx, pod); err != nil {
+			return err
+		}
+	}
+	if err := c.driver.hold(volume, node); err != nil {
+		return err
+	}
+	return c.attached(ctx, driverName, volume, node)
+}
+
+// list measures how long a client needs that fills caches of what a controller reads, and does nothing else.
+func (c *curve) list(ctx context.Context) error {
+	config := restclient.CopyConfig(c.lab.RESTConfig())
+	config.ContentType = "application/vnd.kubernetes.protobuf"
+	config.AcceptContentTypes = config.ContentType
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return fmt.Errorf("making a client: %w", err)
+	}
+	ctx, stop := context.WithTimeoutCause(ctx, curveLimit, fmt.Errorf("listing took more than %v", curveLimit))
+	defer stop()
+	factory := informers.NewSharedInformerFactory(client, 0)
+	core, storage := factory.Core().V1(), factory.Storage().V1()
+	core.Pods().Informer()
+	core.Nodes().Informer()
+	core.PersistentVolumes().Informer()
+	core.PersistentVolumeClaims().Informer()
+	storage.VolumeAttachments().Informer()
+	storage.CSINodes().Informer()
+	storage.CSIDrivers().Informer()
+	began := time.Now()
+	factory.StartWithContext(ctx)
+	if result := factory.WaitForCacheSyncWithContext(ctx); result.Err != nil {
+		return fmt.Errorf("listing all objects: %w", result.Err)
+	}
+	took := time.Since(began)
+	stop()
+	factory.Shutdown()
+	return c.figure("client", "", curveList, "s", took.Seconds())
+}
+
+// measure is one turn of one plane at the present size.
+func (c *curve) measure(ctx context.Context, plane string) error {
+	var environment []string
+	runs := plane
+	if plane == planeBelayGC {
+		runs, environment = planeBelay, []string{"GOGC=100", "GOMEMLIMIT=off"}
+	}
+	began := time.Now()
+	if err := c.start(runs, environment...); err != nil {
+		return err
+	}
+	if err := errors.Join(c.first(ctx, plane, began), c.alone(ctx, plane)); err != nil {
+		return err
+	}
+	if plane != planeBelayGC { // the rest hardly depends on the collector
+		if err := c.latency(ctx, plane); err != nil {
+			return err
+		}
+		if err := c.burst(ctx, plane); err != nil {
+			return err
+		}
+	}
+	return c.stop(ctx)
+}
+
+// first waits for the plane's first write.
+func (c *curve) first(ctx context.Context, plane string, began time.Time) error {
+	ready, err := c.probe(ctx, began)
+	if err != nil {
+		return err
+	}
+	used, err := c.cpu()
+	if err != nil {
+		return err
+	}
+	return errors.Join(c.figure(plane, "both", curveFirst, "s", ready.Seconds()), c.figure(plane, "both", curveStartCPU, "s", used.Seconds()))
+}
+
+// alone measures memory and CPU while nothing happens.
+func (c *curve) alone(ctx context.Context, plane string) error {
+	if err := pause(ctx, rest); err != nil {
+		return err
+	}
+	before, compared, from := map[string]time.Duration{}, c.driver.comparisons(), time.Now()
+	for _, component := range c.running {
+		used, err := c.cpuOfComponent(component)
+		if err != nil {
+			return err
+		}
+		before[component] = used
+	}
+	if err := pause(ctx, curveWindow); err != nil {
+		return err
+	}
+	elapsed := time.Since(from)
+	compared = c.driver.comparisons() - compared
+	for _, component := range c.running {
+		used, err := c.cpuOfComponent(component)
+		if err != nil {
+			return err
+		}
+		used -= before[component]
+		is := c.role(component)
+		if err := c.figure(plane, is, curveIdle, "% of a core", 100*used.Seconds()/elapsed.Seconds()); err != nil {
+			return err
+		}
+		if is == "attacher" && compared > 0 {
+			if err := c.figure(plane, is, curveCompare, "ms", milli(used)/float64(compared)); err != nil {
+				return err
+			}
+		}
+	}
+	return c.memory(plane, curveMemory)
+}
+
+func (c *curve) role(component string) string {
+	if component == attacherComponent {
+		return "attacher"
+	}
+	return "controller"
+}
+
+func (c *curve) cpuOfComponent(component string) (time.Duration, error) {
+	pid, err := c.pidOf(component)
+	if err != nil {
+		return 0, err
+	}
+	return cpuTime(pid)
+}
+
+func (c *curve) memory(plane, figure string) error {
+	for _, component := range c.running {
+		pid, err := c.pidOf(component)
+		if err != nil {
+			return err
+		}
+		peak, err := peakMemory(pid)
+		if err != nil {
+			return err
+		}
+		if err := c.figure(plane, c.role(component), figure, "MiB", float64(peak)/(1<<20)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// latency attaches and detaches one volume more at a time.
+func (c *curve) latency(ctx context.Context, plane string) error {
+	var all []float64
+	for i := range curveAttaches {
+		if err := c.breathe(ctx); err != nil {
+			return err
+		}
+		pod, err := c.newPod(ctx, extraVolume(i))
+		if err != nil {
+			return err
+		}
+		if err := c.breathe(ctx); err != nil {
+			return err
+		}
+		took, err := c.attach(ctx, pod, extraVolume(i), extraNode(i))
+		if err != nil {
+			return err
+		}
+		all = append(all, milli(took))
+		if _, err := c.detach(ctx, pod, extraVolume(i), extraNode(i)); err != nil {
+			return err
+		}
+	}
+	return c.figure(plane, "both", curveAttach, "ms", median(all))
+}
+
+// burst attaches many volumes more at once.
+func (c *curve) burst(ctx context.Context, plane string) error {
+	pods := c.podNames(c.extras)
+	all := &samples{}
+	used, err := c.atOnce(ctx, all, step{
+		n: c.extras, within: curveLimit, whole: curveBurst, tail: figureBurst, cpu: curveBurstCPU,
+		do:     func(ctx context.Context, i int) error { return c.pod(ctx, pods[i], extraVolume(i), extraNode(i)) },
+		begins: func(i int) fact { return podBound(pods[i]) },
+		ends:   func(i int) fact { return volumeReported(extraNode(i), extraVolume(i)) },
+	})
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(
+		c.figure(plane, "both", curveBurst, "ms", median(all.all[curveBurst][c.plane])), c.figure(plane, "both", curveBurstCPU, "ms", milli(used)),
+		c.memory(plane, curveBurstPeak),
+	); err != nil {
+		return err
+	}
+	if err := c.withoutExtras(ctx, pods); err != nil {
+		return err
+	}
+	// The next plane's attacher finds the volumes as new: without its finalizer.
+	return each(ctx, c.extras, func(ctx context.Context, i int) error { return c.unprotect(ctx, extraVolume(i)) })
+}
