@@ -440,10 +440,16 @@ func (l *lab) awaitDetached(volume, node string) {
 // awaitWaiting returns once the controller has written that a detach waits.
 func (l *lab) awaitWaiting(volume, node string) {
 	l.Helper()
+	begun := false
 	l.await("detach of "+volume+" from "+node+" waits", func() bool {
 		va := l.attachment(volume, node)
-		return va != nil && va.Annotations[kube.DetachRequestedAnnotation] != ""
+		waits := va != nil && va.Annotations[kube.DetachRequestedAnnotation] != ""
+		begun = va != nil && va.DeletionTimestamp != nil && !waits
+		return waits || begun
 	})
+	if begun {
+		l.Fatalf("S2: the detach of %s from %s does not wait", volume, node)
+	}
 }
 
 // messages returns the messages of the events with a reason that a pod got; hold l.mu.

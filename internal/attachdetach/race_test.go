@@ -45,10 +45,11 @@ func TestInUseBeforeTheWithdrawalLands(t *testing.T) {
 	withdrawing = true
 	armed.Unlock()
 	l.gone("p")
-	l.awaitWaiting("v", "a")
-	if va := l.read("v", "a"); va.UID != uid || va.DeletionTimestamp != nil {
-		t.Error("S2: detached although kubelet had claimed it")
-	}
+	l.await("the detach waits, or is begun", func() bool {
+		va := l.attachment("v", "a")
+		return va == nil || va.DeletionTimestamp != nil || va.Annotations[kube.DetachRequestedAnnotation] != ""
+	})
+	l.kept("v", "a", uid) // S2: kubelet has claimed it
 	l.await("still reported", func() bool { return l.isReported("v", "a") })
 	l.use("a")
 	l.awaitDetached("v", "a")
