@@ -298,6 +298,7 @@ func detachOnce(modes ...corev1.PersistentVolumeAccessMode) func(*lab) {
 		l.gone("p")
 		l.gone("q")
 		l.await("detach begun", func() bool { return l.attachment("v", "a").DeletionTimestamp != nil })
+		l.settledQuietly() // the volume has been decided again
 		l.attacher.set(func() { l.attacher.stalled = false })
 		l.awaitDetached("v", "a")
 		if n := deletes.count(); n != 1 {

@@ -1,10 +1,12 @@
 package attachdetach
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"net/http"
 	"os"
@@ -276,8 +278,17 @@ type roundTripper func(*http.Request) (*http.Response, error)
 func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
 // Requests of the controller, for intercept.
+// isReport tells a write of volumesAttached from the mark that a new leader puts on a Node.
 func isReport(r *http.Request) bool {
-	return r.Method == http.MethodPatch && strings.HasSuffix(r.URL.Path, "/status")
+	if r.Method != http.MethodPatch || !strings.HasSuffix(r.URL.Path, "/status") {
+		return false
+	}
+	sent, err := r.GetBody()
+	if err != nil {
+		return false
+	}
+	body, err := io.ReadAll(sent)
+	return err == nil && bytes.Contains(body, []byte(`"volumesAttached"`))
 }
 
 func isDetach(r *http.Request) bool {
