@@ -278,6 +278,7 @@ type roundTripper func(*http.Request) (*http.Response, error)
 func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
 // Requests of the controller, for intercept.
+
 // isReport tells a write of volumesAttached from the mark that a new leader puts on a Node.
 func isReport(r *http.Request) bool {
 	if r.Method != http.MethodPatch || !strings.HasSuffix(r.URL.Path, "/status") {
