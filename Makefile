@@ -104,6 +104,10 @@ test-kubernetes: build $(TESTSUM) ## Run conformance and short end-to-end tests 
 race: upstream $(HELM) ## Run the unit tests with the race detector (needs a C compiler).
 	CGO_ENABLED=1 KUBEBUILDER_ASSETS=$(UPSTREAM) KUBEBUILDER_CONTROLPLANE_START_TIMEOUT=3m go test -race -short -shuffle=on -timeout 60m ./...
 
+.PHONY: mutants
+mutants: upstream ## Take rules out, one by one, and expect a test to fail for each: recovery's, and those of the conformance tables. ARGS='-run TestConformance/attacher' for some.
+	KUBEBUILDER_ASSETS=$(UPSTREAM) BELAY_UPSTREAM_BIN=$(UPSTREAM) BELAY_CSI_ATTACHER=$(UPSTREAM)/csi-attacher KUBEBUILDER_CONTROLPLANE_START_TIMEOUT=3m go test -count=1 -timeout 3h -v ./hack/mutants $(ARGS)
+
 .PHONY: fuzz
 fuzz: check-go ## Fuzz every target, 30 seconds each (ARGS=5m for longer); make test fuzzes some for seconds.
 	hack/fuzz all $(ARGS)

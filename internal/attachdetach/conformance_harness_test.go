@@ -22,6 +22,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"belay.dev/belay/internal/attachment"
+	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/kube"
 	"belay.dev/belay/internal/telemetry"
 	"belay.dev/belay/internal/testing/wait"
@@ -276,6 +277,17 @@ func (l *lab) breaks(fault func(*http.Request) error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.intercept = fault
+}
+
+// refused waits until the pod has an event that its volume was not attached. The test fails at once if it is attached nevertheless.
+func (l *lab) refused(pod, volume, node string) {
+	l.Helper()
+	l.await(pod+" has the event", func() bool {
+		return l.attachment(volume, node) != nil || len(l.messages(pod, explain.FailedAttachVolume)) > 0
+	})
+	if l.read(volume, node) != nil {
+		l.Fatal("S1: attached to a second node")
+	}
 }
 
 // forced checks that the controller has forced one detach.

@@ -1,10 +1,12 @@
 package attachdetach
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"net/http"
 	"os"
@@ -276,8 +278,18 @@ type roundTripper func(*http.Request) (*http.Response, error)
 func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
 // Requests of the controller, for intercept.
+
+// isReport tells a write of volumesAttached from the mark that a new leader puts on a Node.
 func isReport(r *http.Request) bool {
-	return r.Method == http.MethodPatch && strings.HasSuffix(r.URL.Path, "/status")
+	if r.Method != http.MethodPatch || !strings.HasSuffix(r.URL.Path, "/status") {
+		return false
+	}
+	sent, err := r.GetBody()
+	if err != nil {
+		return false
+	}
+	body, err := io.ReadAll(sent)
+	return err == nil && bytes.Contains(body, []byte(`"volumesAttached"`))
 }
 
 func isDetach(r *http.Request) bool {
@@ -440,10 +452,16 @@ func (l *lab) awaitDetached(volume, node string) {
 // awaitWaiting returns once the controller has written that a detach waits.
 func (l *lab) awaitWaiting(volume, node string) {
 	l.Helper()
+	begun := false
 	l.await("detach of "+volume+" from "+node+" waits", func() bool {
 		va := l.attachment(volume, node)
-		return va != nil && va.Annotations[kube.DetachRequestedAnnotation] != ""
+		waits := va != nil && va.Annotations[kube.DetachRequestedAnnotation] != ""
+		begun = va != nil && va.DeletionTimestamp != nil && !waits
+		return waits || begun
 	})
+	if begun {
+		l.Fatalf("S2: the detach of %s from %s does not wait", volume, node)
+	}
 }
 
 // messages returns the messages of the events with a reason that a pod got; hold l.mu.

@@ -4,7 +4,32 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"testing"
+
+	"belay.dev/belay/internal/kube"
+	"belay.dev/belay/internal/testing/wait"
 )
+
+// TestShippedRights: a volume is attached, reported, kept while it is in use and detached with the rights that are shipped. They do not
+// include the status of VolumeAttachments, by which only the attacher confirms.
+func TestShippedRights(t *testing.T) {
+	l := newLab(t)
+	l.runAttachedOnA()
+	l.use("a", "v")
+	l.gone("p")
+	wait.Until(t, "the detach waits for the node", func() bool {
+		requests, err := cluster.Requests(controllerUser)
+		l.must(err)
+		for _, r := range requests {
+			if right := r.Right(); r.Refused() || !granted[right] {
+				t.Fatalf("the controller needs %q, which is not granted", right)
+			}
+		}
+		return l.read("v", "a").Annotations[kube.DetachRequestedAnnotation] != ""
+	})
+	l.use("a")
+	l.awaitDetached("v", "a")
+}
 
 // checkRights compares the requests of the controller in all tests with the rights that it is shipped with: none was refused,
 // and no right is granted that was not used.

@@ -22,7 +22,7 @@ import (
 	"belay.dev/belay/internal/kube"
 )
 
-// Tests of the rules of ADR 23 that need no API server, for hack/holes.
+// Tests of the rules of ADR 23 that need no API server, for hack/mutants.
 
 // partsOver are parts over objects that a fake client holds.
 func partsOver(dial Dial, objects ...client.Object) *parts {

@@ -11,13 +11,6 @@ import (
 
 var update = flag.Bool("update", false, "write the pages of docs/conformance")
 
-// tables are the files of the tables, by the names of their pages in docs/conformance.
-var tables = map[string]string{
-	"controller": "internal/attachdetach/testdata/conformance.yaml",
-	"attacher":   "internal/attacher/testdata/conformance.yaml",
-	"node":       "internal/nodeagent/testdata/conformance.yaml",
-}
-
 func load(t *testing.T, file string) *Table {
 	t.Helper()
 	table, err := Load(filepath.Join(moduleRoot(), file))
@@ -42,7 +35,7 @@ func TestLinksToUpstream(t *testing.T) {
 				t.Fatalf("lab/go.mod has %s %s, and the tables are about %s: update the links", module.Path, version, module.Version)
 			}
 			checked := 0
-			for _, file := range tables {
+			for _, file := range Tables {
 				for _, row := range load(t, file).Rows() {
 					if row.Module != name {
 						continue
@@ -62,7 +55,7 @@ func TestLinksToUpstream(t *testing.T) {
 
 // TestPagesAreCurrent compares docs/conformance with the tables; with -update it writes the pages.
 func TestPagesAreCurrent(t *testing.T) {
-	for name, file := range tables {
+	for name, file := range Tables {
 		table := load(t, file)
 		sources := &Sources{Home: filepath.Join(moduleRoot(), filepath.Dir(filepath.Dir(file)))}
 		for _, row := range table.Rows() { // the package of each table checks its subtests

@@ -41,8 +41,20 @@ type Row struct {
 	Tests []string `json:"tests,omitempty"`
 	// Differs begins the rows of docs/differences that document what belay does otherwise.
 	Differs []string `json:"differs,omitempty"`
-	// Safety is set for what S1 to S10 rest on. Such a row needs a test.
-	Safety bool `json:"safety,omitempty"`
+	// Safety is set for what S1 to S10 rest on. Such a row needs a test, and mutants that its tests fail for.
+	Safety  bool     `json:"safety,omitempty"`
+	Mutants []Mutant `json:"mutants,omitempty"`
+}
+
+// Mutant takes out of belay what a row rests on.
+type Mutant struct {
+	// Test is the test of the row that fails then.
+	Test string `json:"test"`
+	// File has the rule, from the root of the module.
+	File string `json:"file"`
+	// Rule occurs once in the file, and Without is there instead.
+	Rule    string `json:"rule"`
+	Without string `json:"without"`
 }
 
 // Module is a module of upstream at the version that belay is compared with.
@@ -54,6 +66,13 @@ var Modules = map[string]Module{
 	"external-attacher": {
 		"github.com/kubernetes-csi/external-attacher/v4", "v4.12.0", "https://github.com/kubernetes-csi/external-attacher/blob/v4.12.0/",
 	},
+}
+
+// Tables are the files of the tables, by the names of their pages in docs/conformance.
+var Tables = map[string]string{
+	"controller": "internal/attachdetach/testdata/conformance.yaml",
+	"attacher":   "internal/attacher/testdata/conformance.yaml",
+	"node":       "internal/nodeagent/testdata/conformance.yaml",
 }
 
 // Load reads a table and checks that each row is complete.

@@ -1,18 +1,12 @@
-// Package holes takes the rules of recovery out, one by one, and expects a test to fail for each. The numbers are those of ADR 23.
-package holes
+package mutants
 
 import (
-	"encoding/json"
-	"os"
-	"os/exec"
-	"path/filepath"
-	"strings"
+	"maps"
+	"slices"
 	"testing"
 )
 
-const root = "../../"
-
-// hole is a rule, and the test that fails without it.
+// hole is a rule of recovery, and the test that fails without it. The numbers are those of ADR 23.
 type hole struct {
 	number, what string
 	file         string
@@ -151,83 +145,43 @@ var holes = []hole{
 	{"20", "mirror pods are deleted", "internal/recovery/observe.go", "corev1.MirrorPodAnnotationKey]; mirror {", "corev1.MirrorPodAnnotationKey]; mirror && false {", shell, "TestEvictable"},
 }
 
-// TestHoles: each rule is needed. The tests pass with all of them: one that fails anyway shows nothing.
-func TestHoles(t *testing.T) {
+// TestRecovery: each rule is needed.
+func TestRecovery(t *testing.T) {
 	if testing.Short() {
-		t.Skip("NOT RUN: builds the tests once for each rule")
+		t.Skip("NOT RUN: builds the tests once for each rule; `make mutants` does")
 	}
-	tests := map[string]string{}
+	tests := map[string]map[string]bool{}
 	for _, h := range holes {
-		tests[h.pkg] += h.test + "|"
+		if tests[h.pkg] == nil {
+			tests[h.pkg] = map[string]bool{}
+		}
+		tests[h.pkg][h.test] = true
 	}
-	for pkg, names := range tests {
+	for _, pkg := range slices.Sorted(maps.Keys(tests)) {
 		t.Run("0 "+pkg, func(t *testing.T) {
-			if out, err := run(t, pkg, strings.TrimSuffix(names, "|")); err != nil {
-				t.Errorf("%v\n%s", err, out)
+			b := build(t, pkg)
+			for _, test := range slices.Sorted(maps.Keys(tests[pkg])) {
+				b.passes(t, test)
 			}
 		})
 	}
 	for _, h := range holes {
 		t.Run(h.number+" "+h.what, func(t *testing.T) {
-			out, err := without(t, h)
-			switch {
-			case err == nil:
-				t.Errorf("%s of %s passes", h.test, h.pkg)
-			case !strings.Contains(out, "--- FAIL: Test"):
-				t.Errorf("%s of %s does not run: %v\n%s", h.test, h.pkg, err, out)
-			}
+			t.Parallel()
+			h.mutant().build(t).fails(t, h.test)
 		})
 	}
 }
 
-// TestRulesAreThere: each rule is where the list says, so that TestHoles can take it out.
+func (h hole) mutant() mutant {
+	return mutant{file: h.file, with: h.with, without: h.without, pkg: h.pkg}
+}
+
+// TestRulesAreThere: each rule of recovery is where the list says, so that TestRecovery can take it out.
 func TestRulesAreThere(t *testing.T) {
 	for _, h := range holes {
-		source, err := os.ReadFile(root + h.file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if n := strings.Count(string(source), h.with); n != 1 {
-			t.Errorf("hole %s, %s: %s has the rule %d times, want once: %s", h.number, h.what, h.file, n, h.with)
+		if _, err := h.mutant().source(); err != nil {
+			t.Errorf("hole %s, %s: %v", h.number, h.what, err)
 		}
 	}
-}
-
-// without runs a test with the rule taken out, in an overlay: the source stays as it is.
-func without(t *testing.T, h hole) (string, error) {
-	t.Helper()
-	path, err := filepath.Abs(root + h.file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	source, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if n := strings.Count(string(source), h.with); n != 1 {
-		t.Fatalf("%s has the rule %d times, want once: %s", h.file, n, h.with)
-	}
-	changed := filepath.Join(t.TempDir(), "changed.go")
-	if err := os.WriteFile(changed, []byte(strings.Replace(string(source), h.with, h.without, 1)), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	overlay, err := json.Marshal(map[string]map[string]string{"Replace": {path: changed}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	file := filepath.Join(t.TempDir(), "overlay.json")
-	if err := os.WriteFile(file, overlay, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	return run(t, h.pkg, h.test, "-overlay", file)
-}
-
-// run runs tests of a package.
-func run(t *testing.T, pkg, tests string, flags ...string) (string, error) {
-	t.Helper()
-	args := append([]string{"test", "-vet=off", "-count=1", "-short", "-run", "^(" + tests + ")$"}, flags...)
-	c := exec.CommandContext(t.Context(), "go", append(args, "./"+pkg)...)
-	c.Dir = root
-	out, err := c.CombinedOutput()
-	return string(out), err
 }
