@@ -116,7 +116,7 @@ func TestCSIHandlerRefused(t *testing.T) {
 				tt.with = func(*storagev1.VolumeAttachment) {}
 			}
 			va := w.attachment("pv1", "node1", tt.with)
-			stored := w.until(va, "refused", hasAttachError(tt.want))
+			stored := w.untilRefused(va, hasAttachError(tt.want))
 			if len(stored.Finalizers) != 0 {
 				t.Errorf("finalizers %v on an attachment that cannot begin", stored.Finalizers)
 			}
@@ -204,7 +204,7 @@ func TestCSIAttachTimesOut(t *testing.T) {
 	w.volume("pv1")
 	w.start(func(c *Config) { c.Timeout = 300e6 })
 	va := w.attachment("pv1", "node1")
-	w.until(va, "timed out", hasAttachError("DeadlineExceeded"))
+	w.untilRefused(va, hasAttachError("DeadlineExceeded"))
 	w.until(va, "attached", isAttached)
 	w.wantRepeated("Publish id-node1")
 }
@@ -310,7 +310,7 @@ func TestCSIHandlerDetach(t *testing.T) {
 			})
 			w.delete(va)
 			if tt.want != "" {
-				w.until(va, "refused", hasDetachError(tt.want))
+				w.untilRefused(va, hasDetachError(tt.want))
 			}
 			if tt.mend != nil {
 				tt.mend(w)

@@ -165,7 +165,7 @@ func TestPVFinalizerRefused(t *testing.T) {
 	refuses.left.Store(requeuesBeforeReport + 3)
 	w.start(w.through(func(next http.RoundTripper) http.RoundTripper { refuses.RoundTripper = next; return refuses }))
 	va := w.attachment("pv1", "node1")
-	w.until(va, "refused", hasAttachError("could not add PersistentVolume finalizer: "))
+	w.untilRefused(va, hasAttachError("could not add PersistentVolume finalizer: "))
 	if stored := w.until(va, "attached", isAttached); stored.Status.AttachError != nil {
 		t.Errorf("attachError %q was not cleared", stored.Status.AttachError.Message)
 	}
