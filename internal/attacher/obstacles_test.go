@@ -260,7 +260,7 @@ func TestCSINodesAreAwaited(t *testing.T) {
 	late := &heldBack{resource: "csinodes", free: make(chan struct{}), reached: make(chan struct{})}
 	w.start(w.through(func(next http.RoundTripper) http.RoundTripper { late.RoundTripper = next; return late }))
 	wait.For(t, "the request for CSINodes", late.reached)
-	time.AfterFunc(200*time.Millisecond, func() { close(late.free) })
+	time.AfterFunc(time.Second, func() { close(late.free) }) // long enough for a decision without them
 	w.until(va, "attached", func(va *storagev1.VolumeAttachment) bool {
 		if va.Status.AttachError != nil {
 			t.Errorf("attachError %q", va.Status.AttachError.Message)
