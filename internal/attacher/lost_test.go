@@ -80,6 +80,7 @@ func TestLostWrites(t *testing.T) {
 }
 
 func testLostWrite(t *testing.T, faults *lossy) {
+	t.Helper()
 	w := newWorld(t)
 	w.driver.SetAnswer(func(context.Context, call, int) (map[string]string, error) {
 		w.wantFinalizers("pv1") // S10

@@ -111,16 +111,16 @@ func TestCSIHandlerAttachRequest(t *testing.T) {
 					if tt.want != nil {
 						tt.want(want)
 					}
-					calls := w.driver.WaitCalls(2)
+					calls := w.driver.Calls()
+					if len(calls) != 2 {
+						t.Fatalf("calls: %v", w.driver.Made())
+					}
 					if diff := cmp.Diff(want, calls[0].Request, protocmp.Transform()); diff != "" {
 						t.Errorf("publish (-want +got):\n%s", diff)
 					}
 					wantUnpublish := call{Method: "Unpublish", Volume: want.VolumeId, Node: "id-node1", Secrets: want.Secrets}
 					if diff := cmp.Diff(wantUnpublish, calls[1], cmpopts.IgnoreFields(call{}, "Request", "Socket", "At")); diff != "" {
 						t.Errorf("unpublish (-want +got):\n%s", diff)
-					}
-					if len(calls) != 2 {
-						t.Errorf("calls: %v", w.driver.Made())
 					}
 				})
 			}
