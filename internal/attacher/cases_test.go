@@ -116,7 +116,7 @@ func TestCSIHandlerRefused(t *testing.T) {
 				tt.with = func(*storagev1.VolumeAttachment) {}
 			}
 			va := w.attachment("pv1", "node1", tt.with)
-			stored := w.until(va, "refused", hasAttachError(tt.want))
+			stored := w.untilRefused(va, hasAttachError(tt.want))
 			if len(stored.Finalizers) != 0 {
 				t.Errorf("finalizers %v on an attachment that cannot begin", stored.Finalizers)
 			}
@@ -204,7 +204,7 @@ func TestCSIAttachTimesOut(t *testing.T) {
 	w.volume("pv1")
 	w.start(func(c *Config) { c.Timeout = 300e6 })
 	va := w.attachment("pv1", "node1")
-	w.until(va, "timed out", hasAttachError("DeadlineExceeded"))
+	w.untilRefused(va, hasAttachError("DeadlineExceeded"))
 	w.until(va, "attached", isAttached)
 	w.wantRepeated("Publish id-node1")
 }
@@ -310,7 +310,7 @@ func TestCSIHandlerDetach(t *testing.T) {
 			})
 			w.delete(va)
 			if tt.want != "" {
-				w.until(va, "refused", hasDetachError(tt.want))
+				w.untilRefused(va, hasDetachError(tt.want))
 			}
 			if tt.mend != nil {
 				tt.mend(w)
@@ -503,22 +503,26 @@ func TestDeletedDuringPublish(t *testing.T) {
 			w := newWorld(t)
 			answer := make(chan struct{})
 			w.driver.SetAnswer(func(_ context.Context, c call, _ int) (map[string]string, error) {
-				if c.Method == "Publish" {
+				if c.Method == "Publish" && c.Volume == w.name("pv1") {
 					<-answer
 				}
 				return nil, nil
 			})
 			w.node("node1")
+			w.node("node2")
 			w.volume("pv1")
+			w.volume("pv2")
 			w.start()
 			va := w.attachment("pv1", "node1")
 			w.driver.WaitCalls(1)
 			w.delete(va)
 			tt.finish(w, va)
+			// The deletion has been seen when an attachment that was created after it is attached.
+			w.until(w.attachment("pv2", "node2"), "attached", isAttached)
 			close(answer)
 			w.until(va, "gone", isGone)
-			w.driver.WaitCalls(2)
-			w.wantCalls("Publish id-node1", "Unpublish id-node1")
+			w.driver.WaitCalls(3)
+			w.wantCalls("Publish id-node1", "Publish id-node2", "Unpublish id-node1")
 			if w.driver.Overlaps != 0 {
 				t.Errorf("%d calls overlapped on the volume", w.driver.Overlaps)
 			}

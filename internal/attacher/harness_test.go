@@ -330,6 +330,21 @@ func (w *world) until(name, what string, is func(va *storagev1.VolumeAttachment)
 	return nil
 }
 
+// untilRefused waits for an error in the status. It fails at once where the volume is attached, or the attachment gone, without it.
+func (w *world) untilRefused(name string, refused func(va *storagev1.VolumeAttachment) bool) *storagev1.VolumeAttachment {
+	w.t.Helper()
+	return w.until(name, "refused", func(va *storagev1.VolumeAttachment) bool {
+		w.t.Helper()
+		if refused(va) {
+			return true
+		}
+		if va == nil || va.Status.Attached && va.DeletionTimestamp == nil {
+			w.t.Fatalf("VolumeAttachment %s was not refused: %+v; calls %v", name, va, w.driver.Made())
+		}
+		return false
+	})
+}
+
 func isAttached(va *storagev1.VolumeAttachment) bool { return va != nil && va.Status.Attached }
 func isGone(va *storagev1.VolumeAttachment) bool     { return va == nil }
 func hasAttachError(text string) func(*storagev1.VolumeAttachment) bool {

@@ -2,15 +2,19 @@ package attacher
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"belay.dev/belay/internal/kube"
 )
 
 // lossy loses requests to the API server, or the replies to them.
@@ -67,23 +71,50 @@ func TestLostWrites(t *testing.T) {
 		"every request fails for a while -> everything goes on by itself": on("", ""),
 	}
 	for name, matches := range writes {
-		for kind, reply := range map[string]bool{"request lost": false, "reply lost": true} {
-			t.Run(name+", "+kind, func(t *testing.T) {
-				w := newWorld(t)
-				w.node("node1")
-				w.volume("pv1")
-				faults := &lossy{matches: matches, left: 3, reply: reply}
-				w.start(w.through(func(next http.RoundTripper) http.RoundTripper { faults.RoundTripper = next; return faults }))
-				va := w.attachment("pv1", "node1")
-				w.until(va, "attached", isAttached)
-				w.delete(va)
-				w.until(va, "gone", isGone)
-				w.wantCalls("Publish id-node1", "Unpublish id-node1")
-				if faults.mu.Lock(); faults.left == 3 {
-					t.Error("nothing was lost")
-				}
-				faults.mu.Unlock()
-			})
+		t.Run(name, func(t *testing.T) {
+			for kind, reply := range map[string]bool{"request lost": false, "reply lost": true} {
+				t.Run(kind, func(t *testing.T) { testLostWrite(t, &lossy{matches: matches, left: 3, reply: reply}) })
+			}
+		})
+	}
+}
+
+func testLostWrite(t *testing.T, faults *lossy) {
+	t.Helper()
+	w := newWorld(t)
+	w.driver.SetAnswer(func(context.Context, call, int) (map[string]string, error) {
+		w.wantFinalizers("pv1") // S10
+		return nil, nil
+	})
+	w.node("node1")
+	w.volume("pv1")
+	w.start(w.through(func(next http.RoundTripper) http.RoundTripper { faults.RoundTripper = next; return faults }))
+	va := w.attachment("pv1", "node1")
+	w.until(va, "attached", isAttached)
+	w.delete(va)
+	w.until(va, "gone", isGone)
+	w.wantCalls("Publish id-node1", "Unpublish id-node1")
+	if faults.mu.Lock(); faults.left == 3 {
+		t.Error("nothing was lost")
+	}
+	faults.mu.Unlock()
+}
+
+// wantFinalizers wants our finalizer on a PersistentVolume, and on all VolumeAttachments of the driver.
+func (w *world) wantFinalizers(volume string) {
+	finalizer := kube.AttacherFinalizer(w.driver.Name)
+	pv, err := w.client.CoreV1().PersistentVolumes().Get(w.t.Context(), w.name(volume), metav1.GetOptions{})
+	if err != nil || !slices.Contains(pv.Finalizers, finalizer) {
+		w.t.Errorf("the driver was called before the finalizer was stored on the PersistentVolume: %v", err)
+	}
+	all, err := w.client.StorageV1().VolumeAttachments().List(w.t.Context(), metav1.ListOptions{})
+	if err != nil {
+		w.t.Error(err)
+		return
+	}
+	for _, va := range all.Items {
+		if va.Spec.Attacher == w.driver.Name && !slices.Contains(va.Finalizers, finalizer) {
+			w.t.Errorf("the driver was called before the finalizer was stored on VolumeAttachment %s", va.Name)
 		}
 	}
 }

@@ -165,7 +165,7 @@ func TestPVFinalizerRefused(t *testing.T) {
 	refuses.left.Store(requeuesBeforeReport + 3)
 	w.start(w.through(func(next http.RoundTripper) http.RoundTripper { refuses.RoundTripper = next; return refuses }))
 	va := w.attachment("pv1", "node1")
-	w.until(va, "refused", hasAttachError("could not add PersistentVolume finalizer: "))
+	w.untilRefused(va, hasAttachError("could not add PersistentVolume finalizer: "))
 	if stored := w.until(va, "attached", isAttached); stored.Status.AttachError != nil {
 		t.Errorf("attachError %q was not cleared", stored.Status.AttachError.Message)
 	}
@@ -260,7 +260,7 @@ func TestCSINodesAreAwaited(t *testing.T) {
 	late := &heldBack{resource: "csinodes", free: make(chan struct{}), reached: make(chan struct{})}
 	w.start(w.through(func(next http.RoundTripper) http.RoundTripper { late.RoundTripper = next; return late }))
 	wait.For(t, "the request for CSINodes", late.reached)
-	time.AfterFunc(200*time.Millisecond, func() { close(late.free) })
+	time.AfterFunc(time.Second, func() { close(late.free) }) // long enough for a decision without them
 	w.until(va, "attached", func(va *storagev1.VolumeAttachment) bool {
 		if va.Status.AttachError != nil {
 			t.Errorf("attachError %q", va.Status.AttachError.Message)

@@ -75,58 +75,56 @@ func TestCSIHandlerAttachRequest(t *testing.T) {
 			}},
 	}
 	for name, tt := range tests {
-		for _, inline := range []bool{false, true} {
-			if inline && name == "raw block" {
-				continue // refused by the API server
+		t.Run(name, func(t *testing.T) {
+			for kind, inline := range map[string]bool{"of a PersistentVolume": false, "inline": true} {
+				if inline && name == "raw block" {
+					continue // refused by the API server
+				}
+				t.Run(kind, func(t *testing.T) {
+					w := newWorld(t, tt.capabilities...)
+					w.node("node1")
+					pv := csiPV(w, "pv1")
+					if tt.volume != nil {
+						tt.volume(pv)
+					}
+					if tt.secret != nil {
+						pv.Spec.CSI.ControllerPublishSecretRef.Name = w.name("s1")
+						w.secret("s1", tt.secret)
+					}
+					w.start(func(c *Config) { c.DefaultFSType = tt.fsType })
+					var va string
+					if inline {
+						va = w.attachment("pv1", "node1", func(va *storagev1.VolumeAttachment) {
+							pv.Spec.Capacity = nil // refused by the API server here
+							va.Spec.Source = storagev1.VolumeAttachmentSource{InlineVolumeSpec: &pv.Spec}
+						})
+					} else {
+						w.volume("pv1", func(stored *corev1.PersistentVolume) { stored.Spec = pv.Spec })
+						va = w.attachment("pv1", "node1")
+					}
+					w.until(va, "attached", isAttached)
+					w.delete(va)
+					w.until(va, "gone", isGone)
+					want := &csispec.ControllerPublishVolumeRequest{VolumeId: pv.Spec.CSI.VolumeHandle, NodeId: "id-node1",
+						VolumeCapability: &csispec.VolumeCapability{AccessType: mount(""),
+							AccessMode: &csispec.VolumeCapability_AccessMode{Mode: csispec.VolumeCapability_AccessMode_SINGLE_NODE_WRITER}}}
+					if tt.want != nil {
+						tt.want(want)
+					}
+					calls := w.driver.Calls()
+					if len(calls) != 2 {
+						t.Fatalf("calls: %v", w.driver.Made())
+					}
+					if diff := cmp.Diff(want, calls[0].Request, protocmp.Transform()); diff != "" {
+						t.Errorf("publish (-want +got):\n%s", diff)
+					}
+					wantUnpublish := call{Method: "Unpublish", Volume: want.VolumeId, Node: "id-node1", Secrets: want.Secrets}
+					if diff := cmp.Diff(wantUnpublish, calls[1], cmpopts.IgnoreFields(call{}, "Request", "Socket", "At")); diff != "" {
+						t.Errorf("unpublish (-want +got):\n%s", diff)
+					}
+				})
 			}
-			title := name
-			if inline {
-				title += ", inline"
-			}
-			t.Run(title, func(t *testing.T) {
-				w := newWorld(t, tt.capabilities...)
-				w.node("node1")
-				pv := csiPV(w, "pv1")
-				if tt.volume != nil {
-					tt.volume(pv)
-				}
-				if tt.secret != nil {
-					pv.Spec.CSI.ControllerPublishSecretRef.Name = w.name("s1")
-					w.secret("s1", tt.secret)
-				}
-				w.start(func(c *Config) { c.DefaultFSType = tt.fsType })
-				var va string
-				if inline {
-					va = w.attachment("pv1", "node1", func(va *storagev1.VolumeAttachment) {
-						pv.Spec.Capacity = nil // refused by the API server here
-						va.Spec.Source = storagev1.VolumeAttachmentSource{InlineVolumeSpec: &pv.Spec}
-					})
-				} else {
-					w.volume("pv1", func(stored *corev1.PersistentVolume) { stored.Spec = pv.Spec })
-					va = w.attachment("pv1", "node1")
-				}
-				w.until(va, "attached", isAttached)
-				w.delete(va)
-				w.until(va, "gone", isGone)
-				want := &csispec.ControllerPublishVolumeRequest{VolumeId: pv.Spec.CSI.VolumeHandle, NodeId: "id-node1",
-					VolumeCapability: &csispec.VolumeCapability{AccessType: mount(""),
-						AccessMode: &csispec.VolumeCapability_AccessMode{Mode: csispec.VolumeCapability_AccessMode_SINGLE_NODE_WRITER}}}
-				if tt.want != nil {
-					tt.want(want)
-				}
-				calls := w.driver.WaitCalls(2)
-				if diff := cmp.Diff(want, calls[0].Request, protocmp.Transform()); diff != "" {
-					t.Errorf("publish (-want +got):\n%s", diff)
-				}
-				wantUnpublish := call{Method: "Unpublish", Volume: want.VolumeId, Node: "id-node1", Secrets: want.Secrets}
-				if diff := cmp.Diff(wantUnpublish, calls[1], cmpopts.IgnoreFields(call{}, "Request", "Socket", "At")); diff != "" {
-					t.Errorf("unpublish (-want +got):\n%s", diff)
-				}
-				if len(calls) != 2 {
-					t.Errorf("calls: %v", w.driver.Made())
-				}
-			})
-		}
+		})
 	}
 }
 
