@@ -64,10 +64,13 @@ func TestUpstreamVolumesOfPods(t *testing.T) {
 		// It stays in use until it is unstaged, whatever else is written to the list.
 		w := newWorld(t)
 		l := w.live()
-		calls, goOn := make(chan string), make(chan struct{})
+		calls, goOn := make(chan string, 10), make(chan struct{})
 		w.driver.SetBefore(func(method, _ string, _ int) error {
 			calls <- method
-			<-goOn
+			select {
+			case <-goOn:
+			case <-w.ctx.Done():
+			}
 			return nil
 		})
 		l.agent.RemovePod(l.pod.UID)
@@ -77,7 +80,7 @@ func TestUpstreamVolumesOfPods(t *testing.T) {
 			}
 			w.writesListFor(l.agent, strings.ToLower(want))
 			if got := w.detach(l.handle); !errors.Is(got, errStillInUse) {
-				t.Errorf("detach at %s: %v, want %v", want, got, errStillInUse)
+				t.Fatalf("detach at %s: %v, want %v", want, got, errStillInUse)
 			}
 			goOn <- struct{}{}
 		}
