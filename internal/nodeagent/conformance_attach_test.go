@@ -13,6 +13,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"belay.dev/belay/internal/nodevolume"
 	"belay.dev/belay/internal/testing/csidriver"
 	"belay.dev/belay/internal/testing/wait"
 )
@@ -54,8 +55,8 @@ func TestUpstreamAttachPolicy(t *testing.T) {
 			pod := w.pod("p", "data")
 			agent.SetPod(pod)
 			if test.attached {
+				w.waitSays(agent, pod, string(nodevolume.NotAttached))
 				w.untilInUse(handle)
-				wait.Until(w, "it waits for the attach", func() bool { return w.waitsFor(agent, pod, "NotAttached") })
 				w.callsAre()
 				w.attach(handle)
 			}
@@ -342,6 +343,14 @@ func (w *world) deletePod(pod *corev1.Pod, force bool) {
 	})
 }
 
+// writesListFor has the agent write the list of volumes in use, for a pod with a volume of this name.
+func (w *world) writesListFor(agent *Agent, name string) {
+	w.Helper()
+	handle := w.volume(name)
+	agent.SetPod(w.pod("for-"+name, name))
+	w.untilInUse(handle)
+}
+
 // TestUpstreamRestarts are upstream's disruptive tests and those of the reconstruction: what
 // becomes of volumes whose pods stayed, or went, while the agent was down.
 func TestUpstreamRestarts(t *testing.T) {
@@ -368,6 +377,9 @@ func TestUpstreamRestarts(t *testing.T) {
 			switch {
 			case test.next:
 				w.unmounted(agent, l.pod)
+				if points, _ := w.driver.MountPoints(); slices.Contains(points, w.target(l.pod)) {
+					t.Errorf("still mounted for the pod that is gone: %v", points)
+				}
 				wait.Until(w, "the new pod is known", func() bool { return slices.Contains(agent.Pods(), next.UID) })
 				w.mounted(agent, next)
 			case test.removed:
@@ -426,6 +438,7 @@ func TestUpstreamRestarts(t *testing.T) {
 		l.stop()
 		agent, _ := w.agent()
 		wait.Until(w, "the Node has been read", agent.status.started)
+		w.writesListFor(agent, "other")
 		if got := w.detach(l.handle); got == nil {
 			t.Error("detached while it is mounted and the pod's owner is silent")
 		}

@@ -1,7 +1,10 @@
 package nodeagent
 
 import (
+	"errors"
+	"net/http"
 	"slices"
+	"strings"
 	"testing"
 
 	csispec "github.com/container-storage-interface/spec/lib/go/csi"
@@ -9,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"belay.dev/belay/internal/nodevolume"
 	"belay.dev/belay/internal/testing/csidriver"
 	"belay.dev/belay/internal/testing/wait"
 )
@@ -28,6 +32,18 @@ func TestUpstreamVolumesOfPods(t *testing.T) {
 			must(t, err)
 		}
 		phase(corev1.ClaimPending)
+		write := make(chan struct{}) // of the list of volumes in use
+		w.nodeID.Wrap(func(next http.RoundTripper) http.RoundTripper {
+			return roundTripper(func(r *http.Request) (*http.Response, error) {
+				if r.Method == http.MethodPatch && r.URL.Path == "/api/v1/nodes/"+w.name+"/status" {
+					select {
+					case <-write:
+					case <-r.Context().Done():
+					}
+				}
+				return next.RoundTrip(r)
+			})
+		})
 		agent, _ := w.agent()
 		pod := w.pod("p", "data")
 		agent.SetPod(pod)
@@ -36,10 +52,39 @@ func TestUpstreamVolumesOfPods(t *testing.T) {
 			defer agent.pods.mu.Unlock()
 			return agent.pods.known[pod.UID].problem != nil
 		})
+		w.attach(handle) // as an earlier pod's volume may still be
 		phase(corev1.ClaimBound)
-		w.untilInUse(handle)
-		w.attach(handle)
+		w.waitSays(agent, pod, string(nodevolume.NotReportedInUse))
+		w.callsAre()
+		close(write)
 		w.mounted(agent, pod)
+		w.untilInUse(handle)
+	})
+	t.Run("TestGetMountedVolumesForPodAndGetVolumesInUse", func(t *testing.T) {
+		// It stays in use until it is unstaged, whatever else is written to the list.
+		w := newWorld(t)
+		l := w.live()
+		calls, goOn := make(chan string, 10), make(chan struct{})
+		w.driver.SetBefore(func(method, _ string, _ int) error {
+			calls <- method
+			select {
+			case <-goOn:
+			case <-w.ctx.Done():
+			}
+			return nil
+		})
+		l.agent.RemovePod(l.pod.UID)
+		for _, want := range []string{"Unpublish", "Unstage"} {
+			if got := wait.For(w, "the next call", calls); got != want {
+				t.Errorf("%s, want %s", got, want)
+			}
+			w.writesListFor(l.agent, strings.ToLower(want))
+			if got := w.detach(l.handle); !errors.Is(got, errStillInUse) {
+				t.Fatalf("detach at %s: %v, want %v", want, got, errStillInUse)
+			}
+			goOn <- struct{}{}
+		}
+		w.untilNotInUse(l.handle)
 	})
 	t.Run("TestEphemeralVolumeOwnerCheck", func(t *testing.T) {
 		w := newWorld(t, noAttach)

@@ -267,8 +267,8 @@ func TestUpstreamAttachOfEphemeral(t *testing.T) {
 		pod := w.genericPod("p", false, "data")
 		handle := "h-" + w.name + "-p-data"
 		agent.SetPod(pod)
-		w.untilInUse(handle)
 		w.waitSays(agent, pod, string(nodevolume.NotAttached))
+		w.untilInUse(handle)
 		w.attach(handle)
 		w.mounted(agent, pod)
 		agent.RemovePod(pod.UID)
