@@ -227,6 +227,8 @@ const (
 	FigureInUseReported   = "last in use -> reported on next"
 	FigureBoundRunning    = "pod bound -> running"
 	FigurePodGoneDetached = "pod gone -> detached"
+	// FigureDeletedRunning is the whole of a move, as users see it.
+	FigureDeletedRunning = "pod deleted -> running elsewhere"
 )
 
 // Figures derives the times by which planes are compared; those whose ends were
@@ -243,6 +245,7 @@ func (m *Move) Figures() []Figure {
 	add(FigureInUseReported, m.later(StepOutOfUse, StepBound), StepReported)
 	add(FigureBoundRunning, StepBound, StepRunning)
 	add(FigurePodGoneDetached, StepPodGone, StepVAGone)
+	add(FigureDeletedRunning, StepPodDeleted, StepRunning)
 	return out
 }
 

@@ -290,6 +290,7 @@ func TestCompareOmitsFiguresWithoutRatio(t *testing.T) {
 		{Move: "drain", Figure: FigureBoundReported, Upstream: 1068, Belay: 68, Ratio: 1068.0 / 68, Least: 1068.0 / 68, Moves: 1},
 		{Move: "drain", Figure: FigureInUseReported, Upstream: 1048, Belay: 48, Ratio: 1048.0 / 48, Least: 1048.0 / 48, Moves: 1},
 		{Move: "drain", Figure: FigureBoundRunning, Upstream: 346, Belay: 346, Ratio: 1, Least: 1, Moves: 1},
+		{Move: "drain", Figure: FigureDeletedRunning, Upstream: 464, Belay: 464, Ratio: 1, Least: 1, Moves: 1},
 	}}
 	got := Compare([]*Move{belay}, []*Move{slow})
 	if diff := cmp.Diff(want, got); diff != "" {
