@@ -50,6 +50,7 @@ const (
 type curve struct {
 	*rig
 
+	// extras are the volumes of the burst.
 	extras  int
 	volumes int
 	out     *csv.Writer
@@ -64,7 +65,7 @@ A size is a number of attached volumes. There are 20 of them on each node, and h
 
 Upstream's clients are not throttled. Belay runs as shipped, and a second time with GOGC=100, which is what upstream's run with.
 
-The figures are written as CSV; hack/performance draws them and writes docs/performance.md ("make scale" does both).`
+The figures are written as CSV. "make scale" also draws them and writes docs/performance.md.`
 
 // scaleCommand is `belay-lab bench scale`.
 func scaleCommand() *cobra.Command {
@@ -106,10 +107,10 @@ func scaleCommand() *cobra.Command {
 }
 
 // runCurve measures all sizes in one lab, which grows, and writes each figure when it is known.
-func runCurve(ctx context.Context, name string, sizes []int, extras int, out io.Writer, print func(string, ...any)) (err error) {
+func runCurve(ctx context.Context, name string, sizes []int, extras int, out io.Writer, progress func(string, ...any)) (err error) {
 	began := time.Now()
 	say := func(format string, args ...any) {
-		print("[%6.1fs] %s\n", time.Since(began).Seconds(), fmt.Sprintf(format, args...))
+		progress("[%6.1fs] %s\n", time.Since(began).Seconds(), fmt.Sprintf(format, args...))
 	}
 	r, err := openRig(ctx, rigOptions{name: name, later: true, say: say})
 	if err != nil {
@@ -263,7 +264,10 @@ func (c *curve) measure(ctx context.Context, plane string) error {
 	if err := c.start(runs, environment...); err != nil {
 		return err
 	}
-	if err := errors.Join(c.first(ctx, plane, began), c.alone(ctx, plane)); err != nil {
+	if err := c.first(ctx, plane, began); err != nil {
+		return err
+	}
+	if err := c.alone(ctx, plane); err != nil {
 		return err
 	}
 	if plane != planeBelayGC { // the rest hardly depends on the collector

@@ -253,6 +253,7 @@ func (r *run) check(ctx context.Context, t *testing.T, node string) {
 
 // show prints the last calls of the driver's record, for the search for a fault.
 func show(t *testing.T, calls []labdisk.Call) {
+	t.Helper()
 	for _, c := range calls {
 		if time.Since(c.Start) < time.Minute {
 			t.Logf("call %s %s on %s: %s to %s %s %s", c.Method, c.Volume, c.Node,
