@@ -173,7 +173,7 @@ func (a *Attacher) expectedAttachments(size int) []publication.ExpectedAttachmen
 				AttachError: messageOf(va.Status.AttachError), DetachError: messageOf(va.Status.DetachError),
 				Call: record.call, Drift: record.drift,
 			},
-			Version: va.ResourceVersion, Handle: handle, Exclusive: a.objects.exclusive(from.handle),
+			Version: va.ResourceVersion, Handle: handle, Exclusive: func() bool { return a.objects.exclusive(from.handle) },
 		})
 	})
 	return found

@@ -49,9 +49,9 @@ func (l lister) read(ctx context.Context, handles []string) (volumes map[string]
 }
 
 func (l lister) readOnce(ctx context.Context, handles []string) (map[string]*publication.Entry, int, error) {
-	volumes := make(map[string]*publication.Entry, len(handles))
-	for _, handle := range handles {
-		volumes[handle] = &publication.Entry{}
+	volumes, listed := make(map[string]*publication.Entry, len(handles)), make([]publication.Entry, len(handles))
+	for i, handle := range handles {
+		volumes[handle] = &listed[i]
 	}
 	entries := 0
 	seen := map[string]bool{}

@@ -57,7 +57,8 @@ type ExpectedAttachment struct {
 
 	Version   string // resource version of the VolumeAttachment
 	Handle    string // the volume's handle as the driver lists it
-	Exclusive bool   // the volume may be published to one node only
+	// Exclusive: the volume may be published to one node only. It is asked for the few attachments that the list does not confirm.
+	Exclusive func() bool
 }
 
 // Result is the result of a comparison.
@@ -279,7 +280,7 @@ func (c *ExpectedAttachment) compare(list Listing, holders map[place]int) (drift
 	if slices.ContainsFunc(entry.NodeIDs, func(id string) bool { return !list.Nodes[id] }) {
 		return NoDrift, false
 	}
-	if c.Exclusive && len(entry.NodeIDs) > 0 {
+	if len(entry.NodeIDs) > 0 && c.Exclusive() {
 		return PublishedElsewhere, true
 	}
 	return NotPublished, true
@@ -299,7 +300,7 @@ func (c *ExpectedAttachment) compareReleased(here bool, holders map[place]int) (
 
 // publishFails: the volume is exclusive and wanted, and the last publish failed.
 func (c *ExpectedAttachment) publishFails() bool {
-	return c.Exclusive && !c.Deleting && !c.Attached && c.Call.Verb == Publish && c.Call.failed()
+	return !c.Deleting && !c.Attached && c.Call.Verb == Publish && c.Call.failed() && c.Exclusive()
 }
 
 // abandonedAt returns a node at which the driver lists the volume although it has no attachment; empty if there is none, or if an

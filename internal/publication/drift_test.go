@@ -11,10 +11,10 @@ import (
 
 // claimed is a claim of an attachment whose handle is "vol".
 func claimed(a Attachment) ExpectedAttachment {
-	return ExpectedAttachment{Attachment: a, Version: "1", Handle: "vol", Exclusive: true}
+	return ExpectedAttachment{Attachment: a, Version: "1", Handle: "vol", Exclusive: func() bool { return true }}
 }
 
-func sharing(c ExpectedAttachment) ExpectedAttachment { c.Exclusive = false; return c }
+func sharing(c ExpectedAttachment) ExpectedAttachment { c.Exclusive = func() bool { return false }; return c }
 
 // letGo is a released attachment that other finalizers keep.
 func letGo(name string) Attachment {
