@@ -55,8 +55,8 @@ type Listing struct {
 type ExpectedAttachment struct {
 	Attachment
 
-	Version   string // resource version of the VolumeAttachment
-	Handle    string // the volume's handle as the driver lists it
+	Version string // resource version of the VolumeAttachment
+	Handle  string // the volume's handle as the driver lists it
 	// Exclusive: the volume may be published to one node only. It is asked for the few attachments that the list does not confirm.
 	Exclusive func() bool
 }

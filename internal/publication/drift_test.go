@@ -14,7 +14,10 @@ func claimed(a Attachment) ExpectedAttachment {
 	return ExpectedAttachment{Attachment: a, Version: "1", Handle: "vol", Exclusive: func() bool { return true }}
 }
 
-func sharing(c ExpectedAttachment) ExpectedAttachment { c.Exclusive = func() bool { return false }; return c }
+func sharing(c ExpectedAttachment) ExpectedAttachment {
+	c.Exclusive = func() bool { return false }
+	return c
+}
 
 // letGo is a released attachment that other finalizers keep.
 func letGo(name string) Attachment {
