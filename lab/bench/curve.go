@@ -88,7 +88,7 @@ func scaleCommand() *cobra.Command {
 			}
 			out := command.OutOrStdout()
 			if file != "" {
-				f, err := os.Create(file) //nolint:gosec // the user names it
+				f, err := os.Create(file)
 				if err != nil {
 					return fmt.Errorf("writing the figures: %w", err)
 				}

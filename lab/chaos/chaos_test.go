@@ -43,6 +43,7 @@ func TestKillAnywhere(t *testing.T) {
 }
 
 func killAnywhere(t *testing.T, permissive bool) {
+	t.Helper()
 	seeds := longSeeds
 	// The short run takes steps that lie apart: another three with each build would
 	// be nicer, but a failure must be seen by all who run the same commit.

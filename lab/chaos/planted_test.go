@@ -71,7 +71,7 @@ func binWithFault(t *testing.T, program, fault string) string {
 		t.Fatalf("build with the faults: %v\n%s", err, out)
 	}
 	script := fmt.Sprintf("#!/bin/sh\nBELAY_FAULT=%s exec %s \"$@\"\n", fault, faulty)
-	if err := os.WriteFile(filepath.Join(dir, program), []byte(script), 0o700); err != nil { //nolint:gosec // a program
+	if err := os.WriteFile(filepath.Join(dir, program), []byte(script), 0o700); err != nil {
 		t.Fatal(err)
 	}
 	return dir
