@@ -15,6 +15,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	clientscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/klog/v2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -119,8 +120,8 @@ func (s *site) clear() {
 	must(s, s.client.List(ctx, fences))
 	for i := range fences.Items {
 		f := &fences.Items[i]
-		f.Finalizers = nil
-		must(s, client.IgnoreNotFound(s.client.Update(ctx, f)))
+		// Whatever its version is: the last write of a role that was just stopped may still be carried out.
+		must(s, client.IgnoreNotFound(s.client.Patch(ctx, f, client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`)))))
 		must(s, client.IgnoreNotFound(s.client.Delete(ctx, f)))
 	}
 	must(s, s.client.DeleteAllOf(ctx, &fencingv1.FenceSource{}))
