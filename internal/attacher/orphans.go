@@ -15,8 +15,7 @@ import (
 type orphans struct {
 	mu      sync.Mutex
 	handles map[string]string // by attachment name; empty if unknown
-	// searched holds the orphans that were compared with all PersistentVolumes. From then on, only new ones are
-	// compared.
+	// searched holds the orphans that were compared with all known volumes. From then on, only new ones are compared.
 	searched map[string]bool
 }
 
@@ -70,8 +69,9 @@ func (o *objects) matchOrphans(handle string) {
 	}
 }
 
-// searchVolumeOf compares an orphan with all PersistentVolumes, once. It computes a digest for each of them: do not
-// call it from an event handler.
+// searchVolumeOf compares an orphan with all volumes that are known, once: those of the PersistentVolumes, and those
+// recorded on other attachments, which may be settled and are then not decided on. It computes a digest for each of
+// them: do not call it from an event handler.
 func (o *objects) searchVolumeOf(name string) {
 	o.orphans.mu.Lock()
 	known, orphan := o.orphans.handles[name]
@@ -81,12 +81,23 @@ func (o *objects) searchVolumeOf(name string) {
 	}
 	o.orphans.mu.Unlock()
 	va, ok := o.attachments.Get(name)
-	if done || !ok {
+	if done || !ok || !kube.IsAttachmentName(name) {
 		return
 	}
+	var handles []string
+	for _, other := range o.attachments.Cached() {
+		if handle := recordedHandle(other); handle != "" && other.Spec.Attacher == o.driver {
+			handles = append(handles, handle)
+		}
+	}
 	for _, item := range o.volumeInformer.GetStore().List() {
-		if from, err := o.sourceOfVolume(item.(*corev1.PersistentVolume)); err == nil && o.mayBelongTo(va, from.handle) && kube.IsAttachmentName(name) {
-			o.matchOrphans(from.handle)
+		if from, err := o.sourceOfVolume(item.(*corev1.PersistentVolume)); err == nil {
+			handles = append(handles, from.handle)
+		}
+	}
+	for _, handle := range handles {
+		if o.mayBelongTo(va, handle) {
+			o.matchOrphans(handle)
 			return
 		}
 	}

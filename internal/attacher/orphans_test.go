@@ -2,6 +2,7 @@ package attacher
 
 import (
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 
@@ -83,4 +84,23 @@ func TestOrphansAreFoundOnceVolumesAreSynced(t *testing.T) {
 	if _, ok := a.objects.orphans.handles["gone"]; !ok || len(a.objects.orphans.handles) != 1 {
 		t.Errorf("orphans: %v, want the one", a.objects.orphans.handles)
 	}
+}
+
+// A settled attachment of another node, which nothing wakes at the start, identifies the volume of an orphan: its
+// status does not ask a person for a handle that is recorded.
+func TestSettledAttachmentIdentifiesAnOrphan(t *testing.T) {
+	w := newWorld(t)
+	w.node("node-a")
+	w.node("node-b")
+	w.volume("pv1", func(pv *corev1.PersistentVolume) { pv.Spec.CSI.VolumeHandle = "other" })
+	w.attachmentOf("pv1", w.name("pv1"), "node-b", withFinalizer(w, "id-node-b"), isAttachedAlready, func(va *storagev1.VolumeAttachment) {
+		va.Annotations[kube.PublishedHandleAnnotation] = w.name("pv1")
+	})
+	orphan := w.attachmentOf("pv1", w.name("pv1"), "node-a")
+	w.start()
+	w.until(orphan, "waiting", hasAttachError("recreated for another volume"))
+	if va := w.get(orphan); strings.Contains(va.Status.AttachError.Message, "not recorded") {
+		t.Errorf("%s, although another VolumeAttachment records the handle", va.Status.AttachError.Message)
+	}
+	w.wantCalls()
 }
