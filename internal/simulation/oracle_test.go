@@ -238,8 +238,9 @@ func (s *sim) judgeFibreReport(d *disk, node *corev1.Node) {
 	if d.handle != fibre {
 		return
 	}
-	if v := s.machines[node.Name].of(d.handle); !v.mounted {
-		s.requests.attached(d, node.Name) // what is mounted was attached before: its report came back
+	// What is mounted, or about to be, was attached before: its report came back, and what was asked for before stands.
+	if v := s.machines[node.Name].of(d.handle); !v.mounted && !v.verified {
+		s.requests.attached(d, node.Name)
 	}
 	for _, other := range list[*corev1.Node](s.api) {
 		if other.Name != node.Name && reports(other, d.handle) {
