@@ -73,8 +73,9 @@ func Coarse(exact cache.Indexers) cache.Indexers {
 	return indexers
 }
 
-// buckets is the maximum number of buckets of a coarse index.
-const buckets = 4096
+// buckets is the maximum number of buckets of a coarse index: twelve objects to each with 100,000 volumes. More buckets take
+// more memory, fewer have each event of the start look at more objects.
+const buckets = 8192
 
 func bucket(value string) string {
 	sum := fnv.New32a()
@@ -160,7 +161,11 @@ func (n *Newest[T]) ByIndex(index, value string) map[string]T {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for _, item := range items {
+		// A newer version that has the value, unlike the cached one, is found below.
 		cached := item.(T)
+		if !n.carries(cached, index, value) {
+			continue
+		}
 		if obj, ok := n.newest(cached.GetName(), cached, true, mark); ok && n.carries(obj, index, value) {
 			found[cached.GetName()] = obj
 		}

@@ -28,6 +28,9 @@ const (
 	curveWindow = 65 * time.Second
 	// curveAttaches are made one at a time.
 	curveAttaches = 20
+	// shippedVolumes is for how many volumes the controller's memory limit is shipped, and largeLimit what docs/adopt-controller.md has
+	// an operator set for up to twice as many.
+	shippedVolumes, largeLimit = 50_000, "1800MiB"
 	// curveLimit bounds the start, and the burst.
 	curveLimit = 10 * time.Minute
 )
@@ -63,7 +66,8 @@ for each comparison with the driver's list; the latency of one attach; and a bur
 A size is a number of attached volumes. There are 20 of them on each node, and half as many pods without a volume as with one:
 100000 volumes are 5000 nodes and 150000 pods, as objects in a real API server and etcd, which need about 12 GiB.
 
-Upstream's clients are not throttled. Belay runs as shipped, and a second time with GOGC=100, which is what upstream's run with.
+Upstream's clients are not throttled. Belay runs as shipped (beyond 50,000 volumes with the memory limit that docs/adopt-controller.md
+names for 100,000), and a second time with GOGC=100, which is what upstream's run with.
 
 The figures are written as CSV. "make scale" also draws them and writes docs/performance.md.`
 
@@ -174,7 +178,7 @@ func (c *curve) makeExtras(ctx context.Context) error {
 
 // grow makes nodes with attached volumes and pods, until there are so many.
 func (c *curve) grow(ctx context.Context, volumes int) error {
-	began, first := time.Now(), c.nodes()
+	began, first, old := time.Now(), c.nodes(), objects{client: c.client, labels: map[string]string{labelOld: ""}}
 	nodes := volumes/curvePerNode - first
 	if err := each(ctx, nodes, func(ctx context.Context, i int) error {
 		node := first + i
@@ -182,11 +186,14 @@ func (c *curve) grow(ctx context.Context, volumes int) error {
 		for k := range curvePerNode {
 			on = append(on, volumeName(node*curvePerNode+k))
 		}
-		if err := c.node(ctx, nodeName(node), on...); err != nil {
+		if err := old.node(ctx, nodeName(node), on...); err != nil {
 			return err
 		}
 		for k, volume := range on {
-			if err := c.old(ctx, volume, nodeName(node), k%2 == 0); err != nil {
+			if err := old.attachedPod(ctx, volume, nodeName(node), k%2 == 0); err != nil {
+				return err
+			}
+			if err := c.driver.hold(volume, nodeName(node)); err != nil {
 				return err
 			}
 		}
@@ -201,25 +208,22 @@ func (c *curve) grow(ctx context.Context, volumes int) error {
 	return nil
 }
 
-// old makes a volume that was attached long ago, its pod, and perhaps a pod without a volume.
-func (c *curve) old(ctx context.Context, volume, node string, another bool) error {
-	if err := c.volume(ctx, volume, kube.AttacherFinalizer(driverName)); err != nil {
+// attachedPod makes a volume that was attached long ago, its pod, and perhaps a pod without a volume.
+func (o objects) attachedPod(ctx context.Context, volume, node string, another bool) error {
+	if err := o.volume(ctx, volume, kube.AttacherFinalizer(driverName)); err != nil {
 		return err
 	}
-	if err := c.pod(ctx, "old-"+volume, volume, node); err != nil {
+	if err := o.pod(ctx, "old-"+volume, volume, node); err != nil {
 		return err
 	}
 	if another {
 		pod := podOf("plain-"+volume, volume)
 		pod.Spec.NodeName, pod.Spec.Volumes, pod.Spec.Containers[0].VolumeMounts = node, nil, nil
-		if err := c.createPod(ctx, pod); err != nil {
+		if err := o.createPod(ctx, pod); err != nil {
 			return err
 		}
 	}
-	if err := c.driver.hold(volume, node); err != nil {
-		return err
-	}
-	return c.attached(ctx, driverName, volume, node)
+	return o.attached(ctx, driverName, volume, node)
 }
 
 // list measures how long a client needs that fills caches of what a controller reads, and does nothing else.
@@ -257,8 +261,11 @@ func (c *curve) list(ctx context.Context) error {
 func (c *curve) measure(ctx context.Context, plane string) error {
 	var environment []string
 	runs := plane
-	if plane == planeBelayGC {
+	switch {
+	case plane == planeBelayGC:
 		runs, environment = planeBelay, []string{"GOGC=100", "GOMEMLIMIT=off"}
+	case plane == planeBelay && c.volumes > shippedVolumes:
+		environment = []string{"GOMEMLIMIT=" + largeLimit}
 	}
 	began := time.Now()
 	if err := c.start(runs, environment...); err != nil {

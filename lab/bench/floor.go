@@ -72,7 +72,7 @@ func floorWith(ctx context.Context, client kubernetes.Interface) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	f := &floor{
-		objects: objects{client}, inFlight: make(chan struct{}, floorWrites), fail: cancel,
+		objects: objects{client: client}, inFlight: make(chan struct{}, floorWrites), fail: cancel,
 		volumes: map[string]*floorVolume{}, nodes: map[string]*floorNode{},
 	}
 	factory := informers.NewSharedInformerFactory(client, 0)

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -82,7 +83,11 @@ func each(ctx context.Context, n int, do func(ctx context.Context, i int) error)
 }
 
 // objects makes what the bench needs in the API server.
-type objects struct{ client kubernetes.Interface }
+type objects struct {
+	client kubernetes.Interface
+	// labels are put on nodes, pods and attachments.
+	labels map[string]string
+}
 
 // create makes an object by the method of a client.
 func create[T metav1.Object](ctx context.Context, method func(context.Context, T, metav1.CreateOptions) (T, error), object T) (T, error) {
@@ -128,6 +133,7 @@ func readyNode(name string) *corev1.Node {
 // volumes as reported and in use, as a kubelet lists them when it registers again.
 func (o objects) node(ctx context.Context, name string, volumes ...string) error {
 	node := readyNode(name)
+	maps.Copy(node.Labels, o.labels)
 	node.Annotations = map[string]string{kube.ManagedAttachAnnotation: "true"}
 	node.Status.Capacity = corev1.ResourceList{
 		corev1.ResourceCPU: resource.MustParse("64"), corev1.ResourceMemory: resource.MustParse("256Gi"), corev1.ResourcePods: resource.MustParse("250"),
@@ -201,6 +207,7 @@ func (o objects) podFor(ctx context.Context, name, volume, node string) error {
 }
 
 func (o objects) createPod(ctx context.Context, pod *corev1.Pod) error {
+	maps.Copy(pod.Labels, o.labels)
 	_, err := create(ctx, o.client.CoreV1().Pods(namespace).Create, pod)
 	return err
 }
@@ -302,6 +309,7 @@ func (o objects) deleteAttachment(ctx context.Context, volume, driver, node stri
 func (o objects) attached(ctx context.Context, driver, volume, node string) error {
 	attachments := o.client.StorageV1().VolumeAttachments()
 	va := attachmentOf(volume, driver, node)
+	va.Labels = o.labels
 	va.Finalizers, va.Annotations = []string{kube.AttacherFinalizer(driver)}, map[string]string{kube.NodeIDAnnotation: node}
 	va, err := create(ctx, attachments.Create, va)
 	if err != nil {

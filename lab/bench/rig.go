@@ -10,7 +10,9 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
+	restclient "k8s.io/client-go/rest"
 
 	"belay.dev/belay/lab/cluster"
 )
@@ -84,7 +86,10 @@ func openRig(ctx context.Context, o rigOptions) (r *rig, err error) {
 			err = errors.Join(err, r.close(ctx))
 		}
 	}()
-	client, err := kubernetes.NewForConfig(lab.RESTConfig())
+	// As the planes' clients do, and for half of the API server's time while objects are made.
+	config := restclient.CopyConfig(lab.RESTConfig())
+	config.ContentType, config.AcceptContentTypes = runtime.ContentTypeProtobuf, runtime.ContentTypeProtobuf
+	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return nil, fmt.Errorf("making a client: %w", err)
 	}

@@ -68,9 +68,10 @@ func (s specs) component(name, path string, args ...string) proc.Spec {
 // roomy lets a program's heap grow to five times of what lives in it before it is collected. The
 // heaps of etcd and the API server are small when they have just started, and are collected often, on
 // the same few cores as all else: the first moves of a lab then show that more than the plane. A
-// real cluster's heaps are large and its cores its own. What is compared runs as shipped.
+// real cluster's heaps are large and its cores its own. What is compared runs as shipped. The limit
+// keeps the garbage of a large state (`belay-lab bench scale`) from taking the machine's memory.
 func roomy(spec proc.Spec) proc.Spec {
-	spec.Env = append(spec.Env, "GOGC=400")
+	spec.Env = append(spec.Env, "GOGC=400", "GOMEMLIMIT=6GiB")
 	return spec
 }
 
