@@ -66,7 +66,7 @@ func (s *sim) judge(w write) {
 			case !was && is:
 				s.machines[after.Name].of(d.handle).forced = false // it is given the volume again
 				s.judgeReport(w, d, after)
-				s.judgeFibreReport(d, after)
+				s.judgeFibreReport(w, d, after)
 			case was && !is:
 				s.judgeWithdraw(w, d, before)
 			}
@@ -234,7 +234,7 @@ func (s *sim) judgeNames(node *corev1.Node) {
 }
 
 // judgeFibreReport: S1, where the report is all that there is.
-func (s *sim) judgeFibreReport(d *disk, node *corev1.Node) {
+func (s *sim) judgeFibreReport(w write, d *disk, node *corev1.Node) {
 	if d.handle != fibre {
 		return
 	}
@@ -247,7 +247,7 @@ func (s *sim) judgeFibreReport(d *disk, node *corev1.Node) {
 			s.breaks("S1", "%s reported to %s while %s reports it", d.handle, node.Name, other.Name)
 		}
 	}
-	s.judgeMount(s.machines[node.Name], d.handle, sameMachine)
+	s.judgeMount(s.machines[node.Name], d.handle, sameMachine, w.by)
 }
 
 // judgeLetGo: S5.
@@ -321,7 +321,7 @@ func (s *sim) judgeCall(c *call) {
 			s.breaks("S1", "%s sent while %s may still be carried out", c, r)
 		}
 	}
-	s.judgeMount(s.byID(c.nodeID), c.volume, s.sameID)
+	s.judgeMount(s.byID(c.nodeID), c.volume, s.sameID, s.controller.actor)
 }
 
 // sameID: the driver cannot tell the two machines apart, so a call for one may be for the other.
@@ -358,8 +358,8 @@ func (s *sim) protected(d *disk, id string) bool {
 }
 
 // judgeMount: S1, as a machine is about to be let at a volume. Machines that a policy
-// took for dead do not count: that is what the policy says.
-func (s *sim) judgeMount(m *machine, handle string, same func(m, other *machine) bool) {
+// took for dead do not count: that is what the policy says. by is the controller that lets it, which may not know what an earlier one knew.
+func (s *sim) judgeMount(m *machine, handle string, same func(m, other *machine) bool, by *actor) {
 	d := s.disk(handle)
 	if !d.exclusive {
 		return
@@ -367,7 +367,7 @@ func (s *sim) judgeMount(m *machine, handle string, same func(m, other *machine)
 	for _, other := range s.everyMachine() {
 		switch v := other.of(handle); {
 		case other == m || same(m, other) || !v.mounted || v.forced:
-		case handle == fibre && s.released(d, other):
+		case handle == fibre && s.released(d, other, by):
 			v.forced = true
 			s.say("%s of %s no longer counts", handle, other)
 		default:
@@ -380,14 +380,14 @@ func (s *sim) judgeMount(m *machine, handle string, same func(m, other *machine)
 func sameMachine(m, other *machine) bool { return m == other }
 
 // released reports whether a volume without a VolumeAttachment may be given to another machine although this one has it mounted: a
-// policy permits it, or no process is left that knows. Nothing outlives the Node object that could show what was in use there,
+// policy permits it, or the process that gives it does not know. Nothing outlives the Node object that could show what was in use there,
 // except the memory of a process that saw it reported.
-func (s *sim) released(d *disk, m *machine) bool {
+func (s *sim) released(d *disk, m *machine, by *actor) bool {
 	node, ok := get[*corev1.Node](s.api, m.name)
 	if ok && !m.replaced && reports(node, d.handle) {
 		return false
 	}
-	return s.authority(d, m, s.api.version) || !s.controller.knows(m) && s.excuse(excuse.ForgottenReport)
+	return s.authority(d, m, s.api.version) || !by.knows(m) && s.excuse(excuse.ForgottenReport)
 }
 
 // settled returns what is missing from the state that must be reached in the end.

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	restclient "k8s.io/client-go/rest"
@@ -135,6 +136,7 @@ func runCurve(ctx context.Context, name string, sizes []int, extras int, out io.
 	if err := c.makeExtras(ctx); err != nil {
 		return err
 	}
+	var failed []error
 	for i, size := range sizes {
 		if err := c.grow(ctx, size); err != nil {
 			return err
@@ -143,12 +145,18 @@ func runCurve(ctx context.Context, name string, sizes []int, extras int, out io.
 			return err
 		}
 		for _, plane := range turns([]string{planeUpstream, planeBelay, planeBelayGC}, i) {
-			if err := c.measure(ctx, plane); err != nil {
-				return fmt.Errorf("%d volumes, %s: %w", size, plane, err)
+			if err := c.turn(ctx, plane); err != nil {
+				// What another plane cannot do at this size says nothing about the next one, and making the objects took long.
+				err = fmt.Errorf("%d volumes, %s: %w", size, plane, err)
+				c.say("%v", err)
+				failed = append(failed, err)
+			}
+			if ctx.Err() != nil {
+				return errors.Join(failed...)
 			}
 		}
 	}
-	return nil
+	return errors.Join(failed...)
 }
 
 // figure writes one figure.
@@ -257,8 +265,8 @@ func (c *curve) list(ctx context.Context) error {
 	return c.figure("client", "", curveList, "s", took.Seconds())
 }
 
-// measure is one turn of one plane at the present size.
-func (c *curve) measure(ctx context.Context, plane string) error {
+// turn is one turn of one plane at the present size; it leaves nothing of the plane behind.
+func (c *curve) turn(ctx context.Context, plane string) error {
 	var environment []string
 	runs := plane
 	switch {
@@ -268,24 +276,41 @@ func (c *curve) measure(ctx context.Context, plane string) error {
 		environment = []string{"GOMEMLIMIT=" + largeLimit}
 	}
 	began := time.Now()
-	if err := c.start(runs, environment...); err != nil {
-		return err
+	err := c.start(runs, environment...)
+	if err == nil {
+		err = c.measure(ctx, plane, began)
 	}
+	if err != nil {
+		err = errors.Join(err, c.withoutPods(ctx))
+	}
+	return errors.Join(err, c.stop(ctx))
+}
+
+// withoutPods deletes what pods a failed turn left; the next plane detaches their volumes.
+func (c *curve) withoutPods(ctx context.Context) error {
+	added := metav1.ListOptions{LabelSelector: "!" + labelOld}
+	err := c.client.CoreV1().Pods(namespace).DeleteCollection(ctx, metav1.DeleteOptions{GracePeriodSeconds: new(int64(0))}, added)
+	if err != nil {
+		return fmt.Errorf("deleting the pods of a failed turn: %w", err)
+	}
+	return nil
+}
+
+// measure takes the figures of a plane that was started.
+func (c *curve) measure(ctx context.Context, plane string, began time.Time) error {
 	if err := c.first(ctx, plane, began); err != nil {
 		return err
 	}
 	if err := c.alone(ctx, plane); err != nil {
 		return err
 	}
-	if plane != planeBelayGC { // the rest hardly depends on the collector
-		if err := c.latency(ctx, plane); err != nil {
-			return err
-		}
-		if err := c.burst(ctx, plane); err != nil {
-			return err
-		}
+	if plane == planeBelayGC { // the rest hardly depends on the collector
+		return nil
 	}
-	return c.stop(ctx)
+	if err := c.latency(ctx, plane); err != nil {
+		return err
+	}
+	return c.burst(ctx, plane)
 }
 
 // first waits for the plane's first write.
