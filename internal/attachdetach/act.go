@@ -4,6 +4,8 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	storagev1 "k8s.io/api/storage/v1"
@@ -37,6 +39,10 @@ func (w *work) attach(ctx context.Context, s attachment.Attach) (again bool, err
 			NodeName: string(s.Node),
 			Source:   w.source(s),
 		},
+	}
+	unconfirmed := func(other *storagev1.VolumeAttachment) bool { return !other.Status.Attached }
+	if planted.Isolation && slices.ContainsFunc(slices.Collect(maps.Values(w.state.attachments.ByIndex(byNode, string(s.Node)))), unconfirmed) {
+		return false, errBusy
 	}
 	name, sent := va.Name, time.Now()
 	w.loggerAt(s.Node).Info("Attaching volume", "attachment", name, "pods", klog.KObjSlice(w.now.pods[s.Node]))

@@ -33,6 +33,8 @@ var (
 
 	// Identity: a missing bootID or systemUUID counts as a different one, so that a volume in use is released (S2).
 	Identity = is("identity")
+	// Isolation: a volume is not attached to a node while the driver of another volume has not confirmed an attachment there.
+	Isolation = is("isolation")
 	// PreMount: what a recreated Node lists is a pre-mount entry wherever pods want the volume (S1, S2).
 	PreMount = is("premount")
 	// Recreated: the PersistentVolume that an attachment names decides which volume was published (S1, S5).

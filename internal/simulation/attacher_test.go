@@ -28,8 +28,9 @@ import (
 type attacherProcess struct {
 	*actor
 
-	sim  *sim
-	real *attacher.Attacher
+	sim    *sim
+	driver *driver
+	real   *attacher.Attacher
 	// overlooked is what it has not been woken for, and since when that is so.
 	overlooked map[string]time.Time
 	cancel     context.CancelFunc
@@ -40,10 +41,10 @@ type attacherProcess struct {
 	stale    map[kind]int // the version that a first list shows
 }
 
-func (s *sim) startAttacher() *attacherProcess {
+func (s *sim) startAttacher(d *driver) {
 	s.started++
 	p := &attacherProcess{
-		sim: s, actor: s.newActor(fmt.Sprint("attacher-", s.started)),
+		sim: s, driver: d, actor: s.newActor(fmt.Sprint("attacher-", s.started)),
 		watchers: map[kind]*watcher{}, stale: map[kind]int{},
 	}
 	for _, k := range allKinds {
@@ -52,12 +53,12 @@ func (s *sim) startAttacher() *attacherProcess {
 			p.stale[k] = max(0, s.api.version-s.rng.IntN(12))
 		}
 	}
-	driver, err := realController()
+	controller, err := realController()
 	if err != nil {
 		panic(err) // the driver of the simulation answers
 	}
 	real, err := attacher.New(attacher.Config{
-		Client: clientset{p: p}, Driver: driverName, Controller: driver,
+		Client: clientset{p: p}, Driver: d.name, Controller: controller,
 		Timeout: 15 * time.Second, RetryStart: time.Second, RetryMax: 5 * time.Minute,
 		WorkerThreads: 10, DefaultFSType: "ext4", DrainTimeout: time.Second, ReconcileSync: time.Minute,
 	})
@@ -71,8 +72,8 @@ func (s *sim) startAttacher() *attacherProcess {
 	real.Warm(warm)
 	synctest.Wait() // the first lists are there: Run looks for them at once, or in 100 ms
 	p.ended.Go(func() { _ = real.Run(ctx) })
-	s.say("%s starts", p.name)
-	return p
+	s.say("%s starts, for %s", p.name, d.name)
+	d.attacher = p
 }
 
 // kill crashes the attacher. A driver works on one call per volume at a time, so what
@@ -81,14 +82,15 @@ func (s *sim) kill(p *attacherProcess) {
 	s.storage.mu.Lock()
 	s.crash(p.actor)
 	for _, c := range append(s.storage.arrived, s.storage.running...) {
-		if !c.gone.Load() {
+		if c.by == p && !c.gone.Load() {
 			c.gone.Store(true)
 			c.reply <- context.Canceled
 		}
 	}
-	s.storage.arrived = nil
+	s.storage.arrived = slices.DeleteFunc(s.storage.arrived, func(c *call) bool { return c.by == p })
 	s.storage.mu.Unlock()
 	p.cancel()
+	s.dead = append(s.dead, p.ended.Wait)
 	s.say("%s is killed", p.name)
 }
 

@@ -85,9 +85,9 @@ func (c *controller) work() (did bool) {
 	}
 	key := keys[c.sim.rng.IntN(len(keys))]
 	c.queue.begin(key)
-	c.sim.say("%s looks at %s", c.name, key.Handle)
+	c.sim.say("%s looks at %s", c.name, handleOf(key))
 	c.net.mu.Lock()
-	c.looks[key.Handle] = c.caches.informers[attachments].seen
+	c.looks[handleOf(key)] = c.caches.informers[attachments].seen
 	c.net.mu.Unlock()
 	before := c.demands(key)
 	c.ended.Go(func() {

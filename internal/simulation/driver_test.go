@@ -19,10 +19,32 @@ import (
 	"belay.dev/belay/internal/csi"
 )
 
-// driverName is the name of the CSI driver.
-const driverName = "disk.simulation"
+// driverName is the name of the CSI driver that every seed has, otherDriver that of the one that some have as well.
+const (
+	driverName  = "disk.simulation"
+	otherDriver = "other.simulation"
+)
 
-// storage is the CSI driver, and the storage behind it: who may write now.
+// driver is one CSI driver with its attacher.
+type driver struct {
+	name     string
+	attacher *attacherProcess
+	honesty  honesty
+	hangs    hang
+}
+
+// driverOf is the driver of a volume, nil for none.
+func (s *sim) driverOf(d *disk) *driver {
+	i := slices.IndexFunc(s.drivers, func(of *driver) bool { return of.name == d.key().Driver })
+	if i < 0 {
+		return nil
+	}
+	return s.drivers[i]
+}
+
+func (s *sim) pickDriver() *driver { return s.drivers[s.rng.IntN(len(s.drivers))] }
+
+// storage is the CSI drivers, and the storage behind them: who may write now.
 type storage struct {
 	mu sync.Mutex
 	// arrived are calls that the scheduler has not looked at.
@@ -123,7 +145,11 @@ func intercept(ctx context.Context, _ string, request, reply any, _ *grpc.Client
 		set(reply, "Capabilities", &csispec.ControllerGetCapabilitiesResponse{Capabilities: all})
 		return nil
 	case *csispec.ListVolumesRequest:
-		set(reply, "Entries", ctx.Value(processKey{}).(*attacherProcess).listVolumes())
+		p := ctx.Value(processKey{}).(*attacherProcess)
+		if err := p.hangList(ctx); err != nil {
+			return err
+		}
+		set(reply, "Entries", p.listVolumes())
 		return nil
 	case *csispec.ControllerPublishVolumeRequest:
 		return ctx.Value(processKey{}).(*attacherProcess).call(ctx, &call{publish: true, volume: in.GetVolumeId(), nodeID: in.GetNodeId()})
@@ -141,6 +167,7 @@ func set(reply any, field string, with any) {
 // call waits for what the scheduler makes of a call.
 func (p *attacherProcess) call(ctx context.Context, c *call) error {
 	c.by, c.reply = p, make(chan error, 1)
+	c.volume = handleOf(volumeKey{Driver: p.driver.name, Handle: c.volume})
 	s := p.sim.storage
 	s.mu.Lock()
 	if p.dead {
@@ -169,12 +196,21 @@ func (s *sim) receive() {
 	slices.SortStableFunc(arrived, func(a, b *call) int { return cmp.Compare(a.String(), b.String()) })
 	for _, c := range arrived {
 		if s.storage.busy(c) {
+			if c.by.driver.hangs == mute {
+				s.say("driver: %s: no answer", c)
+				continue
+			}
 			s.say("driver: %s: busy", c)
 			c.reply <- status.Error(codes.Aborted, "an operation for this volume is pending")
 			continue
 		}
 		s.judgeCall(c)
-		if !s.calm {
+		switch {
+		case c.by.driver.hangs == mute:
+			c.fate = [...]fate{hangs, stuck}[s.rng.IntN(2)]
+		case c.by.driver.hangs == failing:
+			c.fate = fails
+		case !s.calm:
 			c.fate = [...]fate{works, works, works, works, works, works, works, silent, hangs, fails, fails, stuck}[s.rng.IntN(12)]
 		}
 		if c.publish {
@@ -204,6 +240,9 @@ func (s *storage) behind(c *call) bool {
 
 // land ends a call, unless it hangs.
 func (s *sim) land(c *call) (did bool) {
+	if c.by.driver.hangs == mute {
+		return false
+	}
 	if (c.fate == hangs || c.fate == stuck) && !c.gone.Load() {
 		if !s.calm {
 			return false // until the caller times out
@@ -216,6 +255,9 @@ func (s *sim) land(c *call) (did bool) {
 	}
 	st.running = slices.DeleteFunc(st.running, func(r *call) bool { return r == c })
 	st.mu.Lock()
+	if c.gone.Load() && c.fate.acts() && st.published[c.volume][c.nodeID] != c.publish {
+		s.say("driver: %s: %s", c, lateEffect)
+	}
 	if c.fate.acts() {
 		if st.published[c.volume] == nil {
 			st.published[c.volume] = map[string]bool{}

@@ -1,13 +1,12 @@
 package simulation
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
-
-	"belay.dev/belay/internal/kube"
 )
 
 // A kubelet goes about volumes as upstream's: claim the volume in volumesInUse, read the Node
@@ -69,23 +68,28 @@ func (s *sim) unmount(m *machine, handle string, wanted bool) (did bool) {
 // start notes the volume that pods run with, whatever becomes of their PersistentVolumes.
 func (s *sim) start(m *machine, handle string) {
 	for _, pod := range s.podsAt(m, handle) {
-		m.runs[pod.UID] = handle
+		for i, claim := range claimsOf(pod) {
+			if s.runsWith(m, pod)[i] == handle {
+				m.runs[use{pod.UID, claim}] = handle
+			}
+		}
 	}
 }
 
 // podsAt are the pods of a machine that kubelet is to run with the volume.
 func (s *sim) podsAt(m *machine, handle string) []*corev1.Pod {
 	return slices.DeleteFunc(list[*corev1.Pod](s.api), func(p *corev1.Pod) bool {
-		return p.Spec.NodeName != m.name || p.DeletionTimestamp != nil || s.runsWith(m, p) != handle
+		return p.Spec.NodeName != m.name || p.DeletionTimestamp != nil || !slices.Contains(s.runsWith(m, p), handle)
 	})
 }
 
-// runsWith is the volume that a pod was started with, or will be.
-func (s *sim) runsWith(m *machine, p *corev1.Pod) string {
-	if handle, ok := m.runs[p.UID]; ok {
-		return handle
+// runsWith are the volumes that a pod was started with, or will be, in the order of its claims.
+func (s *sim) runsWith(m *machine, p *corev1.Pod) []string {
+	handles := s.handlesOf(p)
+	for i, claim := range claimsOf(p) {
+		handles[i] = cmp.Or(m.runs[use{p.UID, claim}], handles[i])
 	}
-	return s.handleOf(p)
+	return handles
 }
 
 func (s *sim) runsAt(m *machine, handle string) bool { return len(s.podsAt(m, handle)) > 0 }
@@ -116,6 +120,6 @@ func (s *sim) mountable(m *machine, handle string) bool {
 	if handle == fibre {
 		return true // the node connects it by itself
 	}
-	va, ok := get[*storagev1.VolumeAttachment](s.api, kube.AttachmentName(handle, driverName, m.name))
-	return ok && va.Status.Attached && va.DeletionTimestamp == nil && s.storage.published[handle][s.nodeID(m)]
+	va, ok := get[*storagev1.VolumeAttachment](s.api, attachmentName(handle, m.name))
+	return ok && va.Status.Attached && va.DeletionTimestamp == nil && s.storage.published[handle][s.nodeID(m, handle)]
 }

@@ -29,20 +29,20 @@ func (p *attacherProcess) listVolumes() *csispec.ListVolumesResponse {
 	defer s.storage.mu.Unlock()
 	reply := &csispec.ListVolumesResponse{}
 	for _, d := range s.disks {
-		if s.honesty == sparse {
+		if d.key().Driver != p.driver.name || p.driver.honesty == sparse {
 			continue
 		}
 		ids := slices.Sorted(maps.Keys(s.storage.published[d.handle]))
 		for i := range ids {
-			if s.honesty == shouting {
+			if p.driver.honesty == shouting {
 				ids[i] = strings.ToUpper(ids[i])
 			}
 		}
-		if s.honesty == forgetful {
+		if p.driver.honesty == forgetful {
 			ids = nil
 		}
 		reply.Entries = append(reply.Entries, &csispec.ListVolumesResponse_Entry{
-			Volume: &csispec.Volume{VolumeId: d.handle},
+			Volume: &csispec.Volume{VolumeId: d.key().Handle},
 			Status: &csispec.ListVolumesResponse_VolumeStatus{PublishedNodeIds: ids},
 		})
 	}
@@ -54,9 +54,9 @@ func (s *sim) steal() {
 	d, m := s.disks[s.others.IntN(len(s.disks))], s.machines[machineNames[s.others.IntN(len(machineNames))]]
 	s.storage.mu.Lock()
 	defer s.storage.mu.Unlock()
-	if s.storage.published[d.handle][s.nodeID(m)] && !s.busyWith(d.handle) {
+	if s.storage.published[d.handle][s.nodeID(m, d.handle)] && !s.busyWith(d.handle) {
 		s.say("another client takes %s from %s", d.handle, m)
-		delete(s.storage.published[d.handle], s.nodeID(m))
+		delete(s.storage.published[d.handle], s.nodeID(m, d.handle))
 	}
 }
 
@@ -69,13 +69,13 @@ func (s *sim) busyWith(handle string) bool {
 // unmended finds a volume that is recorded as attached and not published, although the
 // driver's list says so.
 func (s *sim) unmended() string {
-	if s.honesty != honest {
-		return ""
-	}
 	for _, d := range s.disks {
+		if of := s.driverOf(d); of == nil || of.honesty != honest {
+			continue
+		}
 		for _, name := range machineNames {
-			va, ok := get[*storagev1.VolumeAttachment](s.api, kube.AttachmentName(d.handle, driverName, name))
-			if ok && d.handle != fibre && va.Status.Attached && !s.storage.published[d.handle][va.Annotations[kube.NodeIDAnnotation]] {
+			va, ok := get[*storagev1.VolumeAttachment](s.api, attachmentName(d.handle, name))
+			if ok && va.Status.Attached && !s.storage.published[d.handle][va.Annotations[kube.NodeIDAnnotation]] {
 				return d.handle + " was taken from " + name + " and not published again"
 			}
 		}

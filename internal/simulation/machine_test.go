@@ -34,7 +34,7 @@ type machine struct {
 	replaced bool
 	local    map[string]*local // by volume handle
 	// runs is the volume that each pod was started with, which outlives a PersistentVolume that is recreated under its name.
-	runs map[types.UID]string
+	runs map[use]string
 	// due is when kubelet will have sent its list, and unmounted what no pod wants and it does
 	// not list, if it stays Ready until then: see settleTime. Zero when it has, or is not Ready.
 	due     time.Time
@@ -58,6 +58,12 @@ const (
 	// leaseDuration is how long a lease is good for.
 	leaseDuration = 40 * time.Second
 )
+
+// use is one volume of a pod.
+type use struct {
+	pod   types.UID
+	claim string
+}
 
 // local is one volume at one machine. The zero value knows nothing of it.
 type local struct {
@@ -83,7 +89,7 @@ func (m *machine) of(handle string) *local {
 }
 
 func (s *sim) newMachine(name string) *machine {
-	m := &machine{name: name, on: true, online: true, local: map[string]*local{}, runs: map[types.UID]string{}, clock: s.newClock()}
+	m := &machine{name: name, on: true, online: true, local: map[string]*local{}, runs: map[use]string{}, clock: s.newClock()}
 	if before := s.machines[name]; before != nil {
 		m.nth = before.nth + 1
 	}
@@ -125,21 +131,30 @@ func (s *sim) drawIdentity() {
 	s.storage.perNode = s.others.IntN(2) == 0
 }
 
-func (s *sim) nodeID(m *machine) string {
-	if s.identity.idsByName {
-		return "id-" + m.name
-	}
-	return "id-" + m.name + strings.Repeat("-other", m.nth)
+// nodeID is what the driver of a volume calls the machine.
+func (s *sim) nodeID(m *machine, handle string) string {
+	return s.nodeIDAt(m, volumeOf(handle).Driver)
 }
 
-// byID is the machine that the driver knows by that ID now.
-func (s *sim) byID(id string) *machine {
+func (s *sim) nodeIDAt(m *machine, driver string) string {
+	id := "id-" + m.name
+	if driver == otherDriver {
+		id = "other-" + id
+	}
+	if s.identity.idsByName {
+		return id
+	}
+	return id + strings.Repeat("-other", m.nth)
+}
+
+// byID is the machine that the driver of a volume knows by that ID now.
+func (s *sim) byID(id, handle string) *machine {
 	for _, m := range slices.Backward(s.everyMachine()) {
-		if s.nodeID(m) == id {
+		if s.nodeID(m, handle) == id {
 			return m
 		}
 	}
-	panic("no such node: " + id)
+	panic("the driver of " + handle + " knows no node " + id)
 }
 
 func said(says bool, text string) string {
@@ -208,10 +223,8 @@ func reports(node *corev1.Node, handle string) bool {
 }
 
 func unique(handle string) string {
-	if handle == fibre {
-		return kube.UniqueVolumeName(kube.FibreChannelPlugin, handle)
-	}
-	return kube.UniqueVolumeName(driverName, handle)
+	key := volumeOf(handle)
+	return kube.UniqueVolumeName(key.Driver, key.Handle)
 }
 
 // register makes the Node object, and the CSINode that goes with it.
@@ -222,6 +235,9 @@ func (s *sim) register(m *machine, node *corev1.Node) {
 	}
 	m.node, m.behind = made.GetUID(), true
 	s.say("%s registers, %s", m, s.bootID(m))
+	if m.uses() || len(s.attachmentsAt(m.name)) > 0 {
+		s.say("%s "+returns, m)
+	}
 	if m.on && m.online {
 		s.registerDriver(m)
 	}
@@ -229,16 +245,25 @@ func (s *sim) register(m *machine, node *corev1.Node) {
 
 func (s *sim) registerDriver(m *machine) {
 	node := &storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: m.name}}
-	node.Spec.Drivers = []storagev1.CSINodeDriver{{Name: driverName, NodeID: s.nodeID(m)}}
+	for _, d := range s.drivers {
+		node.Spec.Drivers = append(node.Spec.Drivers, storagev1.CSINodeDriver{Name: d.name, NodeID: s.nodeIDAt(m, d.name)})
+	}
 	switch old, ok := get[*storagev1.CSINode](s.api, m.name); {
 	case !ok:
 		s.mustCreate(node)
-	case old.Spec.Drivers[0].NodeID != s.nodeID(m):
-		change(s.api, old, func(n *storagev1.CSINode) { n.Spec.Drivers[0].NodeID = s.nodeID(m) })
+	case !slices.Equal(nodeIDs(old), nodeIDs(node)):
+		change(s.api, old, func(n *storagev1.CSINode) { n.Spec.Drivers = node.Spec.Drivers })
 	default:
 		return
 	}
-	s.say("%s registers the driver as %s", m, s.nodeID(m))
+	s.say("%s registers its drivers as %v", m, nodeIDs(node))
+}
+
+func nodeIDs(node *storagev1.CSINode) (ids []string) {
+	for _, d := range node.Spec.Drivers {
+		ids = append(ids, d.NodeID)
+	}
+	return ids
 }
 
 // restart restarts kubelet. It finds its mounts, and takes those that the Node reports
@@ -250,7 +275,7 @@ func (s *sim) restart(m *machine) {
 	}
 	node, ok := get[*corev1.Node](s.api, m.name)
 	s.say("kubelet %s restarts", m)
-	m.runs = map[types.UID]string{}
+	m.runs = map[use]string{}
 	for handle, v := range m.local {
 		v.verified = false
 		v.claimed = v.mounted && ok && reports(node, handle)
@@ -269,7 +294,7 @@ func (s *sim) restart(m *machine) {
 // boot starts the machine again: nothing is mounted, and the Node says so at once.
 func (s *sim) boot(m *machine) {
 	m.boot++
-	m.on, m.online, m.hung, m.local, m.runs = true, true, false, map[string]*local{}, map[types.UID]string{}
+	m.on, m.online, m.hung, m.local, m.runs = true, true, false, map[string]*local{}, map[use]string{}
 	s.say("%s boots", m)
 	s.arise(m)
 }

@@ -82,7 +82,14 @@ func (s *sim) noteDeletion(w write) {
 }
 
 func hasFinalizer(obj client.Object) bool {
-	return slices.Contains(obj.GetFinalizers(), kube.AttacherFinalizer(driverName))
+	driver := ""
+	switch o := obj.(type) {
+	case *storagev1.VolumeAttachment:
+		driver = o.Spec.Attacher
+	case *corev1.PersistentVolume:
+		driver = o.Spec.CSI.Driver
+	}
+	return slices.Contains(obj.GetFinalizers(), kube.AttacherFinalizer(driver))
 }
 
 // judgeAttach: S1, the controller's part. A request of an earlier leader may be carried out when others exist, and another client
@@ -122,7 +129,7 @@ func (s *sim) judgeDetach(w write, va *storagev1.VolumeAttachment) {
 			s.say("nothing recorded that this boot of %s has %s", m, d.handle)
 		case s.authority(d, m, w.request.heard[name]):
 			v.forced = true
-			s.say("a policy forces %s off %s", d.handle, m)
+			s.say(forces+" %s off %s", d.handle, m)
 		default:
 			s.breaks("S2", "attachment of %s to %s deleted while it is mounted (%v) or about to be (%v)", d.handle, m, v.mounted, v.verified)
 		}
@@ -167,7 +174,7 @@ func (s *sim) judgeWithdraw(w write, d *disk, before *corev1.Node) {
 	m := s.machines[before.Name]
 	v := m.of(d.handle)
 	v.inherited = false
-	va, attached := get[*storagev1.VolumeAttachment](s.api, kube.AttachmentName(d.handle, driverName, before.Name))
+	va, attached := get[*storagev1.VolumeAttachment](s.api, attachmentName(d.handle, before.Name))
 	switch {
 	case v.forced || !v.mounted && !v.verified:
 	case s.authority(d, m, s.api.version):
@@ -191,7 +198,7 @@ func (s *sim) judgeGone(by *actor, node string) {
 	for _, m := range s.all(node) {
 		if v := m.of(fibre); v.mounted && !v.forced && by.knows(m) && s.authority(d, m, s.api.version) {
 			v.forced = true
-			s.say("a policy forces %s off %s, whose Node is gone", d.handle, m)
+			s.say(forces+" %s off %s, whose Node is gone", d.handle, m)
 		}
 	}
 }
@@ -201,7 +208,7 @@ func (s *sim) judgeReport(w write, d *disk, node *corev1.Node) {
 	if d.handle == fibre {
 		return
 	}
-	va, ok := get[*storagev1.VolumeAttachment](s.api, kube.AttachmentName(d.handle, driverName, node.Name))
+	va, ok := get[*storagev1.VolumeAttachment](s.api, attachmentName(d.handle, node.Name))
 	switch {
 	case !ok:
 		s.breaks("S9", "%s reported to %s without an attachment", d.handle, node.Name)
@@ -321,11 +328,13 @@ func (s *sim) judgeCall(c *call) {
 			s.breaks("S1", "%s sent while %s may still be carried out", c, r)
 		}
 	}
-	s.judgeMount(s.byID(c.nodeID), c.volume, s.sameID, s.controller.actor)
+	s.judgeMount(s.byID(c.nodeID, c.volume), c.volume, s.sameID, s.controller.actor)
 }
 
 // sameID: the driver cannot tell the two machines apart, so a call for one may be for the other.
-func (s *sim) sameID(m, other *machine) bool { return s.nodeID(m) == s.nodeID(other) }
+func (s *sim) sameID(m, other *machine) bool {
+	return s.nodeIDAt(m, driverName) == s.nodeIDAt(other, driverName)
+}
 
 // judgeConfirmed: S10, of one attachment. What it says is confirmed has to rest on a call that was sent after its own finalizer was
 // stored, and not that of an earlier attachment with its name.
@@ -352,7 +361,8 @@ func (s *sim) protecting(d *disk, id string) []types.UID {
 // removed by force is not required.
 func (s *sim) protected(d *disk, id string) bool {
 	volume := slices.ContainsFunc(list[*corev1.PersistentVolume](s.api), func(pv *corev1.PersistentVolume) bool {
-		return pv.Spec.CSI != nil && pv.Spec.CSI.VolumeHandle == d.handle && hasFinalizer(pv)
+		key, ok := kube.KeyOfVolume(pv)
+		return ok && key == d.key() && hasFinalizer(pv)
 	})
 	return (volume || s.remade[d] && s.excuse(excuse.ForcedVolume)) && len(s.protecting(d, id)) > 0
 }
@@ -390,16 +400,19 @@ func (s *sim) released(d *disk, m *machine, by *actor) bool {
 	return s.authority(d, m, s.api.version) || !by.knows(m) && s.excuse(excuse.ForgottenReport)
 }
 
-// settled returns what is missing from the state that must be reached in the end.
+// settled returns what is missing from the state that must be reached in the end, but for the volumes of a driver that hangs.
 func (s *sim) settled() string {
 	for _, d := range s.disks {
+		if !s.answers(d) {
+			continue
+		}
 		served, wanted := 0, 0
 		for _, name := range machineNames {
 			node, ok := get[*corev1.Node](s.api, name)
 			if !ok {
 				return name + " is not registered"
 			}
-			va, attached := get[*storagev1.VolumeAttachment](s.api, kube.AttachmentName(d.handle, driverName, name))
+			va, attached := get[*storagev1.VolumeAttachment](s.api, attachmentName(d.handle, name))
 			if d.handle == fibre {
 				attached = reports(node, d.handle)
 			}
@@ -416,14 +429,14 @@ func (s *sim) settled() string {
 				return fmt.Sprintf("%s is still attached to %s and it is unwanted", d.handle, name)
 			case !attached && reports(node, d.handle):
 				return fmt.Sprintf("%s is still reported to %s", d.handle, name)
-			case !attached && s.storage.published[d.handle][s.nodeID(s.machines[name])]:
+			case !attached && s.storage.published[d.handle][s.nodeID(s.machines[name], d.handle)]:
 				return fmt.Sprintf("%s is still published to %s", d.handle, name)
-			case attached && d.handle != fibre && va.Status.Attached && va.Annotations[kube.NodeIDAnnotation] != s.nodeID(s.machines[name]) && !s.machines[name].of(d.handle).inherited:
+			case attached && d.handle != fibre && va.Status.Attached && va.Annotations[kube.NodeIDAnnotation] != s.nodeID(s.machines[name], d.handle) && !s.machines[name].of(d.handle).inherited:
 				return fmt.Sprintf("%s is published to a machine that was once called %s", d.handle, name)
 			}
 		}
 		for _, m := range s.cutOffs {
-			if !s.identity.idsByName && s.storage.published[d.handle][s.nodeID(m)] && !s.machines[m.name].of(d.handle).inherited {
+			if !s.identity.idsByName && s.storage.published[d.handle][s.nodeID(m, d.handle)] && !s.machines[m.name].of(d.handle).inherited {
 				return fmt.Sprintf("%s is still published to %s", d.handle, m)
 			}
 		}

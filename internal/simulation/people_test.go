@@ -15,8 +15,8 @@ import (
 
 // user makes pods come and go.
 func (s *sim) user() {
-	if s.remakes && s.chance(25) {
-		s.remake(s.slots[s.rng.IntN(len(s.slots))])
+	if s.remakes && s.chance(35) {
+		s.remake(s.slotToRemake())
 		return
 	}
 	if s.others.IntN(100) < 15 && s.share() {
@@ -29,7 +29,7 @@ func (s *sim) user() {
 		return
 	}
 	found := list[*corev1.Pod](s.api)
-	if len(found) == 0 || len(found) < 4 && s.chance(50) {
+	if len(found) == 0 || len(found) < 3+len(s.slots) && s.chance(50) {
 		s.comePod()
 		return
 	}
@@ -38,7 +38,7 @@ func (s *sim) user() {
 		s.movePod(pod)
 		return
 	}
-	if m := s.machines[pod.Spec.NodeName]; m.on && !m.of(s.runsWith(m, pod)).mounted && s.chance(70) {
+	if m := s.machines[pod.Spec.NodeName]; m.on && !m.mounts(s.runsWith(m, pod)) && s.chance(70) {
 		return // not before it has run
 	}
 	force := 15
@@ -59,7 +59,7 @@ func (s *sim) user() {
 func (s *sim) movePod(pod *corev1.Pod) {
 	s.say("pod %s on %s is deleted by force", pod.Name, pod.Spec.NodeName)
 	s.api.drop(pod)
-	s.comePodTo(s.pickMachine(), claimOf(pod))
+	s.comePodTo(s.pickMachine(), claimsOf(pod)...)
 }
 
 // createUnderway: an attachment may still be made that its maker has no answer about.
@@ -68,12 +68,22 @@ func (s *sim) createUnderway() bool {
 }
 
 func (s *sim) comePod() {
-	s.comePodTo(s.pickMachine(), s.slots[s.rng.IntN(len(s.slots))].claim)
+	one := s.slots[s.rng.IntN(len(s.slots))]
+	claims := []string{one.claim}
+	if other := s.slots[s.rng.IntN(len(s.slots))]; other.disk != one.disk && other.disk != one.other && s.chance(50) {
+		claims = append(claims, other.claim)
+	}
+	s.comePodTo(s.pickMachine(), claims...)
 }
 
-func claimOf(pod *corev1.Pod) string { return pod.Spec.Volumes[0].PersistentVolumeClaim.ClaimName }
+func claimsOf(pod *corev1.Pod) (names []string) {
+	for _, v := range pod.Spec.Volumes {
+		names = append(names, v.PersistentVolumeClaim.ClaimName)
+	}
+	return names
+}
 
-func (s *sim) comePodTo(m *machine, claim string) {
+func (s *sim) comePodTo(m *machine, claims ...string) {
 	node, ok := get[*corev1.Node](s.api, m.name)
 	if ok && (isOutOfService(node) || !isReady(node)) {
 		return
@@ -84,12 +94,14 @@ func (s *sim) comePodTo(m *machine, claim string) {
 	s.podsMade++
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: fmt.Sprint("pod-", s.podsMade)}}
 	pod.Spec.NodeName = m.name
-	pod.Spec.Volumes = []corev1.Volume{{Name: "data", VolumeSource: corev1.VolumeSource{
-		PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: claim},
-	}}}
+	for _, claim := range claims {
+		pod.Spec.Volumes = append(pod.Spec.Volumes, corev1.Volume{Name: claim, VolumeSource: corev1.VolumeSource{
+			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: claim},
+		}})
+	}
 	pod.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "c", State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}}
 	s.mustCreate(pod)
-	s.say("pod %s comes to %s with %s", pod.Name, m.name, claim)
+	s.say("pod %s comes to %s with %s", pod.Name, m.name, strings.Join(claims, " and "))
 }
 
 // endPods is kubelet's last word on pods: containers end, and pods whose volumes are
@@ -99,7 +111,7 @@ func (s *sim) endPods(m *machine) (did bool) {
 		if pod.Spec.NodeName != m.name || pod.DeletionTimestamp == nil {
 			continue
 		}
-		if handle := s.runsWith(m, pod); m.of(handle).mounted && !s.runsAt(m, handle) {
+		if slices.ContainsFunc(s.runsWith(m, pod), func(handle string) bool { return m.of(handle).mounted && !s.runsAt(m, handle) }) {
 			continue
 		}
 		s.say("kubelet %s: pod %s has ended", m.name, pod.Name)
@@ -133,6 +145,9 @@ func (s *sim) trouble(m *machine) {
 		return
 	case s.skewed && s.chance(25):
 		s.stepClock()
+		return
+	case s.skewed && s.chance(25):
+		s.cutOff(m)
 		return
 	}
 	switch s.rng.IntN(12) {
@@ -196,11 +211,32 @@ func (s *sim) cutOff(m *machine) {
 	if !m.uses() || !s.chance(60) {
 		return
 	}
+	if s.skewed && s.chance(50) {
+		s.stepClockMeanwhile()
+		return
+	}
 	if s.policy.OutOfService && s.chance(40) { // a person who takes the machine for dead
 		node, _ := get[*corev1.Node](s.api, m.name)
 		s.taint(node)
 	}
 	s.passBusily(s.policy.UnmountTimeout + time.Duration(1+s.rng.IntN(60))*time.Second)
+}
+
+// stepClockMeanwhile sets the clock of the leader while it waits for a machine that was cut off, and has it look again: time that only
+// this clock shows must not count.
+func (s *sim) stepClockMeanwhile() {
+	look := func() {
+		for range 6 {
+			s.controller.work()
+			s.passBusily(tick)
+		}
+	}
+	look()
+	s.stepClock()
+	for range s.slots {
+		s.comePod()
+	}
+	look()
 }
 
 // taint is a person who states that a machine is off.
@@ -279,12 +315,12 @@ func (s *sim) attachByHand(d *disk) {
 		return
 	}
 	node, name := s.pickMachine().name, slot.volume
-	va := &storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: "by-hand-" + d.handle[:1] + "-" + node}}
+	va := &storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: "by-hand-" + d.handle + "-" + node}}
 	another := s.rival && s.chance(50)
 	if another {
-		va.Name = kube.AttachmentName(d.handle, driverName, node)
+		va.Name = attachmentName(d.handle, node)
 	}
-	va.Spec.Attacher, va.Spec.NodeName, va.Spec.Source.PersistentVolumeName = driverName, node, &name
+	va.Spec.Attacher, va.Spec.NodeName, va.Spec.Source.PersistentVolumeName = d.key().Driver, node, &name
 	if _, ok := s.byHand[va.Name]; ok {
 		return
 	}

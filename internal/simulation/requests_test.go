@@ -90,7 +90,7 @@ func (r *requests) update(all []*corev1.Pod, claim, volume func(name string) cli
 	defer r.mu.Unlock()
 	now := map[demand]bool{}
 	for _, pod := range all {
-		if d, ok := demandOf(pod, claim, volume); ok {
+		for _, d := range demandsOf(pod, claim, volume) {
 			now[d] = true
 			if r.demands[d] == nil {
 				r.demands[d] = &span{}
@@ -105,18 +105,30 @@ func (r *requests) update(all []*corev1.Pod, claim, volume func(name string) cli
 	}
 }
 
-// demandOf follows a pod through its claim to the volume.
-func demandOf(pod *corev1.Pod, claimNamed, volumeNamed func(name string) client.Object) (demand, bool) {
-	claim, ok := claimNamed(namespace + "/" + claimOf(pod)).(*corev1.PersistentVolumeClaim)
+// demandsOf follows a pod through its claims to the volumes.
+func demandsOf(pod *corev1.Pod, claimNamed, volumeNamed func(name string) client.Object) (found []demand) {
+	for _, name := range claimsOf(pod) {
+		if handle := boundTo(name, claimNamed, volumeNamed); handle != "" {
+			found = append(found, demand{pod: pod.UID, place: place{handle: handle, node: pod.Spec.NodeName}})
+		}
+	}
+	return found
+}
+
+// boundTo is the volume of a claim, empty if there is none.
+func boundTo(name string, claimNamed, volumeNamed func(name string) client.Object) (handle string) {
+	claim, ok := claimNamed(namespace + "/" + name).(*corev1.PersistentVolumeClaim)
 	if !ok || claim.Status.Phase != corev1.ClaimBound {
-		return demand{}, false
+		return ""
 	}
 	volume, ok := volumeNamed(claim.Spec.VolumeName).(*corev1.PersistentVolume)
 	if !ok || volume.Spec.ClaimRef == nil || volume.Spec.ClaimRef.UID != claim.UID {
-		return demand{}, false
+		return ""
 	}
-	key, ok := kube.KeyOfVolume(volume)
-	return demand{pod: pod.UID, place: place{handle: key.Handle, node: pod.Spec.NodeName}}, ok
+	if key, ok := kube.KeyOfVolume(volume); ok {
+		return handleOf(key)
+	}
+	return ""
 }
 
 // demands are the pods that want the volume, as the controller's caches show it.
@@ -131,8 +143,10 @@ func (c *controller) demands(key volumeKey) map[demand]bool {
 	}
 	found := map[demand]bool{}
 	for _, obj := range c.caches.informers[pods].store.List() {
-		if d, ok := demandOf(obj.(*corev1.Pod), cached(claims), cached(volumes)); ok && d.handle == key.Handle {
-			found[d] = true
+		for _, d := range demandsOf(obj.(*corev1.Pod), cached(claims), cached(volumes)) {
+			if d.handle == handleOf(key) {
+				found[d] = true
+			}
 		}
 	}
 	return found

@@ -112,6 +112,11 @@ func (s *sim) loseNode(m *machine) (did bool) {
 	return true
 }
 
+// mounts: the machine has one of the volumes mounted.
+func (m *machine) mounts(handles []string) bool {
+	return slices.ContainsFunc(handles, func(handle string) bool { return m.of(handle).mounted })
+}
+
 // uses: the machine has a volume mounted, or is about to.
 func (m *machine) uses() bool {
 	for _, v := range m.local {

@@ -19,14 +19,13 @@ import (
 var machineNames = []string{"n0", "n1", "n2"}
 
 // steps is how many things happen in one seed before all trouble ends.
-const steps = 500
+const steps = 550
 
 // sim is one seed.
 type sim struct {
 	rng *rand.Rand
 	// others draws what other clients do to the storage, separate from rng.
-	others  *rand.Rand
-	honesty honesty
+	others *rand.Rand
 	// calm: nothing goes wrong any more.
 	calm bool
 	// What the seed has drawn once for all. Restless: kubelets are late with their status.
@@ -43,6 +42,8 @@ type sim struct {
 	skewed bool
 	// loses: Nodes of machines that use volumes are deleted, and made again.
 	loses bool
+	// hangs: of 1,000 steps, those in which a driver begins to hang.
+	hangs int
 
 	api       *server
 	net       *network
@@ -70,7 +71,7 @@ type sim struct {
 
 	started    int // processes
 	controller *controller
-	attacher   *attacherProcess
+	drivers    []*driver // one or two
 	old        []*controller
 	dead       []func() // waits for what is left of a process
 
@@ -91,7 +92,11 @@ func newSim(seed uint64) *sim {
 	s.api.judge, s.api.changed, s.requests = s.judge, s.observe, newRequests()
 	s.net.version = s.api.now
 	s.makers, s.excused = map[types.UID]*actor{}, map[excuse.Name]int{}
-	s.honesty = []honesty{honest, honest, honest, forgetful, sparse, shouting}[s.others.IntN(6)]
+	for _, name := range []string{driverName, otherDriver}[:1+s.rng.IntN(2)] {
+		honesty := []honesty{honest, honest, honest, forgetful, sparse, shouting}[s.others.IntN(6)]
+		s.drivers = append(s.drivers, &driver{name: name, honesty: honesty})
+	}
+	s.hangs = []int{0, 2, 5}[s.others.IntN(3)]
 	s.losses = []int{0, 5, 12, 30}[s.rng.IntN(4)]
 	s.crashes, s.troubles = []int{0, 3, 10, 40}[s.rng.IntN(4)], []int{5, 20, 60}[s.rng.IntN(3)]
 	s.restless = seed%4 == 3
@@ -105,7 +110,7 @@ func newSim(seed uint64) *sim {
 		s.policy.DeletedNode = attachment.DeletedNodeDetach
 	}
 	s.drawIdentity()
-	s.remakes = s.chance(35)
+	s.remakes = s.chance(50)
 	s.strips = s.chance(20) || s.remakes && s.chance(50)
 	for i := range s.anonymous {
 		s.anonymous[i] = s.chance(50)
@@ -144,6 +149,7 @@ func (s *sim) step() {
 	for tries := 0; tries < 20 && !s.try(s.rng.IntN(100)); tries++ {
 		continue
 	}
+	s.hangOrAnswer()
 	s.settleDown()
 }
 
@@ -158,7 +164,7 @@ func (s *sim) try(n int) (did bool) {
 	case n < 50:
 		return s.controller.catchUp(false)
 	case n < 56:
-		return s.attacher.catchUp(false)
+		return s.pickDriver().attacher.catchUp(false)
 	case n < 62:
 		return s.landOne()
 	case n < 84:
@@ -195,9 +201,9 @@ func (s *sim) interrupt(n int) (did bool) {
 	case !s.chance(s.crashes):
 		return false
 	case n < 98:
-		s.kill(s.attacher)
-		s.dead = append(s.dead, s.attacher.ended.Wait)
-		s.attacher = s.startAttacher()
+		d := s.pickDriver()
+		s.kill(d.attacher)
+		s.startAttacher(d)
 	default:
 		s.changeLeader()
 	}
@@ -223,7 +229,9 @@ func (s *sim) settleDown() {
 	s.giveUp()
 	synctest.Wait()
 	s.controller.sleepers()
-	s.checkAttacher()
+	for _, d := range s.drivers {
+		s.checkAttacher(d.attacher)
+	}
 }
 
 // serveOne ends one of the requests that wait.
@@ -260,7 +268,9 @@ func (s *sim) passBusily(d time.Duration) {
 	s.say("%s pass", d)
 	for ; d > 0; d -= tick {
 		s.controller.catchUp(true)
-		s.attacher.catchUp(true)
+		for _, d := range s.drivers {
+			d.attacher.catchUp(true)
+		}
 		s.settleDown()
 		for len(s.net.waiting()) > 0 {
 			s.serveOne()
@@ -302,6 +312,9 @@ func (s *sim) changeLeader() {
 func (s *sim) heal() {
 	s.say("all trouble ends")
 	s.calm = true
+	for _, d := range s.drivers {
+		s.hang(d, not)
+	}
 	for len(s.missing) > 0 {
 		s.administer()
 	}

@@ -98,14 +98,14 @@ func (c *controller) checkSleepers(what string) {
 		}
 		s.news = now
 		if caughtUp && s.changed != "" {
-			c.sim.breaks("wake", "%s of %s is not woken by %s, which makes of\n\t%s\nthis:\n\t%s", key.Handle, c.name, s.changed, s.decision, s.news)
+			c.sim.breaks("wake", "%s of %s is not woken by %s, which makes of\n\t%s\nthis:\n\t%s", handleOf(key), c.name, s.changed, s.decision, s.news)
 		}
 		if caughtUp && steady && acting(d) {
-			c.sim.breaks("wake", "%s of %s sleeps with work to do: %s", key.Handle, c.name, now)
+			c.sim.breaks("wake", "%s of %s sleeps with work to do: %s", handleOf(key), c.name, now)
 		}
 		if at := c.clock.Now(); caughtUp && steady && (s.recheck.IsZero() || at.Before(s.recheck)) {
 			if later := words(c.real.DecisionFor(key, at)); later != s.decision {
-				c.sim.breaks("wake", "%s of %s does not ask to be woken by the time, which makes of\n\t%s\nthis:\n\t%s", key.Handle, c.name, s.decision, later)
+				c.sim.breaks("wake", "%s of %s does not ask to be woken by the time, which makes of\n\t%s\nthis:\n\t%s", handleOf(key), c.name, s.decision, later)
 			}
 		}
 	}
@@ -157,8 +157,7 @@ const heldBack = 2 * time.Second
 
 // checkAttacher looks for what the attacher has not been woken for, at times when its caches
 // show all there is and the API server has answered all that it asked.
-func (s *sim) checkAttacher() {
-	p := s.attacher
+func (s *sim) checkAttacher(p *attacherProcess) {
 	if s.broken != "" || p.behind() || len(s.net.waiting()) > 0 {
 		return
 	}

@@ -3,6 +3,7 @@ package simulation
 import (
 	"fmt"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -23,10 +24,35 @@ type disk struct {
 
 // key is what the volume is called in the controller's queue.
 func (d *disk) key() volumeKey {
-	if d.handle == fibre {
+	return volumeOf(d.handle)
+}
+
+// ofOther begins the name of a volume of the other driver. The driver itself calls it as the first one may call one of its own: the
+// plane must not take the two for one volume.
+const ofOther = "other/"
+
+// volumeOf is what the plane calls a volume.
+func volumeOf(handle string) volumeKey {
+	if handle == fibre {
 		return volumeKey{Driver: kube.FibreChannelPlugin, Handle: fibre}
 	}
-	return volumeKey{Driver: driverName, Handle: d.handle}
+	if own, ok := strings.CutPrefix(handle, ofOther); ok {
+		return volumeKey{Driver: otherDriver, Handle: own}
+	}
+	return volumeKey{Driver: driverName, Handle: handle}
+}
+
+// handleOf is the inverse of volumeOf.
+func handleOf(key volumeKey) string {
+	if key.Driver == otherDriver {
+		return ofOther + key.Handle
+	}
+	return key.Handle
+}
+
+func attachmentName(handle, node string) string {
+	key := volumeOf(handle)
+	return kube.AttachmentName(key.Handle, key.Driver, node)
 }
 
 // slot is a PersistentVolume with its claim. They may be recreated under the same names for another disk.
@@ -47,22 +73,33 @@ const fibre = "[50]:1"
 
 // drawDisks chooses the volumes of a seed.
 func (s *sim) drawDisks() {
-	all := []struct {
+	type volume struct {
 		handle string
 		modes  []corev1.PersistentVolumeAccessMode
-	}{
+	}
+	all := []volume{
 		{"a^1", []corev1.PersistentVolumeAccessMode{once}},
 		{"twin", []corev1.PersistentVolumeAccessMode{once, many}},
 		{fibre, []corev1.PersistentVolumeAccessMode{once}},
 		{"shared", []corev1.PersistentVolumeAccessMode{many}},
 	}
 	s.rng.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
-	for _, one := range all[:1+s.rng.IntN(2)] {
+	chosen := all[:1+s.rng.IntN(2)]
+	if len(s.drivers) > 1 {
+		ofBoth := slices.DeleteFunc(slices.Clone(all), func(one volume) bool { return one.handle == fibre })
+		s.rng.Shuffle(len(ofBoth), func(i, j int) { ofBoth[i], ofBoth[j] = ofBoth[j], ofBoth[i] })
+		for _, one := range ofBoth[:1+s.rng.IntN(3)/2] {
+			chosen = append(slices.Clone(chosen), volume{ofOther + one.handle, one.modes})
+		}
+	}
+	for _, one := range chosen {
 		d := &disk{handle: one.handle, exclusive: slices.Contains(one.modes, once)}
 		s.disks = append(s.disks, d)
 		var other *disk
 		if s.remakes && len(one.modes) == 1 && d.handle != fibre {
-			other = &disk{handle: "next-" + d.handle, exclusive: d.exclusive}
+			key := d.key()
+			key.Handle = "next-" + key.Handle
+			other = &disk{handle: handleOf(key), exclusive: d.exclusive}
 			s.disks = append(s.disks, other)
 		}
 		for i, mode := range one.modes {
@@ -78,7 +115,10 @@ func (s *sim) drawDisks() {
 // one that makes it exclusive comes first: a volume that turns exclusive after it was attached to two nodes is no fault of the
 // plane.
 func (s *sim) objects() [][]client.Object {
-	made := [][]client.Object{{&storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: driverName}}}}
+	var made [][]client.Object
+	for _, d := range s.drivers {
+		made = append(made, []client.Object{&storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: d.name}}})
+	}
 	for _, d := range s.disks {
 		var group []client.Object
 		for _, slot := range s.slots {
@@ -98,7 +138,7 @@ func (o *slot) persistentVolume() *corev1.PersistentVolume {
 	if o.disk.handle == fibre {
 		pv.Spec.FC = &corev1.FCVolumeSource{TargetWWNs: []string{"50"}, Lun: new(int32(1))}
 	} else {
-		pv.Spec.CSI = &corev1.CSIPersistentVolumeSource{Driver: driverName, VolumeHandle: o.disk.handle}
+		pv.Spec.CSI = &corev1.CSIPersistentVolumeSource{Driver: o.disk.key().Driver, VolumeHandle: o.disk.key().Handle}
 	}
 	pv.Spec.ClaimRef = &corev1.ObjectReference{Namespace: namespace, Name: o.claim}
 	return pv
@@ -111,6 +151,19 @@ func (s *sim) slotOf(d *disk) *slot {
 		return nil
 	}
 	return s.slots[i]
+}
+
+// slotToRemake is rather one with an attachment that does not record its volume yet: only what the attachment says of itself tells then
+// that it is not for the new one.
+func (s *sim) slotToRemake() *slot {
+	for _, va := range list[*storagev1.VolumeAttachment](s.api) {
+		name, recorded := va.Spec.Source.PersistentVolumeName, va.Annotations[kube.PublishedHandleAnnotation] != ""
+		i := slices.IndexFunc(s.slots, func(o *slot) bool { return o.other != nil && name != nil && o.volume == *name })
+		if i >= 0 && !recorded && s.chance(70) {
+			return s.slots[i]
+		}
+	}
+	return s.slots[s.rng.IntN(len(s.slots))]
 }
 
 // remake recreates a PersistentVolume and its claim under their names, mostly for another disk, as from a backup, in two steps. The
@@ -154,7 +207,7 @@ func (s *sim) share() (did bool) {
 	// What waits for another attachment of the volume no longer has to.
 	for range 3 {
 		s.attachByHand(o.disk)
-		s.attacher.catchUp(true)
+		s.driverOf(o.disk).attacher.catchUp(true)
 		s.settleDown()
 		for len(s.net.waiting()) > 0 && s.broken == "" {
 			s.serveOne()
@@ -169,7 +222,7 @@ func (s *sim) share() (did bool) {
 		s.api.drop(claim)
 	}
 	for _, pod := range list[*corev1.Pod](s.api) {
-		if claimOf(pod) == o.claim {
+		if slices.Contains(claimsOf(pod), o.claim) {
 			s.api.drop(pod)
 		}
 	}
@@ -182,7 +235,7 @@ func (s *sim) unbind(o *slot) {
 		s.api.drop(claim)
 	}
 	for _, pod := range list[*corev1.Pod](s.api) {
-		if claimOf(pod) == o.claim && s.chance(50) {
+		if slices.Contains(claimsOf(pod), o.claim) && s.chance(50) {
 			s.say("pod %s on %s is deleted by force", pod.Name, pod.Spec.NodeName)
 			s.api.drop(pod)
 		}
@@ -199,7 +252,7 @@ func (s *sim) makeSlot(o *slot) {
 	}
 	pv.Spec.ClaimRef.UID = s.makeClaim(pv).GetUID()
 	s.mustCreate(pv)
-	s.say("%s is made for %s", o.volume, o.disk.handle)
+	s.say("%s "+isMadeFor+" %s", o.volume, o.disk.handle)
 	for _, va := range list[*storagev1.VolumeAttachment](s.api) {
 		// What was attached under this name draws the pods to its node, and blocks them.
 		if name := va.Spec.Source.PersistentVolumeName; name != nil && *name == o.volume && s.chance(60) {
@@ -222,7 +275,7 @@ func (s *sim) completeSlots() (did bool) {
 // freshPods deletes the pods that run with another volume than they would get today.
 func (s *sim) freshPods() {
 	for _, pod := range list[*corev1.Pod](s.api) {
-		if m := s.machines[pod.Spec.NodeName]; s.runsWith(m, pod) != s.handleOf(pod) {
+		if m := s.machines[pod.Spec.NodeName]; !slices.Equal(s.runsWith(m, pod), s.handlesOf(pod)) {
 			s.say("pod %s on %s is deleted, its volume is another one now", pod.Name, m)
 			s.api.drop(pod)
 		}
@@ -260,10 +313,12 @@ func (s *sim) mustCreate(obj client.Object) client.Object {
 	return made
 }
 
-// handleOf is the volume that a pod would get now, by what the API server stores.
-func (s *sim) handleOf(pod *corev1.Pod) string {
-	d, _ := demandOf(pod, s.stored(claims), s.stored(volumes))
-	return d.handle
+// handlesOf are the volumes that a pod would get now for its claims, by what the API server stores.
+func (s *sim) handlesOf(pod *corev1.Pod) (handles []string) {
+	for _, claim := range claimsOf(pod) {
+		handles = append(handles, boundTo(claim, s.stored(claims), s.stored(volumes)))
+	}
+	return handles
 }
 
 func (s *sim) stored(k kind) func(name string) client.Object {
@@ -273,7 +328,7 @@ func (s *sim) stored(k kind) func(name string) client.Object {
 // wantedAt reports whether a pod at the node should run with the volume.
 func (s *sim) wantedAt(node, handle string) bool {
 	return slices.ContainsFunc(list[*corev1.Pod](s.api), func(p *corev1.Pod) bool {
-		return p.Spec.NodeName == node && s.handleOf(p) == handle && p.DeletionTimestamp == nil && p.Status.Phase != corev1.PodSucceeded
+		return p.Spec.NodeName == node && slices.Contains(s.handlesOf(p), handle) && p.DeletionTimestamp == nil && p.Status.Phase != corev1.PodSucceeded
 	})
 }
 
@@ -284,12 +339,12 @@ func (s *sim) diskOf(va *storagev1.VolumeAttachment) *disk {
 		// Its name says nothing: it is for the volume that its PersistentVolume had when the
 		// attacher began.
 		if handle, ok := va.Annotations[kube.PublishedHandleAnnotation]; ok {
-			return s.disk(handle)
+			return s.disk(handleOf(volumeKey{Driver: va.Spec.Attacher, Handle: handle}))
 		}
 		return d
 	}
 	for _, d := range s.disks {
-		if va.Name == kube.AttachmentName(d.handle, driverName, va.Spec.NodeName) {
+		if va.Name == attachmentName(d.handle, va.Spec.NodeName) {
 			return d
 		}
 	}
