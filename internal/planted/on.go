@@ -33,6 +33,8 @@ var (
 
 	// Identity: a missing bootID or systemUUID counts as a different one, so that a volume in use is released (S2).
 	Identity = is("identity")
+	// Lease: a renewal that failed counts as done, so that a leader continues when its lease has expired (S1, S4).
+	Lease = is("lease")
 	// PreMount: what a recreated Node lists is a pre-mount entry wherever pods want the volume (S1, S2).
 	PreMount = is("premount")
 	// Recreated: the PersistentVolume that an attachment names decides which volume was published (S1, S5).
