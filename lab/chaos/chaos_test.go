@@ -24,7 +24,7 @@ const (
 )
 
 const (
-	longSeeds  = 32 // two rounds over all steps
+	longSeeds  = 48 // three rounds over all steps
 	shortSeeds = 3
 )
 

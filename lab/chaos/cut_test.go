@@ -33,7 +33,7 @@ const (
 	lookAgain = 50 * time.Millisecond
 )
 
-// errStillRuns is a leader that has lost its lease and goes on.
+// errStillRuns is a leader that has lost its lease and continues.
 var errStillRuns = errors.New("still runs in the process that led, although its standby leads")
 
 // leader is which of a component and its standby leads, as soon as one does.

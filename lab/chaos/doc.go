@@ -3,7 +3,7 @@
 //
 // One seed is one move of a writing pod, by drain or by delete and cordon, and one hit
 // shortly after the recorder has seen a step of the move: kill -9 of the controller, the attacher, the node's agent or the API server,
-// or a partition of the controller or the attacher that leads. One that is cut off goes on until it has lost its lease, and still
+// or a partition of the controller or the attacher that leads. One that is cut off continues until it has lost its lease, and still
 // reaches the driver; its standby leads; what it sent meanwhile arrives when the partition ends. Some partitions end before the
 // lease does. Sixteen seeds in a row hit every
 // step of a volume's life once. After each seed the pod runs on the other node, a
@@ -16,7 +16,7 @@
 // The clocks of all processes are the machine's. Leaders whose clocks are up to a quarter of an hour apart are drawn by the seeds of
 // internal/simulation.
 //
-//	BELAY_CHAOS_SEEDS=64          how many seeds (default 32; 3 with -short)
+//	BELAY_CHAOS_SEEDS=64          how many seeds (default 48; 3 with -short)
 //	BELAY_CHAOS_FIRST_SEED=17     the first one: with one seed, a replay
 //	BELAY_CHAOS_NODES=kubelet     kind of nodes (default belay)
 //

@@ -12,8 +12,8 @@ import (
 	"belay.dev/belay/internal/kube"
 )
 
-// standbySuffix follows the name of a component in that of its standby. The name is the standby's hostname, too: the attachers are told apart
-// by it in their lease.
+// standbySuffix follows the name of a component in that of its standby. The name is the standby's hostname, too: the lease distinguishes the attachers
+// by it.
 const standbySuffix = "-2"
 
 // replicas are the names of a component and of its standby, if the lab has standbys.
