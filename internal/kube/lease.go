@@ -16,6 +16,8 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
+
+	"belay.dev/belay/internal/planted"
 )
 
 // ErrNotLeading is returned for writes that were not sent because the lease was not renewed within its deadline.
@@ -143,6 +145,9 @@ func (l *Lease) withTimes(now time.Time, record resourcelock.LeaderElectionRecor
 func (l *Lease) recordResult(sent time.Time, record resourcelock.LeaderElectionRecord, err error) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if planted.Lease && !l.acquired.IsZero() {
+		err = nil
+	}
 	l.unwritable = denied(l.unwritable, "written", err)
 	if err != nil {
 		return err

@@ -35,6 +35,8 @@ var (
 	Identity = is("identity")
 	// Isolation: a volume is not attached to a node while the driver of another volume has not confirmed an attachment there.
 	Isolation = is("isolation")
+	// Lease: a renewal that failed counts as done, so that a leader continues when its lease has expired (S1, S4).
+	Lease = is("lease")
 	// PreMount: what a recreated Node lists is a pre-mount entry wherever pods want the volume (S1, S2).
 	PreMount = is("premount")
 	// Recreated: the PersistentVolume that an attachment names decides which volume was published (S1, S5).

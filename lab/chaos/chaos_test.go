@@ -24,11 +24,11 @@ const (
 )
 
 const (
-	longSeeds  = 32 // two rounds over all steps
+	longSeeds  = 48 // three rounds over all steps
 	shortSeeds = 3
 )
 
-// TestKillAnywhere moves a pod's volume once per seed and kills a part of the plane
+// TestKillAnywhere moves a pod's volume once per seed and kills a part of the plane, or cuts it off from the API server,
 // at some moment of the move. Replay seed 17 alone with
 // BELAY_CHAOS_FIRST_SEED=17 BELAY_CHAOS_SEEDS=1.
 func TestKillAnywhere(t *testing.T) {
@@ -54,6 +54,7 @@ func killAnywhere(t *testing.T, permissive bool) {
 	seeds, first = number(t, envSeeds, seeds), number(t, envFirst, first)
 	t.Logf("seeds %d to %d; %s and %s choose others", first, first+seeds-1, envFirst, envSeeds)
 	run := newRun(t, permissive)
+	t.Run("a leader that is cut off", run.formerLeader)
 	for seed := first; seed < first+seeds; seed++ {
 		plan := PlanFor(seed)
 		if run.kind == cluster.NodeKindKubelet && knownOfKubelet(plan) {
@@ -81,12 +82,12 @@ func number(t *testing.T, name string, otherwise int) int {
 	return n
 }
 
-// run is one lab with the writer in it, and what was killed so far.
+// run is one lab with the writer in it, and what was killed or cut off so far.
 type run struct {
 	scene *scenario.Scene
 	kind  string // of nodes
-	kills tally
-	// landed counts the same kills by the step that was in progress at that moment.
+	hits  tally
+	// landed counts the same hits by the step that was in progress at that moment.
 	landed tally
 }
 
@@ -106,11 +107,12 @@ func newRun(t *testing.T, permissive bool) *run {
 	scene := labtest.Open(t, cluster.Options{
 		Name: name, Nodes: 2, NodeKind: kind, Plane: cluster.PlaneBelay,
 		Drivers: []string{labdisk.DriverDisk}, NodeStatusUpdateFrequency: time.Second, Permissive: permissive,
+		Standbys: true,
 	})
 	if _, err := scene.Place(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	return &run{scene: scene, kind: kind, kills: tally{}, landed: tally{}}
+	return &run{scene: scene, kind: kind, hits: tally{}, landed: tally{}}
 }
 
 // knownOfKubelet: a kubelet that dies between a volume's last unpublish and the end of
@@ -122,7 +124,7 @@ func knownOfKubelet(plan Plan) bool {
 	return plan.Victim == Agent && (plan.Step == timeline.StepUnpublished || plan.Step == timeline.StepUnstaged)
 }
 
-// seed makes one move with one kill.
+// seed makes one move with one kill, or one cut.
 func (r *run) seed(t *testing.T, plan Plan) {
 	t.Helper()
 	ctx, stop := context.WithTimeout(t.Context(), 5*time.Minute)
@@ -135,7 +137,7 @@ func (r *run) seed(t *testing.T, plan Plan) {
 	if err := r.slowDown(ctx, plan.Step); err != nil {
 		t.Fatal(err)
 	}
-	killed := r.arm(ctx, t, plan, from)
+	struck := r.arm(ctx, t, plan, from)
 	move := r.scene.DeleteAndCordon
 	if plan.Drain {
 		move = r.scene.Drain
@@ -144,19 +146,19 @@ func (r *run) seed(t *testing.T, plan Plan) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	kill := <-killed
-	if kill.err != nil {
-		t.Fatal(kill.err)
+	hit := <-struck
+	if hit.err != nil {
+		t.Fatal(hit.err)
 	}
-	r.kills.Add(plan.Step, plan.Victim)
-	r.landed.Add(underWay(way, kill.at), plan.Victim)
+	r.hits.Add(plan.Step, plan.Victim)
+	r.landed.Add(underWay(way, hit.at), plan.Victim)
 	if err := timeline.Chart(t.Output(), way, timeline.Style{}); err != nil {
 		t.Error(err)
 	}
 	r.check(ctx, t, way.To)
 }
 
-// slowDown stretches the call that a step consists of, so that a kill can fall into it.
+// slowDown stretches the call that a step consists of, so that a hit can fall into it.
 func (r *run) slowDown(ctx context.Context, step timeline.StepName) error {
 	sign, _ := timeline.SignOf(step)
 	if sign.Method == "" {
@@ -168,47 +170,58 @@ func (r *run) slowDown(ctx context.Context, step timeline.StepName) error {
 	return err
 }
 
-// kill is what became of one kill.
-type kill struct {
+// hit is what became of one kill or cut.
+type hit struct {
 	at  time.Time
 	err error
 }
 
-// arm waits for the step and kills the victim.
-func (r *run) arm(ctx context.Context, t *testing.T, plan Plan, from string) <-chan kill {
+// arm waits for the step and kills the victim, or cuts it off and heals it. What it returns receives when that is over.
+func (r *run) arm(ctx context.Context, t *testing.T, plan Plan, from string) <-chan hit {
 	t.Helper()
 	seen, err := r.scene.OnStep(ctx, plan.Step, from)
 	if err != nil {
 		t.Fatal(err)
 	}
-	done := make(chan kill, 1)
+	done := make(chan hit, 1)
 	go func() {
 		select {
 		case node := <-seen:
-			time.Sleep(plan.Delay)
-			err := r.scene.Cluster.Kill(component(plan.Victim, node))
-			done <- kill{at: time.Now(), err: err}
+			late := time.After(plan.Delay)
+			victim, err := r.component(ctx, plan.Victim, node)
+			<-late
+			at := time.Now()
+			switch {
+			case err != nil:
+			case plan.cuts():
+				err = r.cutOff(ctx, plan, victim)
+			default:
+				err = r.scene.Cluster.Kill(victim)
+				at = time.Now()
+			}
+			done <- hit{at: at, err: err}
 		case <-ctx.Done():
-			done <- kill{err: fmt.Errorf("step %q was never seen: %w", plan.Step, context.Cause(ctx))}
+			done <- hit{err: fmt.Errorf("step %q was never seen: %w", plan.Step, context.Cause(ctx))}
 		}
 	}()
 	return done
 }
 
-func component(victim Victim, node string) string {
+// component is the victim's name in the lab.
+func (r *run) component(ctx context.Context, victim Victim, node string) (string, error) {
 	switch victim {
-	case Controller:
-		return "attach-controller"
-	case Attacher:
-		return "attacher"
+	case Controller, CutController:
+		return r.leader(ctx, controller)
+	case Attacher, CutAttacher:
+		return r.leader(ctx, attacher)
 	case Agent:
-		return node + "/agent"
+		return node + "/agent", nil
 	default:
-		return "kube-apiserver"
+		return "kube-apiserver", nil
 	}
 }
 
-// underWay is the step that a kill fell into: the first that had not ended.
+// underWay is the step that a hit fell into: the first that had not ended.
 func underWay(m *timeline.Move, at time.Time) timeline.StepName {
 	since := at.Sub(m.Start)
 	var last timeline.StepName
@@ -263,11 +276,11 @@ func show(t *testing.T, calls []labdisk.Call) {
 	}
 }
 
-// finish removes the writer and logs what was killed when.
+// finish removes the writer and logs what was hit when.
 func (r *run) finish(t *testing.T) {
 	t.Helper()
-	t.Logf("kills by the step that was waited for:\n%s", table(r.kills))
-	t.Logf("kills by the step that was under way:\n%s", table(r.landed))
+	t.Logf("hits by the step that was waited for:\n%s", table(r.hits))
+	t.Logf("hits by the step that was under way:\n%s", table(r.landed))
 	if t.Failed() {
 		return
 	}

@@ -10,20 +10,22 @@ import (
 	"belay.dev/belay/lab/timeline"
 )
 
-// Victim is a part of the plane that is killed with SIGKILL.
+// Victim is a part of the plane that is killed with SIGKILL, or cut off from the API server.
 type Victim string
 
-// The victims. The agent is that of the node at which the step happens.
+// The victims. Of controller and attacher it is the one that leads. The agent is that of the node at which the step happens.
 const (
-	Controller Victim = "controller"
-	Attacher   Victim = "attacher"
-	Agent      Victim = "node agent"
-	APIServer  Victim = "API server"
+	Controller    Victim = "controller"
+	Attacher      Victim = "attacher"
+	Agent         Victim = "node agent"
+	APIServer     Victim = "API server"
+	CutController Victim = "controller cut off"
+	CutAttacher   Victim = "attacher cut off"
 )
 
-var victims = []Victim{Controller, Attacher, Agent, APIServer}
+var victims = []Victim{Controller, Attacher, Agent, APIServer, CutController, CutAttacher}
 
-// steps are the moments at which a victim is killed: every step of the life of a
+// steps are the moments at which it happens to a victim: every step of the life of a
 // volume, in its order.
 var steps = []timeline.StepName{
 	timeline.StepPodDeleted, timeline.StepUnpublished, timeline.StepUnstaged, timeline.StepOutOfUse,
@@ -37,8 +39,11 @@ type Plan struct {
 	Seed   int
 	Step   timeline.StepName
 	Victim Victim
-	// Delay from the moment at which the step is seen to the kill.
+	// Delay from the moment at which the step is seen to the kill or the cut.
 	Delay time.Duration
+	// Held is how long a victim stays cut off: in all, or, with Deposed, from when its standby leads.
+	Held    time.Duration
+	Deposed bool
 	// Drain moves the pod by drain, else it is deleted and its node cordoned.
 	Drain bool
 }
@@ -46,17 +51,27 @@ type Plan struct {
 // maxDelay: a step takes 2 to 10 ms, so the kill lands in it, at its end, or in the next.
 const maxDelay = 12 * time.Millisecond
 
+// maxHeld: a leader that is cut off loses its lease after 4 s, and its standby leads after 6 s.
+const maxHeld = 5 * time.Second
+
 // PlanFor makes the plan of a seed. Sixteen seeds in a row hit every step once; which
 // victim a step meets changes from one such round to the next until it has met all.
 func PlanFor(seed int) Plan {
 	random := rand.New(rand.NewPCG(uint64(seed), 0xbe1a7))
 	step, round := seed%len(steps), seed/len(steps)
 	order := rand.New(rand.NewPCG(uint64(step), 0xbe1a7)).Perm(len(victims))
-	return Plan{
+	plan := Plan{
 		Seed: seed, Step: steps[step], Victim: victims[order[round%len(victims)]],
 		Delay: time.Duration(random.Int64N(int64(maxDelay))), Drain: (seed+round)%2 == 0,
 	}
+	if plan.cuts() {
+		plan.Held, plan.Deposed = time.Duration(random.Int64N(int64(maxHeld))), random.IntN(4) > 0
+	}
+	return plan
 }
+
+// cuts reports whether the victim is cut off, and not killed.
+func (p Plan) cuts() bool { return p.Victim == CutController || p.Victim == CutAttacher }
 
 // String names the plan in one line.
 func (p Plan) String() string {
@@ -64,14 +79,20 @@ func (p Plan) String() string {
 	if p.Drain {
 		way = "drain"
 	}
-	return fmt.Sprintf("seed %d: %s; kill -9 of the %s %.1f ms after %q",
-		p.Seed, way, p.Victim, float64(p.Delay)/float64(time.Millisecond), p.Step)
+	what := fmt.Sprintf("kill -9 of the %s", p.Victim)
+	if p.cuts() {
+		what = fmt.Sprintf("%s for %v", p.Victim, p.Held.Round(time.Millisecond))
+	}
+	if p.Deposed {
+		what += " after its standby leads"
+	}
+	return fmt.Sprintf("seed %d: %s; %s, %.1f ms after %q", p.Seed, way, what, float64(p.Delay)/float64(time.Millisecond), p.Step)
 }
 
-// tally counts kills by step and victim.
+// tally counts kills and cuts by step and victim.
 type tally = labtest.Tally[timeline.StepName, Victim]
 
-// table draws the kills by step and victim with their sums.
+// table draws them by step and victim with their sums.
 func table(t tally) string { return t.Table(timeline.StepNames(), victims) }
 
 func TestSeedsSpreadOverStepsAndVictims(t *testing.T) {
@@ -80,10 +101,10 @@ func TestSeedsSpreadOverStepsAndVictims(t *testing.T) {
 		wantPerStep  int
 		wantAll      bool // every step meets every victim
 	}{
-		"two rounds hit every step twice":               {seeds: 32, wantPerStep: 2},
-		"two rounds from any first seed":                {first: 1234, seeds: 32, wantPerStep: 2},
-		"four rounds let every step meet every victim":  {seeds: 64, wantPerStep: 4, wantAll: true},
-		"four rounds from a first seed that is not low": {first: 160, seeds: 64, wantPerStep: 4, wantAll: true},
+		"two rounds hit every step twice":              {seeds: 32, wantPerStep: 2},
+		"two rounds from any first seed":               {first: 1234, seeds: 32, wantPerStep: 2},
+		"six rounds let every step meet every victim":  {seeds: 96, wantPerStep: 6, wantAll: true},
+		"six rounds from a first seed that is not low": {first: 160, seeds: 96, wantPerStep: 6, wantAll: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			seen := tally{}

@@ -44,6 +44,8 @@ func TestUsageErrors(t *testing.T) {
 		"unknown flag":                 {[]string{"up", "--no-such-flag"}, ExitUsage, "belay-lab up --help"},
 		"argument too many":            {[]string{"down", "now"}, ExitUsage, `belay-lab down accepts no arguments, received "now"`},
 		"no node named":                {[]string{"node", "poweroff"}, ExitUsage, "poweroff wants one name"},
+		"no component to cut off":      {[]string{"partition"}, ExitUsage, "partition wants one name"},
+		"no such lab to heal parts of": {[]string{"heal", "attacher"}, ExitNotRunning, "lab lab: it does not run"},
 		"partition of no direction":    {[]string{"node", "partition", "n", "--direction", "up"}, ExitUsage, "--direction must be one of [both to-api from-api]"},
 		"unknown command":              {[]string{"frob"}, ExitUsage, `unknown command "frob"`},
 		"unknown command, with a flag": {[]string{"frob", "--name", "x"}, ExitUsage, `unknown command "frob"`},

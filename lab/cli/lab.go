@@ -290,6 +290,32 @@ func killCommand() *cobra.Command {
 	return command
 }
 
+// cutCommand cuts a component off.
+func cutCommand() *cobra.Command {
+	var name string
+	command := steer("partition COMPONENT", "Cut a component off from the API server while it keeps running", &name, (*cluster.Remote).PartitionComponent)
+	command.Long = "Cut a component off from the API server while it keeps running: requests hang, as when packets are lost, and none is refused. An\n" +
+		"attacher still reaches its driver. It lasts until belay-lab heal, also if the component is restarted.\n\n" +
+		"A leader that is cut off stops within 4 s, because it cannot renew its lease; the supervisor starts it again, and it waits for the\n" +
+		"API server. With belay-lab up --standbys the other one leads after 6 s. What the component sent before it stopped arrives when the\n" +
+		"partition ends.\n\n" +
+		"Components: attach-controller, attacher, csi-provisioner, kube-controller-manager, kube-scheduler, those of recovery, and the standbys\n" +
+		"attach-controller-2 and attacher-2. With upstream's plane, attach-controller is kube-controller-manager. For a node, see\n" +
+		"belay-lab node partition."
+	command.Example = "  belay-lab up --standbys\n  belay-lab partition attacher\n  belay-lab status\n" +
+		"  kubectl get leases -n belay-system -w\n  belay-lab heal attacher"
+	nameFlag(command, &name)
+	return command
+}
+
+func healCommand() *cobra.Command {
+	var name string
+	command := steer("heal COMPONENT", "End the partition of a component", &name, (*cluster.Remote).HealComponent)
+	command.Long = "End the partition of a component. For a node, see belay-lab node heal."
+	nameFlag(command, &name)
+	return command
+}
+
 // steer makes a command that does one thing to one part of a running lab.
 func steer(use, short string, name *string, do func(*cluster.Remote, context.Context, string) error) *cobra.Command {
 	return &cobra.Command{

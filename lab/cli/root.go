@@ -92,7 +92,7 @@ func New(version string) *cobra.Command {
 		Version: version, SilenceUsage: true, SilenceErrors: true,
 	}
 	root.SetFlagErrorFunc(usage.FlagError)
-	root.AddCommand(upCommand(), downCommand(), statusCommand(), envCommand(), cleanCommand(), nodeCommand(), killCommand(), imageCommand(), switchCommand(), buildCommand(), superviseCommand(), bmcCommand(), chassisCommand())
+	root.AddCommand(upCommand(), downCommand(), statusCommand(), envCommand(), cleanCommand(), nodeCommand(), killCommand(), cutCommand(), healCommand(), imageCommand(), switchCommand(), buildCommand(), superviseCommand(), bmcCommand(), chassisCommand())
 	mount(root)
 	refuseWrongUsage(root)
 	return root

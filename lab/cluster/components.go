@@ -54,15 +54,53 @@ func sidecarName(component string, drivers []string, i int) string {
 }
 
 // attachDrivers are the drivers that have an attach step.
-func (s specs) attachDrivers() []string {
-	return slices.DeleteFunc(slices.Clone(s.options.Drivers), func(driver string) bool { return driver == labdisk.DriverLocal })
+func (o Options) attachDrivers() []string {
+	return slices.DeleteFunc(slices.Clone(o.Drivers), func(driver string) bool { return driver == labdisk.DriverLocal })
 }
 
 func (s specs) component(name, path string, args ...string) proc.Spec {
 	return proc.Spec{
-		Name: name, Path: path, Args: args, Env: shippedEnv(filepath.Base(path)),
+		Name: name, Path: path, Args: args, Env: shippedEnv(filepath.Base(path)), Hostname: hostname(name),
 		LogFile: s.paths.log(name), Dir: s.paths.run(), Restart: true,
 	}
+}
+
+// kubeconfig is the credential of a component, which leads to the API server over the component's own link. A bare lab has no links: there
+// it is the one of the identity.
+func (s specs) kubeconfig(component, identity string) string {
+	if _, linked := s.ports.Uplinks[component]; linked {
+		return s.paths.linkedKubeconfig(component)
+	}
+	return s.paths.kubeconfig(identity)
+}
+
+// apiClients are the components that have a link to the API server, each with its identity there.
+func (o Options) apiClients() map[string]string {
+	if o.Bare {
+		return nil
+	}
+	attacher := identityAttacher
+	if o.Plane == PlaneUpstream {
+		attacher = identityCSIAttacher
+	}
+	all := map[string]string{componentKCM: identityKCM, componentScheduler: identityScheduler}
+	for _, name := range o.replicas(componentController) {
+		all[name] = identityController
+	}
+	for i := range o.Drivers {
+		all[sidecarName(componentProvisioner, o.Drivers, i)] = identityProvisioner
+	}
+	for i := range o.attachDrivers() {
+		for _, name := range o.replicas(sidecarName(componentAttacher, o.attachDrivers(), i)) {
+			all[name] = attacher
+		}
+	}
+	if o.Recovery != "" {
+		for _, part := range recoveryIdentities() {
+			all[part] = part
+		}
+	}
+	return all
 }
 
 // roomy lets a program's heap grow to five times of what lives in it before it is collected. The
@@ -135,7 +173,7 @@ func (s specs) controllerManager(plane string) proc.Spec {
 
 // manager is a kube-controller-manager with the controllers named.
 func (s specs) manager(controllers string, args ...string) proc.Spec {
-	config := s.paths.kubeconfig(identityKCM)
+	config := s.kubeconfig(componentKCM, identityKCM)
 	spec := s.component(componentKCM, s.upstream.Path("kube-controller-manager"),
 		"--kubeconfig="+config, "--authentication-kubeconfig="+config, "--authorization-kubeconfig="+config,
 		"--bind-address="+loopback, "--secure-port="+strconv.Itoa(s.ports.ControllerManager),
@@ -149,7 +187,7 @@ func (s specs) manager(controllers string, args ...string) proc.Spec {
 }
 
 func (s specs) scheduler() proc.Spec {
-	config := s.paths.kubeconfig(identityScheduler)
+	config := s.kubeconfig(componentScheduler, identityScheduler)
 	return s.component(componentScheduler, s.upstream.Path("kube-scheduler"),
 		"--kubeconfig="+config, "--authentication-kubeconfig="+config, "--authorization-kubeconfig="+config,
 		"--bind-address="+loopback, "--secure-port="+strconv.Itoa(s.ports.Scheduler),
@@ -172,7 +210,7 @@ func (s specs) provisioners() []proc.Spec {
 	for i, driver := range s.options.Drivers {
 		name := sidecarName(componentProvisioner, s.options.Drivers, i)
 		all = append(all, s.component(name, s.upstream.Path("csi-provisioner"),
-			"--csi-address="+s.paths.csiSocket(driver), "--kubeconfig="+s.paths.kubeconfig(identityProvisioner),
+			"--csi-address="+s.paths.csiSocket(driver), "--kubeconfig="+s.kubeconfig(name, identityProvisioner),
 			"--http-endpoint="+address(s.ports.Sidecars[name]), "--default-fstype=ext4", "--extra-create-metadata=true",
 			"--leader-election=false", "--timeout=30s"))
 	}
@@ -192,37 +230,42 @@ func (s specs) attachPlane() []proc.Spec {
 		if s.options.Recovery != "" {
 			args = append([]string{"--controllers=attachdetach,recovery"}, s.recoveryArgs("actor")...)
 		}
-		all = append(all, s.controller(s.paths.kubeconfig(identityController), args))
+		for _, name := range s.options.replicas(componentController) {
+			all = append(all, s.controller(name, s.kubeconfig(name, identityController), args))
+		}
 	}
-	drivers := s.attachDrivers()
+	drivers := s.options.attachDrivers()
 	for i, driver := range drivers {
-		name := sidecarName(componentAttacher, drivers, i)
-		spec := s.component(name, program,
-			"--csi-address="+s.paths.csiSocket(driver), "--kubeconfig="+s.paths.kubeconfig(config),
-			"--http-endpoint="+address(s.ports.Sidecars[name]),
-			"--leader-election", "--leader-election-namespace="+namespace, "--leader-election-lease-duration="+leaseDuration,
-			"--leader-election-renew-deadline="+renewDeadline, "--leader-election-retry-period="+retryPeriod, verbosity)
-		spec.Args = append(spec.Args, s.options.AttacherArgs...)
-		all = append(all, spec)
+		for _, name := range s.options.replicas(sidecarName(componentAttacher, drivers, i)) {
+			spec := s.component(name, program,
+				"--csi-address="+s.paths.csiSocket(driver), "--kubeconfig="+s.kubeconfig(name, config),
+				"--http-endpoint="+address(s.ports.Sidecars[name]),
+				"--leader-election", "--leader-election-namespace="+namespace, "--leader-election-lease-duration="+leaseDuration,
+				"--leader-election-renew-deadline="+renewDeadline, "--leader-election-retry-period="+retryPeriod, verbosity)
+			spec.Args = append(spec.Args, s.options.AttacherArgs...)
+			all = append(all, spec)
+		}
 	}
 	return all
 }
 
-// controller is belay-controller with the lab's lease times; what args say wins over them.
-func (s specs) controller(kubeconfig string, args []string) proc.Spec {
+// controller is belay-controller, or its standby, with the lab's lease times; what args say wins over them.
+func (s specs) controller(name, kubeconfig string, args []string) proc.Spec {
 	lease := []string{
 		"--leader-elect-lease-duration=" + leaseDuration, "--leader-elect-renew-deadline=" + renewDeadline,
 		"--leader-elect-retry-period=" + retryPeriod,
 	}
-	return s.shippedController(kubeconfig, slices.Concat(lease, s.options.ControllerArgs, args)...)
+	return s.shippedController(name, kubeconfig, slices.Concat(lease, s.options.ControllerArgs, args)...)
 }
 
 // shippedController is belay-controller as it is shipped, but for what args say.
-func (s specs) shippedController(kubeconfig string, args ...string) proc.Spec {
-	spec := s.component(componentController, s.own.path("belay-controller"),
-		"--kubeconfig="+kubeconfig,
-		"--health-probe-bind-address="+address(s.ports.ControllerHealth),
-		"--metrics-bind-address="+address(s.ports.ControllerMetrics), "--v="+strconv.Itoa(s.options.Verbosity))
+func (s specs) shippedController(name, kubeconfig string, args ...string) proc.Spec {
+	health, metrics := s.ports.ControllerHealth, s.ports.ControllerMetrics
+	if name != componentController {
+		health, metrics = 0, s.ports.Sidecars[name]
+	}
+	spec := s.component(name, s.own.path("belay-controller"), "--kubeconfig="+kubeconfig,
+		"--health-probe-bind-address="+address(health), "--metrics-bind-address="+address(metrics), "--v="+strconv.Itoa(s.options.Verbosity))
 	spec.Args = append(spec.Args, args...)
 	return spec
 }

@@ -58,6 +58,8 @@ func serveControl(c *Cluster) (*controlServer, error) {
 		act("/partition/"+string(direction), func(node string) error { return c.Partition(node, direction) })
 	}
 	act("/heal", c.Heal)
+	act("/partition/component", c.PartitionComponent)
+	act("/heal/component", c.HealComponent)
 	act("/image", func(archive string) error { return c.LoadImage(context.Background(), archive) })
 	act("/controller", func(plane string) error { return c.SwitchController(context.Background(), plane) })
 	act("/attachers/"+AttachersOff, func(string) error { return c.StopAttachers(context.Background()) })

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/tools/clientcmd"
 
 	"belay.dev/belay/internal/usage"
 	"belay.dev/belay/lab/proxy"
@@ -47,19 +48,24 @@ func ParseDirection(name string) (Direction, error) {
 // share the machine's network, and each of them can be cut off from it.
 const kubeletAddress = "127.0.0.2"
 
-// links are all connections of a node to the rest of the cluster. Storage is none of them: it is another network.
+// links are all connections of a node, or of a component, to the rest of the cluster. Storage is none of them: it is another network.
 type links struct {
 	up   *proxy.Link // to the API server
-	down *proxy.Link // to the port of the kubelet
+	down *proxy.Link // to the port of the kubelet; nil for a component, which the API server asks nothing
 
 	mu          sync.Mutex
 	partitioned Direction // empty for none
 	off         bool      // the machine has no power
 }
 
-// connect lays the links of all nodes.
+// connect lays the links of all components and nodes.
 func (c *Cluster) connect() error {
 	c.links = map[string]*links{}
+	for component, identity := range c.options.apiClients() {
+		if err := c.connectComponent(component, identity); err != nil {
+			return fmt.Errorf("connecting %s: %w", component, err)
+		}
+	}
 	for _, node := range c.options.nodeNames() {
 		up, err := proxy.NewLink(context.Background(), c.ports.uplink(node), address(c.ports.APIServer))
 		if err != nil {
@@ -71,6 +77,27 @@ func (c *Cluster) connect() error {
 			return fmt.Errorf("connecting %s: %w", node, err)
 		}
 		c.links[node].down = down
+	}
+	return nil
+}
+
+// connectComponent lays the link of a component and writes the kubeconfig that leads over it.
+func (c *Cluster) connectComponent(component, identity string) error {
+	at := address(c.ports.Uplinks[component])
+	up, err := proxy.NewLink(context.Background(), at, address(c.ports.APIServer))
+	if err != nil {
+		return err
+	}
+	c.links[component] = &links{up: up}
+	config, err := clientcmd.LoadFromFile(c.paths.kubeconfig(identity))
+	if err != nil {
+		return fmt.Errorf("reading the credential of %s: %w", identity, err)
+	}
+	for _, cluster := range config.Clusters {
+		cluster.Server = "https://" + at
+	}
+	if err := clientcmd.WriteToFile(*config, c.paths.linkedKubeconfig(component)); err != nil {
+		return fmt.Errorf("writing the kubeconfig: %w", err)
 	}
 	return nil
 }
@@ -91,15 +118,17 @@ func (c *Cluster) disconnect() error {
 
 // set cuts and heals the links as the state says. mu is held.
 func (l *links) set() {
-	for link, cut := range map[*proxy.Link]bool{
-		l.up:   l.off || l.partitioned == Both || l.partitioned == ToAPI,
-		l.down: l.off || l.partitioned == Both || l.partitioned == FromAPI,
-	} {
-		if cut {
-			link.Cut()
-		} else {
-			link.Heal()
-		}
+	pass(l.up, !l.off && l.partitioned != Both && l.partitioned != ToAPI)
+	if l.down != nil {
+		pass(l.down, !l.off && l.partitioned != Both && l.partitioned != FromAPI)
+	}
+}
+
+func pass(link *proxy.Link, traffic bool) {
+	if traffic {
+		link.Heal()
+	} else {
+		link.Cut()
 	}
 }
 
@@ -138,15 +167,41 @@ func (l *links) boot() {
 // storage continue. Connections hang, as when packets are lost; none is refused. It lasts until Heal, also through power cuts.
 func (c *Cluster) Partition(node string, d Direction) error {
 	l := c.links[node]
-	if l == nil {
+	if l == nil || l.down == nil {
 		return fmt.Errorf("the lab has no node %q", node)
 	}
 	l.partition(d)
 	return nil
 }
 
-// Heal ends a partition; nil if there is none.
+// Heal ends the partition of a node; nil if there is none.
 func (c *Cluster) Heal(node string) error { return c.Partition(node, "") }
+
+// PartitionComponent cuts a component off from the API server. It runs on, and reaches the storage. Its requests hang, as when packets are
+// lost, and those that it sent meanwhile arrive at HealComponent, also if it has ended by then. It lasts until HealComponent, also through
+// restarts of the component.
+func (c *Cluster) PartitionComponent(component string) error {
+	return c.partitionComponent(component, ToAPI)
+}
+
+// HealComponent ends the partition of a component; nil if there is none.
+func (c *Cluster) HealComponent(component string) error { return c.partitionComponent(component, "") }
+
+func (c *Cluster) partitionComponent(component string, d Direction) error {
+	name := c.alias(component)
+	if _, err := c.process(name); err != nil {
+		return err
+	}
+	switch l := c.links[name]; {
+	case l == nil:
+		return fmt.Errorf("%s is not a client of the API server", component)
+	case l.down != nil:
+		return fmt.Errorf("%s is a node: see `belay-lab node partition --help`", component)
+	default:
+		l.partition(d)
+		return nil
+	}
+}
 
 // Partition cuts a node off, see Cluster.Partition.
 func (r *Remote) Partition(ctx context.Context, node string, d Direction) error {
@@ -156,6 +211,16 @@ func (r *Remote) Partition(ctx context.Context, node string, d Direction) error 
 // Heal ends a partition, see Cluster.Heal.
 func (r *Remote) Heal(ctx context.Context, node string) error {
 	return r.ask(ctx, http.MethodPost, "/heal", node, nil)
+}
+
+// PartitionComponent cuts a component off, see Cluster.PartitionComponent.
+func (r *Remote) PartitionComponent(ctx context.Context, component string) error {
+	return r.ask(ctx, http.MethodPost, "/partition/component", component, nil)
+}
+
+// HealComponent ends a partition, see Cluster.HealComponent.
+func (r *Remote) HealComponent(ctx context.Context, component string) error {
+	return r.ask(ctx, http.MethodPost, "/heal/component", component, nil)
 }
 
 // portWithin is how long the sockets of killed processes may take to be closed.

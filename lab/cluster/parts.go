@@ -29,7 +29,7 @@ func (c *Cluster) StartController(plane string, environment ...string) (componen
 	var spec proc.Spec
 	switch plane {
 	case PlaneBelay:
-		spec = s.shippedController(s.paths.kubeconfig(identityController))
+		spec = s.shippedController(componentController, s.paths.kubeconfig(identityController))
 	case PlaneUpstream:
 		spec = s.manager("persistentvolume-attach-detach-controller", "--kube-api-qps=10000", "--kube-api-burst=10000")
 	default:
@@ -104,8 +104,8 @@ func (c *Cluster) CSISocket(driver string) string { return c.paths.csiSocket(dri
 
 func (c *Cluster) attachers() []string {
 	var names []string
-	for i := range c.specs.attachDrivers() {
-		names = append(names, sidecarName(componentAttacher, c.specs.attachDrivers(), i))
+	for i := range c.options.attachDrivers() {
+		names = append(names, c.options.replicas(sidecarName(componentAttacher, c.options.attachDrivers(), i))...)
 	}
 	return names
 }

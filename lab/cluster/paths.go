@@ -75,6 +75,11 @@ func (p paths) kubeconfig(identity string) string {
 	return filepath.Join(p.pki(), identity+".kubeconfig")
 }
 
+// linkedKubeconfig is a component's, over its own link to the API server.
+func (p paths) linkedKubeconfig(component string) string {
+	return filepath.Join(p.pki(), component+"-linked.kubeconfig")
+}
+
 func fileName(component string) string { return strings.ReplaceAll(component, "/", "_") }
 
 // checkLengths refuses a cache folder that is too deep for the unix sockets of a lab with so many nodes.

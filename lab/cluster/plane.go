@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"path/filepath"
@@ -64,12 +65,14 @@ func (c *Cluster) SwitchController(ctx context.Context, plane string) error {
 // StopController ends belay-controller in order, so that it releases its lease; it
 // stays down until RunController. Nothing to do if it does not run.
 func (c *Cluster) StopController(ctx context.Context) error {
-	process, err := c.process(componentController)
-	if err != nil {
-		return nil //nolint:nilerr // it never ran
-	}
-	if err := process.Stop(ctx); err != nil {
-		return fmt.Errorf("stopping belay-controller: %w", err)
+	for _, name := range slices.Backward(c.options.replicas(componentController)) { // the standby first, so that it does not lead
+		process, err := c.process(name)
+		if err != nil {
+			return nil //nolint:nilerr // it never ran
+		}
+		if err := process.Stop(ctx); err != nil {
+			return fmt.Errorf("stopping belay-controller: %w", err)
+		}
 	}
 	return nil
 }
@@ -100,7 +103,7 @@ type ControllerRun struct {
 // RunController starts belay-controller after StopController or CrashController; killed,
 // it comes back in the same way.
 func (c *Cluster) RunController(run ControllerRun) error {
-	kubeconfig := c.paths.kubeconfig(identityController)
+	kubeconfig := ""
 	if run.Server != "" {
 		kubeconfig = filepath.Join(c.paths.pki(), "controller-proxied.kubeconfig")
 		config := clientcmdapi.NewConfig()
@@ -115,7 +118,13 @@ func (c *Cluster) RunController(run ControllerRun) error {
 	if c.options.Recovery != "" {
 		args = slices.Concat([]string{"--controllers=attachdetach,recovery"}, c.specs.recoveryArgs("actor"), args)
 	}
-	return c.launch(c.specs.controller(kubeconfig, args))
+	for _, name := range c.options.replicas(componentController) {
+		spec := c.specs.controller(name, cmp.Or(kubeconfig, c.specs.kubeconfig(name, identityController)), args)
+		if err := c.launch(spec); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // ControllerConfig is belay-controller's own client configuration.

@@ -6,6 +6,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -25,6 +26,7 @@ type ports struct {
 	ControllerHealth  int            `json:"controllerHealth"`
 	ControllerMetrics int            `json:"controllerMetrics"`
 	Sidecars          map[string]int `json:"sidecars"`       // component -> metrics port
+	Uplinks           map[string]int `json:"uplinks"`        // component -> port that leads to the API server
 	Kubelets          map[string]int `json:"kubelets"`       // node -> port
 	BMCs              map[string]int `json:"bmcs,omitempty"` // node -> UDP port
 }
@@ -100,15 +102,12 @@ func choosePorts(cache string, o Options) (ports, error) {
 	p := ports{
 		Etcd: c.choose(), EtcdPeer: c.choose(), APIServer: c.choose(), ControllerManager: c.choose(), Scheduler: c.choose(),
 		ControllerHealth: c.choose(), ControllerMetrics: c.choose(),
-		Sidecars: map[string]int{}, Kubelets: map[string]int{}, BMCs: map[string]int{},
+		Sidecars: map[string]int{}, Uplinks: map[string]int{}, Kubelets: map[string]int{}, BMCs: map[string]int{},
 	}
-	for i := range o.Drivers {
-		p.Sidecars[sidecarName(componentProvisioner, o.Drivers, i)] = c.choose()
-		p.Sidecars[sidecarName(componentAttacher, o.Drivers, i)] = c.choose()
-	}
-	if o.Recovery != "" {
-		for _, part := range recoveryIdentities() {
-			p.Sidecars[part] = c.choose()
+	for component := range o.apiClients() {
+		p.Uplinks[component] = c.choose()
+		if !slices.Contains([]string{componentKCM, componentScheduler, componentController}, component) {
+			p.Sidecars[component] = c.choose()
 		}
 	}
 	for _, node := range o.nodeNames() {
@@ -122,7 +121,7 @@ func choosePorts(cache string, o Options) (ports, error) {
 
 func (p ports) all() []int {
 	all := []int{p.Etcd, p.EtcdPeer, p.APIServer, p.ControllerManager, p.Scheduler, p.ControllerHealth, p.ControllerMetrics}
-	for _, more := range []map[string]int{p.Sidecars, p.Kubelets, p.BMCs} {
+	for _, more := range []map[string]int{p.Sidecars, p.Uplinks, p.Kubelets, p.BMCs} {
 		for _, port := range more {
 			all = append(all, port)
 		}

@@ -50,7 +50,7 @@ func (s specs) recoveryParts() []proc.Spec {
 		if !runs {
 			continue
 		}
-		spec := s.component(identity, s.own.path("belay-controller"), "--kubeconfig="+s.paths.kubeconfig(identity), "--controllers=recovery",
+		spec := s.component(identity, s.own.path("belay-controller"), "--kubeconfig="+s.kubeconfig(identity, identity), "--controllers=recovery",
 			"--metrics-bind-address="+address(s.ports.Sidecars[identity]),
 			"--leader-elect-lease-duration="+leaseDuration, "--leader-elect-renew-deadline="+renewDeadline, "--leader-elect-retry-period="+retryPeriod,
 			"--v="+strconv.Itoa(s.options.Verbosity))

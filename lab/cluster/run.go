@@ -364,14 +364,19 @@ func (c *Cluster) Kill(name string) error {
 		}
 		return fmt.Errorf("the lab has no node %q", node)
 	}
-	if name == componentController && c.Plane() == PlaneUpstream {
-		name = componentKCM
-	}
-	process, err := c.process(name)
+	process, err := c.process(c.alias(name))
 	if err != nil {
 		return err
 	}
 	return process.Kill()
+}
+
+// alias is the component that has the attach/detach controller, for attach-controller; other names are their own.
+func (c *Cluster) alias(component string) string {
+	if component == componentController && c.Plane() == PlaneUpstream {
+		return componentKCM
+	}
+	return component
 }
 
 // takeLock makes this process the one that holds the lab. The kernel frees the lock when the

@@ -32,7 +32,7 @@ type Status struct {
 	Off []string `json:"off,omitempty"`
 	// Frozen are the nodes that Freeze stopped.
 	Frozen []string `json:"frozen,omitempty"`
-	// Partitioned are the nodes that are cut off, and what is lost.
+	// Partitioned are the nodes and components that are cut off, and what is lost.
 	Partitioned map[string]Direction `json:"partitioned,omitempty"`
 	// BMCs are the addresses (UDP) of the nodes' BMCs, by the name of the node.
 	BMCs map[string]string `json:"bmcs,omitempty"`
@@ -79,10 +79,12 @@ func (c *Cluster) Status() Status {
 	}
 	s.Frozen = c.frozenNodes()
 	s.Partitioned, s.BMCs = map[string]Direction{}, map[string]string{}
-	for _, node := range c.options.nodeNames() {
-		if l := c.links[node]; l != nil && l.direction() != "" {
-			s.Partitioned[node] = l.direction()
+	for name, l := range c.links {
+		if direction := l.direction(); direction != "" {
+			s.Partitioned[name] = direction
 		}
+	}
+	for _, node := range c.options.nodeNames() {
 		if bmc := c.BMC(node); bmc != "" {
 			s.BMCs[node] = bmc
 		}

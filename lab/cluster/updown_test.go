@@ -78,6 +78,7 @@ func TestUpDown(t *testing.T) {
 
 	t.Run("another process can steer it", func(t *testing.T) { steerFromOutside(t, lab) })
 	t.Run("a node is cut off", func(t *testing.T) { partition(t, lab, client) })
+	t.Run("a component is cut off", func(t *testing.T) { partitionComponent(t, lab) })
 	t.Run("a killed component comes back", func(t *testing.T) { killAndAwait(t, lab, client) })
 
 	if err := lab.Down(t.Context()); err != nil {
@@ -186,6 +187,55 @@ func partition(t *testing.T, lab *cluster.Cluster, client kubernetes.Interface) 
 		t.Fatal(err)
 	}
 	check("healed", true, true)
+}
+
+// partitionComponent cuts the attacher off, asks the API server in its place, and refuses what has no such link.
+func partitionComponent(t *testing.T, lab *cluster.Cluster) {
+	t.Helper()
+	remote, err := cluster.Find("updown")
+	if err != nil {
+		t.Fatal(err)
+	}
+	const name = "attacher"
+	config, err := clientcmd.BuildConfigFromFlags("", filepath.Join(lab.Dir(), "pki", name+"-linked.kubeconfig"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	asAttacher, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	check := func(when string, want cluster.Direction) {
+		t.Helper()
+		status, err := remote.Status(t.Context())
+		if err != nil || status.Partitioned[name] != want {
+			t.Errorf("%s: partitioned are %v (%v), want %s %q", when, status.Partitioned, err, name, want)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), answerWithin)
+		defer cancel()
+		if _, err := asAttacher.StorageV1().VolumeAttachments().List(ctx, metav1.ListOptions{}); (err == nil) != (want == "") {
+			t.Errorf("%s: the attacher asks the API server: %v", when, err)
+		}
+	}
+	check("before", "")
+	if err := remote.PartitionComponent(t.Context(), name); err != nil {
+		t.Fatal(err)
+	}
+	check("cut off", cluster.ToAPI)
+	if err := remote.HealComponent(t.Context(), name); err != nil {
+		t.Fatal(err)
+	}
+	check("healed", "")
+	for other, says := range map[string]string{
+		"etcd": "etcd is not a client of the API server", "node-1": "node-1 is a node: see `belay-lab node partition --help`", "none": "it has fabric, etcd",
+	} {
+		if err := remote.PartitionComponent(t.Context(), other); err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("cutting %s off gave %v, want %q", other, err, says)
+		}
+	}
+	if err := remote.Partition(t.Context(), name, cluster.Both); err == nil || !strings.Contains(err.Error(), "no node") {
+		t.Errorf("cutting the attacher off as a node gave %v", err)
+	}
 }
 
 // answerWithin is short, because what is lost takes as long; a machine that is busy answers in it.

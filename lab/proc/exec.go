@@ -3,6 +3,7 @@ package proc
 import (
 	"fmt"
 	"os"
+	"runtime"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
@@ -28,19 +29,24 @@ func Command() *cobra.Command {
 	flags.StringVar(&shim.record, "record", "", "where to write the record")
 	flags.StringVar(&shim.name, "name", "", "name of the component")
 	flags.IntVar(&shim.parent, "parent", 0, "pid of the parent; if it is gone, do not start")
+	flags.StringVar(&shim.hostname, "hostname", "", "hostname that PROGRAM sees, if not the machine's")
 	return command
 }
 
 type shim struct {
-	name   string
-	record string
-	parent int
+	name     string
+	record   string
+	parent   int
+	hostname string
 }
 
 // become writes the record and executes the program in this process. It returns only on failure.
 func (s shim) become(args []string) error {
 	self, err := Self(s.name, args[0])
 	if err != nil {
+		return err
+	}
+	if err := s.rename(); err != nil {
 		return err
 	}
 	if s.record != "" {
@@ -59,6 +65,21 @@ func (s shim) become(args []string) error {
 	}
 	if err := unix.Exec(args[0], args, os.Environ()); err != nil {
 		return fmt.Errorf("starting %s: %w", args[0], err)
+	}
+	return nil
+}
+
+// rename gives this process a hostname of its own. A namespace belongs to a thread, and the program continues on the one that executes it.
+func (s shim) rename() error {
+	if s.hostname == "" {
+		return nil
+	}
+	runtime.LockOSThread()
+	if err := unix.Unshare(unix.CLONE_NEWUTS); err != nil {
+		return fmt.Errorf("making a hostname for %s: %w", s.name, err)
+	}
+	if err := unix.Sethostname([]byte(s.hostname)); err != nil {
+		return fmt.Errorf("setting the hostname of %s: %w", s.name, err)
 	}
 	return nil
 }

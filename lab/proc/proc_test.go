@@ -118,6 +118,24 @@ func TestStateShowsStoppedBySignal(t *testing.T) {
 	}
 }
 
+func TestHostname(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("NOT RUN: a hostname of its own needs root")
+	}
+	log := filepath.Join(t.TempDir(), "log")
+	p, err := proc.Group{RunDir: t.TempDir()}.Start(proc.Spec{Name: "other", Path: "uname", Args: []string{"-n"}, Hostname: "other", LogFile: log})
+	if err != nil {
+		t.Fatal(err)
+	}
+	<-p.Done()
+	if said, err := os.ReadFile(log); err != nil || string(said) != "other\n" {
+		t.Errorf("the program sees hostname %q (%v), want other", said, err)
+	}
+	if mine, err := os.Hostname(); err != nil || mine == "other" {
+		t.Errorf("this process has hostname %q (%v)", mine, err)
+	}
+}
+
 func TestKilledComponentComesBack(t *testing.T) {
 	runDir := t.TempDir()
 	exits := make(chan error, 1)

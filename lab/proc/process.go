@@ -26,6 +26,8 @@ type Spec struct {
 	Env []string
 	// Dir is the working directory; default: that of this process.
 	Dir string
+	// Hostname is the name of the machine that the program sees; default: the real one. It needs root.
+	Hostname string
 	// LogFile takes what the program writes to stdout and stderr, appended.
 	LogFile string
 	// Restart starts the program again, with back-off, when it exits without having been stopped.
@@ -105,7 +107,7 @@ func (p *Process) launch() error {
 		defer func() { _ = logFile.Close() }()
 	}
 	args := []string{ExecVerb, "--name", p.spec.Name, "--record", RecordPath(p.group.RunDir, p.spec.Name),
-		"--parent", fmt.Sprint(os.Getpid())}
+		"--parent", fmt.Sprint(os.Getpid()), "--hostname", p.spec.Hostname}
 	args = append(append(args, "--", p.spec.Path), p.spec.Args...)
 	command := exec.Command(p.group.Shim, args...)
 	environment := p.group.Env
