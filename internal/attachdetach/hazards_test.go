@@ -343,3 +343,21 @@ func TestTaintedNodeThatTurnsNotReadyWakesItsVolume(t *testing.T) {
 		t.Error("the node's health changes the decision and wakes nothing")
 	}
 }
+
+// A pod wants the volume at a node whose Node object was deleted and recreated. Whether the kubelet still uses it from before, a ready kubelet
+// is asked: the end of an outage wakes the volume, although no detach was requested and no pod waits for a report (simulation, seed 11475).
+func TestReturnedNodeThatTurnsReadyWakesItsVolume(t *testing.T) {
+	m, k := newModel(t), key{Driver: driver, Handle: "h"}
+	unique := []string{kube.UniqueVolumeName(k.Driver, k.Handle)}
+	recreated := func(n *corev1.Node) { n.UID, n.CreationTimestamp = "second", metav1.Now() }
+	m.put(aVolume("pv", k.Handle))
+	m.put(aClaim("pv"))
+	va := anAttachment(k, "a", "pv", true)
+	va.CreationTimestamp = metav1.NewTime(time.Now().Add(-time.Hour))
+	m.put(va)
+	m.put(aNode("a", recreated, listing(unique, unique)))
+	m.put(aPod("p", "a", byClaimOf("pv")))
+	if woken := m.put(aNode("a", isReady, recreated, listing(unique, unique))); !slices.Contains(woken, k) {
+		t.Errorf("woke %v", woken)
+	}
+}
