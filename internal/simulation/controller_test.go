@@ -143,7 +143,7 @@ func (c *controller) learn(node *corev1.Node) {
 	for _, m := range c.sim.all(node.Name) {
 		if left, gone := c.sim.left[m]; !gone || version <= left {
 			c.saw[sight{m, node.UID}] = true
-			if slices.Contains(node.Status.VolumesInUse, corev1.UniqueVolumeName(unique(fibre))) {
+			if listsInUse(node, fibre) {
 				c.saw[sight{m, ""}] = true
 			}
 			return

@@ -74,6 +74,8 @@ type local struct {
 	forced   bool      // detached by a policy that takes the machine for dead
 	// unrecorded is the attachment whose record did not fit the boot of the machine when its Node was deleted.
 	unrecorded types.UID
+	// removed: a person deleted the VolumeAttachment of what was in use, which is then unpublished.
+	removed bool
 	// inherited: the machine took over a Node that reported the volume to the one before.
 	inherited bool
 	// left is since when no pod has wanted the volume of a machine whose Node is gone or

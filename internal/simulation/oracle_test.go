@@ -78,6 +78,10 @@ func (s *sim) judge(w write) {
 func (s *sim) noteDeletion(w write) {
 	if va, ok := w.after.(*storagev1.VolumeAttachment); ok && va.DeletionTimestamp != nil {
 		s.requests.ended[va.UID] = s.api.version + 1
+		for _, m := range s.all(va.Spec.NodeName) {
+			v := m.of(s.diskOf(va).handle)
+			v.removed = v.mounted || v.verified
+		}
 	}
 }
 
@@ -98,7 +102,8 @@ func hasFinalizer(obj client.Object) bool {
 func (s *sim) judgeAttach(w write, made *storagev1.VolumeAttachment) {
 	d := s.diskOf(made)
 	s.makers[made.UID] = w.by
-	s.machines[made.Spec.NodeName].of(d.handle).forced = false // what took it from the machine was about an earlier attachment
+	v := s.machines[made.Spec.NodeName].of(d.handle)
+	v.forced, v.removed = false, false // what took it from the machine was about an earlier attachment
 	if !d.exclusive {
 		return
 	}
@@ -182,9 +187,16 @@ func (s *sim) judgeWithdraw(w write, d *disk, before *corev1.Node) {
 	case d.handle == fibre && !w.by.knows(m) && s.excuse(excuse.ForgottenReport):
 		v.forced = true
 		s.say("%s does not know that %s has %s", w.by.name, m, d.handle)
+	case !attached && v.removed && v.node != before.UID && !listsInUse(before, d.handle) && s.excuse(excuse.RemovedByHand):
+		v.forced = true
+		s.say("nothing tells any more that %s has %s, which a person took from it", m, d.handle)
 	default:
 		s.breaks("S2", "%s withdrawn from %s while it is mounted (%v) or about to be (%v)", d.handle, m, v.mounted, v.verified)
 	}
+}
+
+func listsInUse(node *corev1.Node, handle string) bool {
+	return slices.Contains(node.Status.VolumesInUse, corev1.UniqueVolumeName(unique(handle)))
 }
 
 // judgeGone: S2, where neither a Node nor an attachment is left to write to. To hear that the
@@ -315,6 +327,9 @@ func (s *sim) judgeCall(c *call) {
 	if !s.protected(d, c.nodeID) {
 		s.breaks("S10", "%s sent without the finalizers", c)
 	}
+	if s.byID(c.nodeID, c.volume).replaced {
+		s.storage.strays[[2]string{c.volume, c.nodeID}] = true
+	}
 	if !d.exclusive {
 		return
 	}
@@ -329,6 +344,11 @@ func (s *sim) judgeCall(c *call) {
 		}
 	}
 	s.judgeMount(s.byID(c.nodeID, c.volume), c.volume, s.sameID, s.controller.actor)
+}
+
+// strayed reports whether a volume was published to the ID that its node had before another machine took the name.
+func (s *sim) strayed(d *disk, id string) bool {
+	return s.storage.strays[[2]string{d.handle, id}] && s.excuse(excuse.StaleNodeID)
 }
 
 // sameID: the driver cannot tell the two machines apart, so a call for one may be for the other.
@@ -431,12 +451,12 @@ func (s *sim) settled() string {
 				return fmt.Sprintf("%s is still reported to %s", d.handle, name)
 			case !attached && s.storage.published[d.handle][s.nodeID(s.machines[name], d.handle)]:
 				return fmt.Sprintf("%s is still published to %s", d.handle, name)
-			case attached && d.handle != fibre && va.Status.Attached && va.Annotations[kube.NodeIDAnnotation] != s.nodeID(s.machines[name], d.handle) && !s.machines[name].of(d.handle).inherited:
+			case attached && d.handle != fibre && va.Status.Attached && va.Annotations[kube.NodeIDAnnotation] != s.nodeID(s.machines[name], d.handle) && !s.machines[name].of(d.handle).inherited && !s.strayed(d, va.Annotations[kube.NodeIDAnnotation]):
 				return fmt.Sprintf("%s is published to a machine that was once called %s", d.handle, name)
 			}
 		}
 		for _, m := range s.cutOffs {
-			if !s.identity.idsByName && s.storage.published[d.handle][s.nodeID(m, d.handle)] && !s.machines[m.name].of(d.handle).inherited {
+			if !s.identity.idsByName && s.storage.published[d.handle][s.nodeID(m, d.handle)] && !s.machines[m.name].of(d.handle).inherited && !s.strayed(d, s.nodeID(m, d.handle)) {
 				return fmt.Sprintf("%s is still published to %s", d.handle, m)
 			}
 		}

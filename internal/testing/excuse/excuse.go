@@ -48,7 +48,7 @@ const (
 
 // Changes of leader, and other clients.
 const (
-	// RemovedByHand: a person removes a VolumeAttachment, the report is gone as well, and a new leader leads.
+	// RemovedByHand: a person removes a VolumeAttachment, the report is gone as well, or the Node was recreated, and a new leader leads.
 	RemovedByHand Name = "removed-by-hand"
 	// LateCreate: a create that an earlier leader has sent is carried out.
 	LateCreate Name = "late-create"
@@ -62,6 +62,8 @@ const (
 
 // Identities of volumes, finalizers and drivers.
 const (
+	// StaleNodeID: a node gets another CSI node ID while a volume is being attached to it.
+	StaleNodeID Name = "stale-node-id"
 	// SharedPublication: another VolumeAttachment stands for the same publication.
 	SharedPublication Name = "shared-publication"
 	// ForcedVolume: a PersistentVolume is deleted by force, without regard to its finalizers.
