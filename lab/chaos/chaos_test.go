@@ -156,6 +156,9 @@ func (r *run) seed(t *testing.T, plan Plan) {
 		t.Error(err)
 	}
 	r.check(ctx, t, way.To)
+	if err := r.awaitLeaders(ctx); err != nil {
+		t.Error(err)
+	}
 }
 
 // slowDown stretches the call that a step consists of, so that a hit can fall into it.

@@ -38,19 +38,34 @@ var errStillRuns = errors.New("still runs in the process that led, although its 
 
 // leader is which of a component and its standby leads, as soon as one does.
 func (r *run) leader(ctx context.Context, component string) (string, error) {
-	return r.awaitLeader(ctx, component, "")
+	return r.awaitLeader(ctx, component, func(leader string, _ time.Time) bool { return leader != "" })
 }
 
-// awaitLeader waits until a component or its standby leads, and it is another one than the one named.
-func (r *run) awaitLeader(ctx context.Context, component, other string) (leader string, err error) {
+// awaitLeader waits until a component or its standby leads as it should.
+func (r *run) awaitLeader(ctx context.Context, component string, should func(leader string, renewed time.Time) bool) (leader string, err error) {
+	var last error
 	err = wait.PollUntilContextTimeout(ctx, lookAgain, failoverWithin, true, func(ctx context.Context) (bool, error) {
-		leader, err = r.scene.Cluster.Leader(ctx, component)
-		return err == nil && leader != "" && leader != other, nil //nolint:nilerr // the API server may be restarting
+		var renewed time.Time
+		leader, renewed, last = r.scene.Cluster.Leader(ctx, component)
+		return last == nil && should(leader, renewed), nil // the API server may be restarting
 	})
 	if err != nil {
-		return "", fmt.Errorf("waiting for a leader of %s other than %q: %w", component, other, err)
+		return "", fmt.Errorf("waiting for a leader of %s, now it is %q: %w", component, leader, errors.Join(err, last))
 	}
 	return leader, nil
+}
+
+// awaitLeaders waits until processes that live hold both leases: the next seed is to hit the one that leads, and not what a process that was
+// killed has left in its lease.
+func (r *run) awaitLeaders(ctx context.Context) error {
+	now := time.Now()
+	for _, component := range []string{controller, attacher} {
+		_, err := r.awaitLeader(ctx, component, func(leader string, renewed time.Time) bool { return leader != "" && renewed.After(now) })
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // cutOff cuts a leader off from the API server and heals it as the plan says.
@@ -69,7 +84,7 @@ func (r *run) cutOff(ctx context.Context, plan Plan, leader string) error {
 	}
 	var deposed error
 	if plan.Deposed {
-		_, deposed = r.awaitLeader(ctx, of, leader)
+		_, deposed = r.awaitLeader(ctx, of, func(now string, _ time.Time) bool { return now != "" && now != leader })
 	}
 	select {
 	case <-time.After(plan.Held):
@@ -144,7 +159,7 @@ func (r *run) moveBackUnderStandby(ctx context.Context, t *testing.T) (former st
 	way, err := r.scene.DeleteAndCordon(ctx, "back, while "+former+" is cut off")
 	must(err)
 	must(lab.Fabric().ClearFaults(ctx, fault))
-	if now, err := lab.Leader(ctx, attacher); err != nil || now == former {
+	if now, _, err := lab.Leader(ctx, attacher); err != nil || now == former {
 		t.Fatalf("%q leads (%v), and it is cut off: the standby did nothing", now, err)
 	}
 	if way.To != from {

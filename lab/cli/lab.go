@@ -296,9 +296,9 @@ func cutCommand() *cobra.Command {
 	command := steer("partition COMPONENT", "Cut a component off from the API server while it keeps running", &name, (*cluster.Remote).PartitionComponent)
 	command.Long = "Cut a component off from the API server while it keeps running: requests hang, as when packets are lost, and none is refused. An\n" +
 		"attacher still reaches its driver. It lasts until belay-lab heal, also if the component is restarted.\n\n" +
-		"A leader that is cut off stops within 4 s, because it cannot renew its lease; the supervisor starts it again, and it waits for the\n" +
-		"API server. With belay-lab up --standbys the other one leads after 6 s. What the component sent before it stopped arrives when the\n" +
-		"partition ends.\n\n" +
+		"A leader that is cut off does nothing any more 4 s after its last renewal of the lease, and exits; the supervisor starts it again,\n" +
+		"and it waits for the API server. With belay-lab up --standbys the other one leads after 6 s. What the component sent before it\n" +
+		"stopped arrives when the partition ends.\n\n" +
 		"Components: attach-controller, attacher, csi-provisioner, kube-controller-manager, kube-scheduler, those of recovery, and the standbys\n" +
 		"attach-controller-2 and attacher-2. With upstream's plane, attach-controller is kube-controller-manager. For a node, see\n" +
 		"belay-lab node partition."

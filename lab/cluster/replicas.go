@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
@@ -32,27 +33,26 @@ func hostname(component string) string {
 	return ""
 }
 
-// Leader is which of a component and its standby holds their lease, empty if neither does. Components are attach-controller, with belay's
-// plane, and attacher.
-func (c *Cluster) Leader(ctx context.Context, component string) (string, error) {
+// Leader is which of a component and its standby holds their lease, empty if neither does, and when it renewed it. It may have ended since.
+// Components are attach-controller, with belay's plane, and attacher.
+func (c *Cluster) Leader(ctx context.Context, component string) (leader string, renewed time.Time, err error) {
 	namespace, name := metav1.NamespaceSystem, kube.FieldManager
 	if component == componentAttacher {
 		namespace, name = SidecarNamespace(c.options.Plane), "external-attacher-leader-"+kube.SanitizeDriverName(c.options.attachDrivers()[0])
 	}
 	client, err := kubernetes.NewForConfig(c.RESTConfig())
 	if err != nil {
-		return "", fmt.Errorf("making a client: %w", err)
+		return "", renewed, fmt.Errorf("making a client: %w", err)
 	}
 	lease, err := client.CoordinationV1().Leases(namespace).Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
-		return "", fmt.Errorf("reading the lease of %s: %w", component, err)
+		return "", renewed, fmt.Errorf("reading the lease of %s: %w", component, err)
 	}
+	renewed = ptr.Deref(lease.Spec.RenewTime, metav1.MicroTime{}).Time
 	host, _, _ := strings.Cut(ptr.Deref(lease.Spec.HolderIdentity, ""), "_") // belay-controller adds an ID of its process
 	switch host {
-	case "":
-		return "", nil
-	case component + standbySuffix:
-		return host, nil
+	case "", component + standbySuffix:
+		return host, renewed, nil
 	}
-	return component, nil
+	return component, renewed, nil
 }
