@@ -184,48 +184,74 @@ func (c *curve) makeExtras(ctx context.Context) error {
 	})
 }
 
-// grow makes nodes with attached volumes and pods, until there are so many.
-func (c *curve) grow(ctx context.Context, volumes int) error {
-	began, first, old := time.Now(), c.nodes(), objects{client: c.client, labels: map[string]string{labelOld: ""}}
-	nodes := volumes/curvePerNode - first
-	if err := each(ctx, nodes, func(ctx context.Context, i int) error {
-		node := first + i
-		var on []string
-		for k := range curvePerNode {
-			on = append(on, volumeName(node*curvePerNode+k))
+// grow makes nodes with attached volumes and pods, until there are so many: the first one by the API server, the others by copying it.
+func (c *curve) grow(ctx context.Context, volumes int) (err error) {
+	began, first := time.Now(), c.nodes()
+	if first == 0 {
+		if err := c.oldNode(ctx, 0); err != nil {
+			return err
 		}
-		if err := old.node(ctx, nodeName(node), on...); err != nil {
+		first = 1
+	}
+	copies, err := copiesOf(ctx, c.lab, nodeName(0), volumeName(0))
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, copies.etcd.Close()) }()
+	for node := first; node < volumes/curvePerNode; node++ {
+		on := volumesOn(node)
+		if err := copies.copyNode(ctx, nodeName(node), on); err != nil {
 			return err
 		}
 		for k, volume := range on {
-			if err := old.attachedPod(ctx, volume, nodeName(node), k%2 == 0); err != nil {
-				return err
-			}
-			if err := c.driver.hold(volume, nodeName(node)); err != nil {
+			if err := errors.Join(copies.copyVolume(ctx, volume, nodeName(node), k%2 == 0), c.driver.hold(volume, nodeName(node))); err != nil {
 				return err
 			}
 		}
-		if (i+1)%max(nodes/5, 1) == 0 {
-			c.say("%d of %d nodes more (%.0f s)", i+1, nodes, time.Since(began).Seconds())
-		}
-		return nil
-	}); err != nil {
+	}
+	if err := copies.flush(ctx); err != nil {
 		return err
 	}
 	c.volumes = volumes
+	c.say("%d volumes are stored (%.0f s)", volumes, time.Since(began).Seconds())
+	return pause(ctx, rest) // the API server reads them
+}
+
+// volumesOn are the names of a node's volumes.
+func volumesOn(node int) (names []string) {
+	for k := range curvePerNode {
+		names = append(names, volumeName(node*curvePerNode+k))
+	}
+	return names
+}
+
+// oldNode makes a node with attached volumes and pods.
+func (c *curve) oldNode(ctx context.Context, node int) error {
+	old, on := objects{client: c.client, labels: map[string]string{labelOld: ""}}, volumesOn(node)
+	if err := old.node(ctx, nodeName(node), on...); err != nil {
+		return err
+	}
+	for k, volume := range on {
+		if err := errors.Join(old.attachedPod(ctx, volume, nodeName(node), k%2 == 0), c.driver.hold(volume, nodeName(node))); err != nil {
+			return err
+		}
+	}
 	return nil
 }
+
+func oldPod(volume string) string   { return "old-" + volume }
+func plainPod(volume string) string { return "plain-" + volume }
 
 // attachedPod makes a volume that was attached long ago, its pod, and perhaps a pod without a volume.
 func (o objects) attachedPod(ctx context.Context, volume, node string, another bool) error {
 	if err := o.volume(ctx, volume, kube.AttacherFinalizer(driverName)); err != nil {
 		return err
 	}
-	if err := o.pod(ctx, "old-"+volume, volume, node); err != nil {
+	if err := o.pod(ctx, oldPod(volume), volume, node); err != nil {
 		return err
 	}
 	if another {
-		pod := podOf("plain-"+volume, volume)
+		pod := podOf(plainPod(volume), volume)
 		pod.Spec.NodeName, pod.Spec.Volumes, pod.Spec.Containers[0].VolumeMounts = node, nil, nil
 		if err := o.createPod(ctx, pod); err != nil {
 			return err

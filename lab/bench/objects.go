@@ -129,6 +129,15 @@ func readyNode(name string) *corev1.Node {
 	}
 }
 
+// listNode has the node list the volumes as reported and in use.
+func listNode(node *corev1.Node, volumes []string) {
+	node.Status.VolumesAttached, node.Status.VolumesInUse = nil, nil
+	for _, volume := range volumes {
+		node.Status.VolumesAttached = append(node.Status.VolumesAttached, corev1.AttachedVolume{Name: corev1.UniqueVolumeName(unique(volume))})
+		node.Status.VolumesInUse = append(node.Status.VolumesInUse, corev1.UniqueVolumeName(unique(volume)))
+	}
+}
+
 // node makes a Node that is Ready, whose volumes the controller manages, and which lists the
 // volumes as reported and in use, as a kubelet lists them when it registers again.
 func (o objects) node(ctx context.Context, name string, volumes ...string) error {
@@ -140,10 +149,7 @@ func (o objects) node(ctx context.Context, name string, volumes ...string) error
 	}
 	node.Status.Allocatable = node.Status.Capacity
 	node.Status.NodeInfo = corev1.NodeSystemInfo{BootID: "boot-of-" + name, SystemUUID: "system-of-" + name, MachineID: "machine-of-" + name}
-	for _, volume := range volumes {
-		node.Status.VolumesAttached = append(node.Status.VolumesAttached, corev1.AttachedVolume{Name: corev1.UniqueVolumeName(unique(volume))})
-		node.Status.VolumesInUse = append(node.Status.VolumesInUse, corev1.UniqueVolumeName(unique(volume)))
-	}
+	listNode(node, volumes)
 	if _, err := create(ctx, o.client.CoreV1().Nodes().Create, node); err != nil {
 		return err
 	}
@@ -212,6 +218,9 @@ func (o objects) createPod(ctx context.Context, pod *corev1.Pod) error {
 	return err
 }
 
+// instanceLabel has the pod's own name.
+const instanceLabel = "app.kubernetes.io/instance"
+
 // podOf is a pod with one volume, as large as usual ones are.
 func podOf(name, volume string) *corev1.Pod {
 	var env []corev1.EnvVar
@@ -220,7 +229,7 @@ func podOf(name, volume string) *corev1.Pod {
 	}
 	requests := corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("100m"), corev1.ResourceMemory: resource.MustParse("64Mi")}
 	return &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"app": "bench", "app.kubernetes.io/instance": name}},
+		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"app": "bench", instanceLabel: name}},
 		Spec: corev1.PodSpec{
 			AutomountServiceAccountToken: new(false), TerminationGracePeriodSeconds: new(int64(0)),
 			Containers: []corev1.Container{{

@@ -109,7 +109,7 @@ func (o Options) apiClients() map[string]string {
 // real cluster's heaps are large and its cores its own. What is compared runs as shipped. The limit
 // keeps the garbage of a large state (`belay-lab bench scale`) from taking the machine's memory.
 func roomy(spec proc.Spec) proc.Spec {
-	spec.Env = append(spec.Env, "GOGC=400", "GOMEMLIMIT=6GiB")
+	spec.Env = append(spec.Env, "GOGC=400", "GOMEMLIMIT=10GiB")
 	return spec
 }
 

@@ -10,11 +10,13 @@ import (
 	"sync"
 	"time"
 
+	clientv3 "go.etcd.io/etcd/client/v3"
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/client-go/transport"
 
 	"belay.dev/belay/internal/kube"
 	"belay.dev/belay/lab/labdisk"
@@ -297,6 +299,21 @@ func (c *Cluster) LogDir() string { return c.paths.lastLogs() }
 
 // Kubectl is the path of the kubectl that was built with the control plane.
 func (c *Cluster) Kubectl() string { return c.specs.upstream.Path("kubectl") }
+
+// Etcd is a client of the lab's etcd with the API server's rights, for the caller to close.
+func (c *Cluster) Etcd() (*clientv3.Client, error) {
+	config, err := transport.TLSConfigFor(&transport.Config{TLS: transport.TLSConfig{
+		CAFile: c.paths.cert("etcd-ca.crt"), CertFile: c.paths.cert("apiserver-etcd-client.crt"), KeyFile: c.paths.cert("apiserver-etcd-client.key"),
+	}})
+	if err != nil {
+		return nil, fmt.Errorf("reading the certificates of etcd's clients: %w", err)
+	}
+	client, err := clientv3.New(clientv3.Config{Endpoints: []string{"https://" + address(c.ports.Etcd)}, TLS: config})
+	if err != nil {
+		return nil, fmt.Errorf("making a client of etcd: %w", err)
+	}
+	return client, nil
+}
 
 // Options are those of Up, with what was left out filled in.
 func (c *Cluster) Options() Options { return c.options }
