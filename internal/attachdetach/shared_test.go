@@ -266,3 +266,40 @@ func benchmarkAtRest(b *testing.B, m *model, k key, node string) {
 	})
 	each(b, "waitedFor", func() { m.podsWaitFor(k, node) })
 }
+
+// TestSharedVolumeAttachedThroughDeletedVolume: of two PersistentVolumes of a volume, the one that allows one node only is gone. A
+// VolumeAttachment that was made for it stays where pods use the volume through the other one, and blocks no other node, for as long
+// as they do. While no pod uses the volume there, it may still be mounted for the deleted one: then it counts as exclusive.
+func TestSharedVolumeAttachedThroughDeletedVolume(t *testing.T) {
+	for name, test := range map[string]struct {
+		usedAtFirst bool
+		want        attachment.Knowledge
+	}{
+		"pods use it through the other volume": {usedAtFirst: true, want: attachment.Yes},
+		"only mounted":                         {want: attachment.Unknown},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m, k := newModel(t), key{Driver: driver, Handle: "twin"}
+			unique := []string{kube.UniqueVolumeName(k.Driver, k.Handle)}
+			m.put(aVolume("twin-many", k.Handle, corev1.ReadWriteMany))
+			m.put(aClaim("twin-many"))
+			m.put(aNode("first", listing(unique, unique), isReady))
+			m.put(aNode("second", isReady))
+			m.put(aPod("on-second", "second", byClaimOf("twin-many")))
+			if test.usedAtFirst {
+				m.put(aPod("on-first", "first", byClaimOf("twin-many")))
+			}
+			va := sharedAttachment(k, "first")
+			va.Spec.Source.PersistentVolumeName = new("twin-once")
+			m.put(va)
+			c := m.controllerOf()
+			if got := c.state.snapshotOf(k, &nodeReads{}, c).want.Shared; got != test.want {
+				t.Errorf("shared: %v, want %v", got, test.want)
+			}
+			attaches := slices.ContainsFunc(c.DecisionFor(k, time.Now()).Steps, func(s attachment.Step) bool { _, is := s.(attachment.Attach); return is })
+			if attaches != test.usedAtFirst {
+				t.Errorf("attached to the second node: %v, want %v", attaches, test.usedAtFirst)
+			}
+		})
+	}
+}

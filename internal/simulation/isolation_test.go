@@ -1,6 +1,7 @@
 package simulation
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"time"
@@ -8,6 +9,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
@@ -129,13 +131,23 @@ func (s *sim) late(missing string, limit time.Duration) {
 	s.sayDecisions()
 }
 
+// leftOver finds an attachment that another client made, and that is still being detached: it blocks its volume, which nothing may want yet.
+func (s *sim) leftOver() string {
+	for _, va := range list[*storagev1.VolumeAttachment](s.api) {
+		if d := s.byHand[va.Name]; d != nil && s.answers(d) {
+			return va.Name + " is still there"
+		}
+	}
+	return ""
+}
+
 // within lets everybody act for that long at most, and returns what is still missing.
 func (s *sim) within(limit time.Duration) (missing string) {
 	for begun := time.Now(); ; {
 		for s.calmTurn() && s.broken == "" {
 			continue
 		}
-		if missing = s.settled(); missing == "" || time.Since(begun) >= limit || s.broken != "" {
+		if missing = cmp.Or(s.settled(), s.leftOver()); missing == "" || time.Since(begun) >= limit || s.broken != "" {
 			return missing
 		}
 		s.sleep(tick)

@@ -63,7 +63,7 @@ func (s *sim) calmDown() {
 	s.restore()
 	s.move()
 	s.comeToRest()
-	if missing := cmp.Or(s.settled(), s.unmended()); missing != "" && s.broken == "" {
+	if missing := cmp.Or(s.settled(), s.leftOver(), s.unmended()); missing != "" && s.broken == "" {
 		s.breaks("liveness", "%s", missing)
 		s.sayDecisions()
 	}
