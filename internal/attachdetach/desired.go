@@ -148,14 +148,8 @@ func (w *clusterState) attachRequired(driver string) bool {
 }
 
 // sharing reports whether the volume may be attached to several nodes. It is exclusive if one of its sources is, and
-// unknown without a source or if the PersistentVolume of an attachment is gone, unless pods on its node use another source:
-// that attachment stays for as long as they do. Upstream treats unknown as shared.
-func (d *demand) sharing(attachments []*storagev1.VolumeAttachment, seen []attachment.Attachment) attachment.Knowledge {
-	ways := d.shared
-	unknown := func(a attachment.Attachment) bool {
-		_, used := d.wants[a.Node]
-		return a.VolumeGone && !used
-	}
+// unknown without a source or if the PersistentVolume of an attachment is gone. Upstream treats unknown as shared.
+func sharing(ways []bool, attachments []*storagev1.VolumeAttachment, seen []attachment.Attachment) attachment.Knowledge {
 	for _, va := range attachments {
 		if inline := va.Spec.Source.InlineVolumeSpec; inline != nil {
 			ways = append(slices.Clip(ways), attachment.AllowsSeveralNodes(inline.AccessModes))
@@ -164,7 +158,7 @@ func (d *demand) sharing(attachments []*storagev1.VolumeAttachment, seen []attac
 	switch {
 	case slices.Contains(ways, false):
 		return attachment.No
-	case len(ways) == 0, slices.ContainsFunc(seen, unknown):
+	case len(ways) == 0, slices.ContainsFunc(seen, func(a attachment.Attachment) bool { return a.VolumeGone }):
 		return attachment.Unknown
 	}
 	return attachment.Yes
