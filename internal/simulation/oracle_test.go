@@ -346,11 +346,6 @@ func (s *sim) judgeCall(c *call) {
 	s.judgeMount(s.byID(c.nodeID, c.volume), c.volume, s.sameID, s.controller.actor)
 }
 
-// strayed reports whether a volume was published to the ID that its node had before another machine took the name.
-func (s *sim) strayed(d *disk, id string) bool {
-	return s.storage.strays[[2]string{d.handle, id}] && s.excuse(excuse.StaleNodeID)
-}
-
 // sameID: the driver cannot tell the two machines apart, so a call for one may be for the other.
 func (s *sim) sameID(m, other *machine) bool {
 	return s.nodeIDAt(m, driverName) == s.nodeIDAt(other, driverName)
@@ -428,39 +423,24 @@ func (s *sim) settled() string {
 		}
 		served, wanted := 0, 0
 		for _, name := range machineNames {
-			node, ok := get[*corev1.Node](s.api, name)
-			if !ok {
-				return name + " is not registered"
-			}
-			va, attached := get[*storagev1.VolumeAttachment](s.api, attachmentName(d.handle, name))
-			if d.handle == fibre {
-				attached = reports(node, d.handle)
-			}
-			good := attached && reports(node, d.handle) &&
-				(d.handle == fibre || va.Status.Attached && va.DeletionTimestamp == nil)
 			wants := s.wantedAt(name, d.handle)
+			good, wrong := s.settledAt(d, name, wants)
+			switch {
+			case wrong != "":
+				return wrong
+			case wants && good:
+				served++
+			}
 			if wants {
 				wanted++
 			}
-			switch {
-			case good && wants:
-				served++
-			case attached && !wants:
-				return fmt.Sprintf("%s is still attached to %s and it is unwanted", d.handle, name)
-			case !attached && reports(node, d.handle):
-				return fmt.Sprintf("%s is still reported to %s", d.handle, name)
-			case !attached && s.storage.published[d.handle][s.nodeID(s.machines[name], d.handle)]:
-				return fmt.Sprintf("%s is still published to %s", d.handle, name)
-			case attached && d.handle != fibre && va.Status.Attached && va.Annotations[kube.NodeIDAnnotation] != s.nodeID(s.machines[name], d.handle) && !s.machines[name].of(d.handle).inherited && !s.strayed(d, va.Annotations[kube.NodeIDAnnotation]):
-				return fmt.Sprintf("%s is published to a machine that was once called %s", d.handle, name)
-			}
 		}
 		for _, m := range s.cutOffs {
-			if !s.identity.idsByName && s.storage.published[d.handle][s.nodeID(m, d.handle)] && !s.machines[m.name].of(d.handle).inherited && !s.strayed(d, s.nodeID(m, d.handle)) {
+			if id := s.nodeID(m, d.handle); !s.identity.idsByName && s.storage.published[d.handle][id] && !s.stays(d, m.name, id) {
 				return fmt.Sprintf("%s is still published to %s", d.handle, m)
 			}
 		}
-		if d.exclusive {
+		if d.exclusive || served < wanted && s.namesDeleted(d) && s.excuse(excuse.ForcedVolume) {
 			wanted = min(wanted, 1)
 		}
 		if served != wanted {
@@ -468,4 +448,46 @@ func (s *sim) settled() string {
 		}
 	}
 	return ""
+}
+
+// settledAt reports whether a volume can be used at a node, and what is wrong there in any case.
+func (s *sim) settledAt(d *disk, name string, wants bool) (good bool, wrong string) {
+	node, ok := get[*corev1.Node](s.api, name)
+	if !ok {
+		return false, name + " is not registered"
+	}
+	va, attached := get[*storagev1.VolumeAttachment](s.api, attachmentName(d.handle, name))
+	confirmed := attached && va.Status.Attached
+	reported := reports(node, d.handle)
+	good = reported && confirmed && va.DeletionTimestamp == nil
+	if d.handle == fibre {
+		attached, good = reported, reported
+	}
+	id := s.nodeID(s.machines[name], d.handle)
+	switch {
+	case good && wants:
+	case attached && !wants:
+		return good, fmt.Sprintf("%s is still attached to %s and it is unwanted", d.handle, name)
+	case !attached && reported:
+		return good, fmt.Sprintf("%s is still reported to %s", d.handle, name)
+	case !attached && s.storage.published[d.handle][id]:
+		return good, fmt.Sprintf("%s is still published to %s", d.handle, name)
+	case confirmed && va.Annotations[kube.NodeIDAnnotation] != id && !s.stays(d, name, va.Annotations[kube.NodeIDAnnotation]):
+		return good, fmt.Sprintf("%s is published to a machine that was once called %s", d.handle, name)
+	}
+	return good, ""
+}
+
+// stays reports whether a volume may stay published to the ID of a machine that another one replaced.
+func (s *sim) stays(d *disk, name, id string) bool {
+	strayed := s.storage.strays[[2]string{d.handle, id}]
+	return s.machines[name].of(d.handle).inherited || strayed && s.excuse(excuse.StaleNodeID)
+}
+
+// namesDeleted reports whether an attachment of the volume names a PersistentVolume that is gone: it may have allowed one node only.
+func (s *sim) namesDeleted(d *disk) bool {
+	return slices.ContainsFunc(list[*storagev1.VolumeAttachment](s.api), func(va *storagev1.VolumeAttachment) bool {
+		name := va.Spec.Source.PersistentVolumeName
+		return s.diskOf(va) == d && name != nil && s.stored(volumes)(*name) == nil
+	})
 }
