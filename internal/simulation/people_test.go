@@ -229,7 +229,6 @@ func (s *sim) stepClockMeanwhile() {
 		for range 6 {
 			s.controller.work()
 			s.passBusily(tick)
-			s.settleDown() // what becomes due at that moment does not depend on how Go schedules
 		}
 	}
 	look()
