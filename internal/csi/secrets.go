@@ -11,6 +11,9 @@ import (
 	"github.com/go-logr/logr"
 	"github.com/kubernetes-csi/csi-lib-utils/connection"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/encoding"
+	"google.golang.org/grpc/encoding/proto"
+	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/status"
 	"k8s.io/klog/v2"
 )
@@ -95,7 +98,29 @@ func (c redacting) Invoke(ctx context.Context, method string, request, reply any
 		}
 		// The connection's own log of the call has the original error.
 		silent := klog.NewContext(ctx, logr.Discard())
-		return secrets.redactError(c.ClientConnInterface.Invoke(silent, method, request, reply, options...))
+		return secrets.redactError(c.ClientConnInterface.Invoke(silent, method, request, unread{reply}, append(options, unreadCodec)...))
+	}
+	if !klog.FromContext(ctx).V(5).Enabled() { // the level of LogGRPC, which formats the reply at any level
+		return send(ctx, method, request, reply, nil, options...)
 	}
 	return connection.LogGRPC(ctx, method, request, reply, nil, send, options...)
+}
+
+// unread hides a reply from the connection's log of the call, which formats it even if nothing is logged: for the list of 20,000
+// volumes, that took two thirds of the CPU time of a comparison.
+type unread struct{ reply any }
+
+// unreadCodec is the usual codec, for a reply in unread.
+var unreadCodec = grpc.ForceCodecV2(hiding{encoding.GetCodecV2(proto.Name)})
+
+type hiding struct{ encoding.CodecV2 }
+
+// Name has calls sent with the content type that they have without a codec of their own.
+func (hiding) Name() string { return "" }
+
+func (c hiding) Unmarshal(data mem.BufferSlice, into any) error {
+	if hidden, ok := into.(unread); ok {
+		into = hidden.reply
+	}
+	return c.CodecV2.Unmarshal(data, into)
 }
