@@ -113,7 +113,7 @@ fuzz: check-go ## Fuzz every target, 30 seconds each (ARGS=5m for longer); make 
 	hack/fuzz all $(ARGS)
 
 .PHONY: scale
-scale: upstream ## Measure both planes at up to 100,000 volumes on 5,000 nodes (about an hour, 12 GiB), and write docs/performance.md.
+scale: upstream ## Measure both planes at up to 100,000 volumes on 5,000 nodes (about 40 minutes, 16 GiB), and write docs/performance.md.
 	mkdir -p docs/performance
 	bin/belay-lab bench scale --file docs/performance/scale.csv
 	$(MAKE) performance
