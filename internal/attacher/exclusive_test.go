@@ -240,7 +240,5 @@ func TestPatchesCarryTheUID(t *testing.T) {
 			t.Errorf("%s: the patch reached an object of another UID", what)
 		}
 	}
-	if diff := cmp.Diff(before, w.get(name)); diff != "" {
-		t.Errorf("object changed (-before +after):\n%s", diff)
-	}
+	w.wantUnchanged(before)
 }

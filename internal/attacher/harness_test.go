@@ -19,6 +19,8 @@ import (
 
 	csispec "github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/go-logr/logr"
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/kubernetes-csi/csi-lib-utils/connection"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -281,6 +283,20 @@ func (w *world) get(name string) *storagev1.VolumeAttachment {
 	va, err := w.client.StorageV1().VolumeAttachments().Get(w.t.Context(), name, metav1.GetOptions{})
 	must(w.t, err)
 	return va
+}
+
+// wantUnchanged checks that nothing was written to an attachment. The mark by which an attacher waits for its watch may be: the attacher of
+// another test puts it on any of them.
+func (w *world) wantUnchanged(before *storagev1.VolumeAttachment) {
+	w.t.Helper()
+	after, before := w.get(before.Name), before.DeepCopy()
+	for _, va := range []*storagev1.VolumeAttachment{before, after} {
+		delete(va.Annotations, kube.LeadingSinceAnnotation)
+		va.ResourceVersion, va.ManagedFields = "", nil
+	}
+	if diff := cmp.Diff(before, after, cmpopts.EquateEmpty()); diff != "" {
+		w.t.Errorf("object changed (-before +after):\n%s", diff)
+	}
 }
 
 func (w *world) delete(name string) {

@@ -1,7 +1,6 @@
 package attacher
 
 import (
-	"cmp"
 	"errors"
 	"slices"
 
@@ -70,7 +69,10 @@ func (o *objects) sourceOf(va *storagev1.VolumeAttachment) (source, error) {
 func (o *objects) sourceNamed(va *storagev1.VolumeAttachment, name string) (source, error) {
 	named, err := o.sourceOfName(name)
 	recorded := recordedHandle(va)
-	handle := cmp.Or(recorded, o.orphans.handle(va.Name))
+	handle := recorded
+	if handle == "" {
+		handle = o.orphans.handle(va.Name)
+	}
 	if err == nil {
 		if planted.Recreated || handle == named.handle || handle == "" && o.mayBelongTo(va, named.handle) {
 			return named, nil

@@ -110,6 +110,9 @@ func (c redacting) Invoke(ctx context.Context, method string, request, reply any
 // volumes, that took two thirds of the CPU time of a comparison.
 type unread struct{ reply any }
 
+// Reply is the reply, for connections of tests that answer in it.
+func (u unread) Reply() any { return u.reply }
+
 // unreadCodec is the usual codec, for a reply in unread.
 var unreadCodec = grpc.ForceCodecV2(hiding{encoding.GetCodecV2(proto.Name)})
 

@@ -107,7 +107,11 @@ func NewComparison(period time.Duration) *Comparison {
 	return &Comparison{period: period, suspect: map[string]*suspect{}, repairs: initialRepairs}
 }
 
-// Compare compares a complete listing with all attachments as of its end.
+// Suspects reports whether an earlier listing contradicted the attachment, so that Compare has to see it although the list confirms it now.
+func (c *Comparison) Suspects(uid string) bool { return c.suspect[uid] != nil }
+
+// Compare compares a complete listing with all attachments as of its end. Attached ones that the listing confirms, that have no Drift and are
+// not suspected, may be left out, except those of a volume in HoldersNeeded.
 func (c *Comparison) Compare(now time.Time, list Listing, claims []ExpectedAttachment) Result {
 	result := Result{Confirmed: map[string]Drift{}, AbandonedAt: map[string]string{}, Seen: map[Drift]int{}, Repaired: map[Drift]int{}, Repeated: map[Drift]int{}}
 	holders := holdersOf(claims)
@@ -238,16 +242,23 @@ func (c *ExpectedAttachment) isResolved(drift Drift, known bool) bool {
 // place is a volume at a node.
 type place struct{ handle, nodeID string }
 
-// holdersOf counts the attachments that may need a volume at a node; two attachments may name the same place. It is needed only for
-// attachments that were released, and for nodes that block a volume elsewhere.
-func holdersOf(claims []ExpectedAttachment) map[place]int {
-	holders := map[place]int{}
-	if !slices.ContainsFunc(claims, func(c ExpectedAttachment) bool { return c.Deleting && !c.Finalizer || c.publishFails() }) {
-		return holders
+// HoldersNeeded returns the handles of the volumes of which all attachments must be known: one was released, or another node blocks it.
+func HoldersNeeded(claims []ExpectedAttachment) map[string]bool {
+	needed := map[string]bool{}
+	for i := range claims { // they are large
+		if c := &claims[i]; c.Deleting && !c.Finalizer || c.publishFails() {
+			needed[c.Handle] = true
+		}
 	}
+	return needed
+}
+
+// holdersOf counts the attachments that may need a volume at a node; two attachments may name the same place.
+func holdersOf(claims []ExpectedAttachment) map[place]int {
+	holders, needed := map[place]int{}, HoldersNeeded(claims)
 	for i := range claims {
 		c := &claims[i]
-		if c.Deleting && !c.Finalizer {
+		if !needed[c.Handle] || c.Deleting && !c.Finalizer {
 			continue
 		}
 		holders[place{c.Handle, c.boundNodeID()}]++

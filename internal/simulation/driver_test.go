@@ -163,6 +163,9 @@ func intercept(ctx context.Context, _ string, request, reply any, _ *grpc.Client
 
 // set fills in one field of a reply. Both are messages of the same type.
 func set(reply any, field string, with any) {
+	if hidden, ok := reply.(interface{ Reply() any }); ok { // from the connection's log
+		reply = hidden.Reply()
+	}
 	reflect.ValueOf(reply).Elem().FieldByName(field).Set(reflect.ValueOf(with).Elem().FieldByName(field))
 }
 
