@@ -58,8 +58,8 @@ type storage struct {
 	asked map[[2]string]bool
 	// answered holds, by volume and node ID, the attachments that protected the last publish of which the caller has the answer.
 	answered map[[2]string][]types.UID
-	// strays are the volumes and node IDs that were published when another machine had the name of the node.
-	strays map[[2]string]bool
+	// misdirected are the volumes and node IDs that were published when another machine had the name of the node.
+	misdirected map[[2]string]bool
 	// queues: the driver refuses no call for what it is at work on, but carries out the calls in the order in which they came, also
 	// those that their callers have abandoned.
 	queues bool
@@ -108,7 +108,7 @@ func (c *call) String() string {
 }
 
 func newStorage() *storage {
-	return &storage{published: map[string]map[string]bool{}, asked: map[[2]string]bool{}, answered: map[[2]string][]types.UID{}, strays: map[[2]string]bool{}}
+	return &storage{published: map[string]map[string]bool{}, asked: map[[2]string]bool{}, answered: map[[2]string][]types.UID{}, misdirected: map[[2]string]bool{}}
 }
 
 type processKey struct{}

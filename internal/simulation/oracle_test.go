@@ -328,7 +328,7 @@ func (s *sim) judgeCall(c *call) {
 		s.breaks("S10", "%s sent without the finalizers", c)
 	}
 	if s.byID(c.nodeID, c.volume).replaced {
-		s.storage.strays[[2]string{c.volume, c.nodeID}] = true
+		s.storage.misdirected[[2]string{c.volume, c.nodeID}] = true
 	}
 	if !d.exclusive {
 		return
@@ -480,8 +480,8 @@ func (s *sim) settledAt(d *disk, name string, wants bool) (good bool, wrong stri
 
 // stays reports whether a volume may stay published to the ID of a machine that another one replaced.
 func (s *sim) stays(d *disk, name, id string) bool {
-	strayed := s.storage.strays[[2]string{d.handle, id}]
-	return s.machines[name].of(d.handle).inherited || strayed && s.excuse(excuse.StaleNodeID)
+	misdirected := s.storage.misdirected[[2]string{d.handle, id}]
+	return s.machines[name].of(d.handle).inherited || misdirected && s.excuse(excuse.StaleNodeID)
 }
 
 // namesDeleted reports whether an attachment of the volume names a PersistentVolume that is gone: it may have allowed one node only.
