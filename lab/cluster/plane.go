@@ -68,7 +68,7 @@ func (c *Cluster) StopController(ctx context.Context) error {
 	for _, name := range slices.Backward(c.options.replicas(componentController)) { // the standby first, so that it does not lead
 		process, err := c.process(name)
 		if err != nil {
-			return nil
+			continue // it never ran
 		}
 		if err := process.Stop(ctx); err != nil {
 			return fmt.Errorf("stopping belay-controller: %w", err)
