@@ -4,8 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"maps"
-	"slices"
 	"time"
 
 	storagev1 "k8s.io/api/storage/v1"
@@ -40,9 +38,12 @@ func (w *work) attach(ctx context.Context, s attachment.Attach) (again bool, err
 			Source:   w.source(s),
 		},
 	}
-	unconfirmed := func(other *storagev1.VolumeAttachment) bool { return !other.Status.Attached }
-	if planted.Isolation && slices.ContainsFunc(slices.Collect(maps.Values(w.state.attachments.ByIndex(byNode, string(s.Node)))), unconfirmed) {
-		return false, errBusy
+	if planted.Isolation {
+		for _, other := range w.state.attachments.ByIndex(byNode, string(s.Node)) {
+			if !other.Status.Attached {
+				return false, errBusy
+			}
+		}
 	}
 	name, sent := va.Name, time.Now()
 	w.loggerAt(s.Node).Info("Attaching volume", "attachment", name, "pods", klog.KObjSlice(w.now.pods[s.Node]))

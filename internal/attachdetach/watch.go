@@ -301,8 +301,8 @@ func (w *clusterState) waitingOn(node *corev1.Node) []key {
 	var keys []key
 	for _, va := range w.attachments.ByIndex(byNode, node.Name) {
 		requested := va.Annotations[kube.DetachRequestedAnnotation] != "" || kube.OutOfService(node)
-		// Only a ready kubelet is asked whether it still uses what was attached under an earlier Node.
-		returned := va.CreationTimestamp.Before(&node.CreationTimestamp)
+		// Only a ready kubelet is asked whether it still uses what was attached under an earlier Node. Then this one is recorded.
+		returned := va.CreationTimestamp.Before(&node.CreationTimestamp) && va.Annotations[kube.NodeUIDAnnotation] != string(node.UID)
 		for _, k := range w.keysOfAttachment(va) {
 			if requested || returned || w.podsWaitFor(k, node.Name) {
 				keys = append(keys, k)

@@ -165,11 +165,12 @@ type expectation struct {
 // expected returns what a list is compared with. An attachment that the list plainly confirms, as it does nearly all, is left out: with
 // 100,000, half of a comparison's CPU time was for their copies. Those of a volume with an attachment that needs its holders are compared.
 func (r *reconciler) expected(volumes map[string]*publication.Entry) expectation {
+	list := publication.Listing{Volumes: volumes}
 	plain := func(va *storagev1.VolumeAttachment, handle, nodeID string) bool {
-		entry := volumes[handle]
-		return entry != nil && va.Status.Attached && va.DeletionTimestamp == nil &&
-			slices.Contains(entry.NodeIDs, cmp.Or(va.Annotations[kube.NodeIDAnnotation], nodeID)) &&
-			!r.comparison.Suspects(string(va.UID)) && r.attacher.calls.of(va.UID).drift == publication.NoDrift
+		return r.comparison.Confirms(list, handle, publication.Attachment{
+			UID: string(va.UID), Attached: va.Status.Attached, Deleting: va.DeletionTimestamp != nil,
+			RecordedNodeID: va.Annotations[kube.NodeIDAnnotation], NodeID: nodeID, Drift: r.attacher.calls.of(va.UID).drift,
+		})
 	}
 	e := r.expectedBut(plain)
 	if needed := publication.HoldersNeeded(e.attachments); len(needed) > 0 {

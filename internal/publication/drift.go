@@ -107,11 +107,16 @@ func NewComparison(period time.Duration) *Comparison {
 	return &Comparison{period: period, suspect: map[string]*suspect{}, repairs: initialRepairs}
 }
 
-// Suspects reports whether an earlier listing contradicted the attachment, so that Compare has to see it although the list confirms it now.
-func (c *Comparison) Suspects(uid string) bool { return c.suspect[uid] != nil }
+// Confirms reports whether Compare finds nothing in the attachment: the listing has its volume at its node, and no earlier one contradicted it.
+// Of a, UID, Attached, Deleting, Drift and the node IDs are read.
+func (c *Comparison) Confirms(list Listing, handle string, a Attachment) bool {
+	entry := list.Volumes[handle]
+	return entry != nil && a.Attached && !a.Deleting && slices.Contains(entry.NodeIDs, a.boundNodeID()) &&
+		a.Drift == NoDrift && c.suspect[a.UID] == nil
+}
 
-// Compare compares a complete listing with all attachments as of its end. Attached ones that the listing confirms, that have no Drift and are
-// not suspected, may be left out, except those of a volume in HoldersNeeded.
+// Compare compares a complete listing with all attachments as of its end. Those that it Confirms may be left out, except those of a volume in
+// HoldersNeeded.
 func (c *Comparison) Compare(now time.Time, list Listing, claims []ExpectedAttachment) Result {
 	result := Result{Confirmed: map[string]Drift{}, AbandonedAt: map[string]string{}, Seen: map[Drift]int{}, Repaired: map[Drift]int{}, Repeated: map[Drift]int{}}
 	holders := holdersOf(claims)

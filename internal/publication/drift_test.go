@@ -2,6 +2,9 @@ package publication
 
 import (
 	"fmt"
+	"math/rand/v2"
+	"os"
+	"slices"
 	"testing"
 	"time"
 
@@ -276,5 +279,112 @@ func TestDecideOnDrift(t *testing.T) {
 				t.Errorf("steps (-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+// A comparison finds the same without the attachments that it Confirms, over many listings in which drifts come, are repaired, and come again.
+func TestConfirmedAttachmentsMayBeLeftOut(t *testing.T) {
+	seed := uint64(time.Now().UnixNano())
+	if text := os.Getenv("BELAY_SEED"); text != "" {
+		if _, err := fmt.Sscan(text, &seed); err != nil {
+			t.Fatalf("BELAY_SEED: %v", err)
+		}
+	}
+	t.Logf("BELAY_SEED=%d", seed)
+	random := rand.New(rand.NewPCG(seed, 0))
+	drifts, left := map[Drift]int{}, 0
+	for range 400 {
+		claims := randomClaims(random)
+		all, few := NewComparison(time.Minute), NewComparison(time.Minute)
+		for n := range 12 {
+			now := noon.Add(time.Duration(n) * time.Minute)
+			list := Listing{Began: now, Volumes: map[string]*Entry{}, Nodes: map[string]bool{"id-a": true, "id-b": true, "id-c": true}}
+			for _, handle := range []string{"v", "w", "x"} {
+				list.Volumes[handle] = &Entry{NodeIDs: randomIDs(random)}
+			}
+			some := unconfirmed(few, list, claims)
+			left += len(claims) - len(some)
+			want, got := all.Compare(now, list, claims), few.Compare(now, list, some)
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Fatalf("listing %d (-all +few):\n%s", n, diff)
+			}
+			if diff := cmp.Diff(all, few, cmp.AllowUnexported(Comparison{}, suspect{})); diff != "" {
+				t.Fatalf("kept after listing %d (-all +few):\n%s", n, diff)
+			}
+			carryOut(random, now, got, claims)
+			for _, drift := range got.Confirmed {
+				drifts[drift]++
+			}
+		}
+	}
+	t.Logf("%d left out, confirmed %v", left, drifts)
+	if left == 0 || drifts[NotPublished] == 0 || drifts[StillPublished] == 0 || drifts[Abandoned] == 0 {
+		t.Error("nothing was left out, or a drift did not occur")
+	}
+}
+
+// unconfirmed are the attachments that have to be compared, as the attacher chooses them.
+func unconfirmed(c *Comparison, list Listing, claims []ExpectedAttachment) []ExpectedAttachment {
+	without := func(needed map[string]bool) []ExpectedAttachment {
+		return slices.DeleteFunc(slices.Clone(claims), func(e ExpectedAttachment) bool {
+			return !needed[e.Handle] && c.Confirms(list, e.Handle, e.Attachment)
+		})
+	}
+	return without(HoldersNeeded(without(nil)))
+}
+
+func randomIDs(random *rand.Rand) (ids []string) {
+	for _, id := range []string{"id-a", "id-b", "id-c", "id-other"} {
+		if random.IntN(5) < 2 && (id != "id-other" || random.IntN(4) == 0) {
+			ids = append(ids, id)
+		}
+	}
+	return ids
+}
+
+func randomClaims(random *rand.Rand) (claims []ExpectedAttachment) {
+	for _, handle := range []string{"v", "w", "x"} {
+		exclusive := random.IntN(2) == 0
+		for _, node := range []string{"a", "b", "c"} {
+			var a Attachment
+			switch random.IntN(6) {
+			case 0:
+				a = letGo(node)
+			case 1:
+				a = begun(node)
+				a.Call = Call{Verb: Publish, NodeID: "id-" + node, Sent: true, Failures: 1, Ended: noon}
+			case 2:
+				continue
+			default:
+				a = attached(node)
+			}
+			a.UID, a.Name = handle+node, handle+node
+			e := claimed(a)
+			e.Handle, e.Exclusive = handle, func() bool { return exclusive }
+			claims = append(claims, e)
+		}
+	}
+	return claims
+}
+
+// carryOut does what the attacher does with a result, or fails to.
+func carryOut(random *rand.Rand, now time.Time, result Result, claims []ExpectedAttachment) {
+	for i := range claims {
+		c := &claims[i]
+		if drift, ok := result.Confirmed[c.UID]; ok {
+			c.Drift = drift
+		}
+		if slices.Contains(result.Resolved, c.UID) {
+			c.Drift = NoDrift
+		}
+		if c.Drift != NoDrift { // the stored error of an earlier repair keeps it
+			c.AttachError = []string{"", "said no"}[random.IntN(2)]
+		}
+		if c.Drift != NoDrift && random.IntN(2) == 0 {
+			c.Call = Call{Verb: c.Call.Verb, NodeID: c.Call.NodeID, Sent: true, Confirmed: true, Ended: now.Add(time.Second)}
+			if random.IntN(2) == 0 {
+				c.Drift = NoDrift // the call was recorded
+			}
+		}
 	}
 }

@@ -205,7 +205,11 @@ func (c *curve) grow(ctx context.Context, volumes int) (err error) {
 			return err
 		}
 		for k, volume := range on {
-			if err := errors.Join(copies.copyVolume(ctx, volume, nodeName(node), k%2 == 0), c.driver.hold(volume, nodeName(node))); err != nil {
+			err := errors.Join(copies.copyVolume(ctx, volume, nodeName(node)), c.driver.hold(volume, nodeName(node)))
+			if k%2 == 0 {
+				err = errors.Join(err, copies.copyPlain(ctx, plainPod(volume), nodeName(node)))
+			}
+			if err != nil {
 				return err
 			}
 		}
@@ -233,7 +237,11 @@ func (c *curve) oldNode(ctx context.Context, node int) error {
 		return err
 	}
 	for k, volume := range on {
-		if err := errors.Join(old.attachedPod(ctx, volume, nodeName(node), k%2 == 0), c.driver.hold(volume, nodeName(node))); err != nil {
+		err := errors.Join(old.attachedPod(ctx, volume, nodeName(node)), c.driver.hold(volume, nodeName(node)))
+		if k%2 == 0 {
+			err = errors.Join(err, old.plainPod(ctx, plainPod(volume), nodeName(node)))
+		}
+		if err != nil {
 			return err
 		}
 	}
@@ -243,22 +251,22 @@ func (c *curve) oldNode(ctx context.Context, node int) error {
 func oldPod(volume string) string   { return "old-" + volume }
 func plainPod(volume string) string { return "plain-" + volume }
 
-// attachedPod makes a volume that was attached long ago, its pod, and perhaps a pod without a volume.
-func (o objects) attachedPod(ctx context.Context, volume, node string, another bool) error {
+// attachedPod makes a volume that was attached long ago, and its pod.
+func (o objects) attachedPod(ctx context.Context, volume, node string) error {
 	if err := o.volume(ctx, volume, kube.AttacherFinalizer(driverName)); err != nil {
 		return err
 	}
 	if err := o.pod(ctx, oldPod(volume), volume, node); err != nil {
 		return err
 	}
-	if another {
-		pod := podOf(plainPod(volume), volume)
-		pod.Spec.NodeName, pod.Spec.Volumes, pod.Spec.Containers[0].VolumeMounts = node, nil, nil
-		if err := o.createPod(ctx, pod); err != nil {
-			return err
-		}
-	}
 	return o.attached(ctx, driverName, volume, node)
+}
+
+// plainPod makes a pod that has no volume.
+func (o objects) plainPod(ctx context.Context, name, node string) error {
+	pod := podOf(name, "")
+	pod.Spec.NodeName, pod.Spec.Volumes, pod.Spec.Containers[0].VolumeMounts = node, nil, nil
+	return o.createPod(ctx, pod)
 }
 
 // list measures how long a client needs that fills caches of what a controller reads, and does nothing else.

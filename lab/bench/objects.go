@@ -129,6 +129,11 @@ func readyNode(name string) *corev1.Node {
 	}
 }
 
+// identify gives the node a machine of its own.
+func identify(node *corev1.Node) {
+	node.Status.NodeInfo = corev1.NodeSystemInfo{BootID: "boot-of-" + node.Name, SystemUUID: "system-of-" + node.Name, MachineID: "machine-of-" + node.Name}
+}
+
 // listNode has the node list the volumes as reported and in use.
 func listNode(node *corev1.Node, volumes []string) {
 	node.Status.VolumesAttached, node.Status.VolumesInUse = nil, nil
@@ -148,7 +153,7 @@ func (o objects) node(ctx context.Context, name string, volumes ...string) error
 		corev1.ResourceCPU: resource.MustParse("64"), corev1.ResourceMemory: resource.MustParse("256Gi"), corev1.ResourcePods: resource.MustParse("250"),
 	}
 	node.Status.Allocatable = node.Status.Capacity
-	node.Status.NodeInfo = corev1.NodeSystemInfo{BootID: "boot-of-" + name, SystemUUID: "system-of-" + name, MachineID: "machine-of-" + name}
+	identify(node)
 	listNode(node, volumes)
 	if _, err := create(ctx, o.client.CoreV1().Nodes().Create, node); err != nil {
 		return err
