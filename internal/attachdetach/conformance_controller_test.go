@@ -150,15 +150,18 @@ type gap struct {
 	broken  bool
 	expired bool
 	cancel  []context.CancelFunc // of what is being watched
+	reads   sync.WaitGroup       // answers that are still read
 }
 
+// open returns when nothing that happens from then on is seen by a watch that was begun before.
 func (g *gap) open() {
 	g.mu.Lock()
-	defer g.mu.Unlock()
 	g.broken, g.expired = true, true
 	for _, cancel := range g.cancel {
 		cancel()
 	}
+	g.mu.Unlock()
+	g.reads.Wait()
 }
 
 // check fails where no watch was broken, or none was resumed behind the gap.
@@ -191,16 +194,36 @@ func (g *gap) wrap(next http.RoundTripper) http.RoundTripper {
 		g.expired = false
 		ctx, cancel := context.WithCancel(r.Context())
 		g.cancel = append(g.cancel, cancel)
+		g.reads.Add(1)
 		g.mu.Unlock()
 		if q := r.URL.Query(); expired && q.Get("watch") != "" && q.Get("sendInitialEvents") == "" {
+			g.reads.Done()
 			body := `{"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "Expired", "code": 410}`
 			return &http.Response{
 				StatusCode: http.StatusGone, Status: "410 Gone", Header: http.Header{"Content-Type": {"application/json"}},
 				Body: io.NopCloser(strings.NewReader(body)), Request: r,
 			}, nil
 		}
-		return next.RoundTrip(r.WithContext(ctx))
+		resp, err := next.RoundTrip(r.WithContext(ctx))
+		if err != nil {
+			g.reads.Done()
+			return nil, err
+		}
+		resp.Body = &readBody{ReadCloser: resp.Body, closed: sync.OnceFunc(g.reads.Done)}
+		return resp, nil
 	})
+}
+
+// readBody is the body of an answer whose end is noted.
+type readBody struct {
+	io.ReadCloser
+
+	closed func()
+}
+
+func (b *readBody) Close() error {
+	defer b.closed()
+	return b.ReadCloser.Close()
 }
 
 func podsComeAndGo(l *lab) {

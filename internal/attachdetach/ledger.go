@@ -89,22 +89,27 @@ func (l *ledger) remove(unique, node string) {
 	}
 }
 
-// nodeDeleted copies the detach requests that only the Node stored, and removes the entries of volumes whose
-// VolumeAttachment was removed: without Node and VolumeAttachment, there is no object that a person could delete to end
+// nodeDeleted copies what only the Node had: the detach requests, and the boot that listed the volume last. It removes the entries of
+// volumes whose VolumeAttachment was removed: without Node and VolumeAttachment, there is no object that a person could delete to end
 // the wait. What this process was about to store is newer than what the Node had: a pod may have needed the volume again.
 func (l *ledger) nodeDeleted(node *corev1.Node) {
-	requests := kube.DetachesRequested(node)
+	last, had := entryFor(node), volumeStatuses(node)
 	for _, k := range l.on(node.Name) {
 		unique := kube.UniqueVolumeName(k.Driver, k.Handle)
-		if kube.NoVolumeAttachment(k.Driver) {
-			l.change(unique, node.Name, func(h *ledgerEntry) {
-				if !h.unstored {
-					h.requested = kube.ParseTime(requests[unique])
-				}
-			})
-		} else {
+		if !kube.NoVolumeAttachment(k.Driver) {
 			l.remove(unique, node.Name)
+			continue
 		}
+		s := had[unique]
+		l.change(unique, node.Name, func(h *ledgerEntry) {
+			if !h.unstored {
+				h.requested = kube.ParseTime(s.requested)
+			}
+			// A later Node of the same boot is otherwise taken for one whose machine was restarted since. The entry may be of that one.
+			if s.reported && s.inUse && !last.machine.Replaces(h.machine) && !h.created.After(last.created) {
+				h.machine, h.created = last.machine, last.created
+			}
+		})
 	}
 }
 

@@ -128,10 +128,11 @@ func (n Node) use(a *Attachment, wanted bool) Use {
 	return MayUse // without a Node, the last known version decides
 }
 
-// listed is use for a node that was given the volume and lists it. What was never confirmed was never reported either.
+// listed is use for a node that was given the volume and lists it. What was never confirmed was never reported either, and a mount does
+// not outlive its boot.
 func (n Node) listed(a *Attachment, run Run, wanted bool) Use {
-	never := a.Confirmed != Yes && !a.Recreated
-	if wanted && !n.Reported && !a.Implied && (planted.PreMount || never || run != MayBeSameRun) {
+	never, laterBoot := a.Confirmed != Yes && !a.Recreated, differ(a.Machine.BootID, n.Machine.BootID)
+	if wanted && !n.Reported && !a.Implied && (planted.PreMount || never || laterBoot || run != MayBeSameRun) {
 		return PreMount
 	}
 	return Using

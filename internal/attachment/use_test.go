@@ -22,33 +22,33 @@ func TestUse(t *testing.T) {
 		{"unknown", "object|again|never|implied", "*", "*", "*", "*", "*", MayUse},
 		{"no|yes", "object|again|never|implied", "replaced", "*", "*", "*", "*", MayUse},
 		// No Node object: its last version, if it could be believed.
-		{"no", "object|again|never|implied", "same|restarted|maybe|silent", "yes|unknown", "*", "*", "*", MayUse},
+		{"no", "object|again|never|implied", "same|restarted|maybe|later boot|silent", "yes|unknown", "*", "*", "*", MayUse},
 		{"no", "object|again|never|implied", "same|restarted", "no", "*", "*", "*", Idle},
-		{"no", "object|again|never|implied", "maybe", "no", "*", "*", "released", Idle},
-		{"no", "object|again|never|implied", "maybe", "no", "*", "*", "-|list synced", MayUse},
+		{"no", "object|again|never|implied", "maybe|later boot", "no", "*", "*", "released", Idle},
+		{"no", "object|again|never|implied", "maybe|later boot", "no", "*", "*", "-|list synced", MayUse},
 		{"no", "object|again|never|implied", "silent", "no", "*", "*", "*", MayUse},
 		// A Node object: listed.
-		{"yes", "object|again|never|implied", "same|restarted|maybe|silent", "yes", "yes", "*", "*", Using},
+		{"yes", "object|again|never|implied", "same|restarted|maybe|later boot|silent", "yes", "yes", "*", "*", Using},
 		{"yes", "object|again|implied", "maybe|silent", "yes", "no", "*", "*", Using},
 		{"yes", "never", "maybe|silent", "yes", "no", "no", "*", Using},
-		{"yes", "object|again|never|implied", "same|restarted", "yes", "no", "no", "*", Using},
-		{"yes", "implied", "same|restarted", "yes", "no", "yes", "*", Using},
-		{"yes", "object|again|never", "same|restarted", "yes", "no", "yes", "*", PreMount},
+		{"yes", "object|again|never|implied", "same|restarted|later boot", "yes", "no", "no", "*", Using},
+		{"yes", "implied", "same|restarted|later boot", "yes", "no", "yes", "*", Using},
+		{"yes", "object|again|never", "same|restarted|later boot", "yes", "no", "yes", "*", PreMount},
 		{"yes", "never", "maybe|silent", "yes", "no", "yes", "*", PreMount},
 		// A Node object: not listed.
 		{"yes", "object|again|never|implied", "same|restarted", "no", "*", "*", "*", Idle},
-		{"yes", "object|again|never|implied", "maybe", "no", "*", "*", "released|list synced", Idle},
-		{"yes", "object|again|never|implied", "maybe", "no", "*", "*", "-", MayUse},
+		{"yes", "object|again|never|implied", "maybe|later boot", "no", "*", "*", "released|list synced", Idle},
+		{"yes", "object|again|never|implied", "maybe|later boot", "no", "*", "*", "-", MayUse},
 		{"yes", "object|again|never|implied", "silent", "no", "*", "*", "*", MayUse},
-		{"yes", "object|again|never|implied", "same|restarted|maybe|silent", "unknown", "*", "*", "*", MayUse},
+		{"yes", "object|again|never|implied", "same|restarted|maybe|later boot|silent", "unknown", "*", "*", "*", MayUse},
 	}
 	known := map[string]Knowledge{"yes": Yes, "no": No, "unknown": Unknown}
-	runs := map[string]func(*Node){"same": func(*Node) {}, "restarted": func(n *Node) { reborn(n); rebooted(n) }, "maybe": reborn, "silent": silenced, "replaced": replaced}
+	runs := map[string]func(*Node){"same": func(*Node) {}, "restarted": func(n *Node) { reborn(n); rebooted(n) }, "maybe": reborn, "later boot": unnamed, "silent": silenced, "replaced": replaced}
 	records := map[string]*Attachment{"none": nil, "object": new(attached("a")), "implied": new(implied("a")),
 		"never": new(attached("a", unconfirmed)), "again": new(attached("a", unconfirmed, func(a *Attachment) { a.Recreated = true }))}
 	count := 0
 	for c := range product(
-		[]string{"yes", "no", "unknown"}, []string{"none", "object", "again", "never", "implied"}, []string{"same", "restarted", "maybe", "silent", "replaced"},
+		[]string{"yes", "no", "unknown"}, []string{"none", "object", "again", "never", "implied"}, []string{"same", "restarted", "maybe", "later boot", "silent", "replaced"},
 		[]string{"yes", "no", "unknown"}, []string{"yes", "no"}, []string{"yes", "no"}, []string{"-", "released", "list synced"},
 	) {
 		count++
@@ -70,6 +70,13 @@ func TestUse(t *testing.T) {
 		}
 	}
 	t.Logf("%d combinations", count)
+}
+
+// unnamed is a Node object of a later boot, and nothing says of which machine.
+func unnamed(n *Node) {
+	reborn(n)
+	rebooted(n)
+	n.Machine.SystemUUID, n.Machine.ProviderID = "", ""
 }
 
 // silenced is a Node object that another client created, without the identity of the machine.

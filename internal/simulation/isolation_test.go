@@ -30,7 +30,7 @@ const (
 	// restoreTime is how long the plane may take to attach and detach everything once all trouble has ended, but for a driver that hangs:
 	// the unmount timeout, the longest back-off of the attacher, and a minute.
 	restoreTime = (6 + 5 + 1) * time.Minute
-	// moveTime is how long it may take to move a volume then.
+	// moveTime is how long it may take to move a volume then, if no replaced machine may still have one.
 	moveTime = time.Minute
 	// moves is how many volumes move in a check.
 	moves = 2
@@ -113,7 +113,11 @@ func (s *sim) move() {
 			}
 		}
 		s.comePodTo(m, o.claim)
-		s.late(s.within(moveTime), moveTime)
+		limit := moveTime
+		if s.replacedHolds() {
+			limit = restoreTime
+		}
+		s.late(s.within(limit), limit)
 	}
 }
 

@@ -55,10 +55,11 @@ func (s *sim) unmount(m *machine, handle string, wanted bool) (did bool) {
 	case !wanted && v.mounted && m.hung:
 		return false
 	case !wanted && v.mounted:
-		v.mounted, v.verified, v.forced, v.unrecorded = false, false, false, ""
+		v.unmounted()
 		s.say("kubelet %s: unmounts %s", m, handle)
 	case !wanted && v.claimed:
-		v.claimed, v.verified, v.forced = false, false, false
+		v.claimed = false
+		v.unmounted()
 	default:
 		return s.endPods(m)
 	}

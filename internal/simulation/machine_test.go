@@ -30,8 +30,9 @@ type machine struct {
 	boot   int
 	// hung: unmounts do not end.
 	hung bool
-	// replaced: another machine has its name now.
+	// replaced: another machine has its name now; held are the attachments that it had then.
 	replaced bool
+	held     map[string]types.UID
 	local    map[string]*local // by volume handle
 	// runs is the volume that each pod was started with, which outlives a PersistentVolume that is recreated under its name.
 	runs map[use]string
@@ -74,13 +75,21 @@ type local struct {
 	forced   bool      // detached by a policy that takes the machine for dead
 	// unrecorded is the attachment whose record did not fit the boot of the machine when its Node was deleted.
 	unrecorded types.UID
-	// removed: a person deleted the VolumeAttachment of what was in use, which is then unpublished.
-	removed bool
+	// removed: a person deleted the VolumeAttachment of what was in use, which is then unpublished; lost: the Node as well.
+	removed, lost bool
 	// inherited: the machine took over a Node that reported the volume to the one before.
 	inherited bool
 	// left is since when no pod has wanted the volume of a machine whose Node is gone or
 	// another machine's.
 	left time.Time
+}
+
+// counts: the volume is mounted, or is about to be, and nothing has taken it from the machine.
+func (v *local) counts() bool { return (v.mounted || v.verified) && !v.forced && !v.lost }
+
+// unmounted: nothing is left of the volume but the claim.
+func (v *local) unmounted() {
+	v.mounted, v.verified, v.forced, v.lost, v.unrecorded = false, false, false, false, ""
 }
 
 func (m *machine) of(handle string) *local {
@@ -334,10 +343,36 @@ func (s *sim) powerOff(m *machine) {
 func (s *sim) replace(m *machine) {
 	s.leave(m)
 	m.online, m.replaced = false, true
+	m.held = s.heldAt(m)
 	s.cutOffs, s.left[m] = append(s.cutOffs, m), s.api.version
 	other := s.newMachine(m.name)
 	s.say("%s comes in the place of %s, which is on: %v", other, m, m.on)
 	s.arise(other)
+}
+
+// heldAt are the volumes that are attached to a machine, with the UIDs of their attachments; empty if it has none.
+func (s *sim) heldAt(m *machine) map[string]types.UID {
+	held := map[string]types.UID{}
+	for _, va := range s.attachmentsAt(m.name) {
+		held[s.diskOf(va).handle] = va.UID
+	}
+	if s.controller.knows(m) {
+		held[fibre] = ""
+	}
+	return held
+}
+
+// replacedHolds reports whether a machine that another one replaced may still have a volume: no other gets it before the unmount timeout.
+func (s *sim) replacedHolds() bool {
+	return slices.ContainsFunc(s.cutOffs, func(m *machine) bool {
+		now := s.heldAt(m)
+		for handle, uid := range m.held {
+			if is, ok := now[handle]; ok && is == uid {
+				return true
+			}
+		}
+		return false
+	})
 }
 
 // leave notes since when pods have wanted nothing of a machine whose Node is no longer its
@@ -391,7 +426,7 @@ func (s *sim) settle(m *machine) {
 			if m.hung {
 				s.excuse(excuse.HiddenMount) // it would keep it
 			}
-			v.mounted, v.verified, v.forced, v.unrecorded = false, false, false, ""
+			v.unmounted()
 			s.say("kubelet %s: unmounts %s, which it does not list", m, handle)
 		}
 	}

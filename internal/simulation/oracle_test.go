@@ -69,6 +69,8 @@ func (s *sim) judge(w write) {
 				s.judgeFibreReport(w, d, after)
 			case was && !is:
 				s.judgeWithdraw(w, d, before)
+			case !was && d.handle == fibre && waits(before, d.handle) && !waits(after, d.handle):
+				s.judgeGone(w.by, after.Name)
 			}
 		}
 	}
@@ -79,10 +81,29 @@ func (s *sim) noteDeletion(w write) {
 	if va, ok := w.after.(*storagev1.VolumeAttachment); ok && va.DeletionTimestamp != nil {
 		s.requests.ended[va.UID] = s.api.version + 1
 		for _, m := range s.all(va.Spec.NodeName) {
-			v := m.of(s.diskOf(va).handle)
+			d := s.diskOf(va)
+			v := m.of(d.handle)
 			v.removed = v.mounted || v.verified
+			if _, exists := get[*corev1.Node](s.api, m.name); !exists {
+				s.bothRemoved(m, d.handle)
+			}
 		}
 	}
+}
+
+// bothRemoved notes that a person has removed both the Node and the VolumeAttachment of what a machine uses. Nothing shows that until
+// the machine is back, and is reported what it lists in use.
+func (s *sim) bothRemoved(m *machine, handle string) {
+	if v := m.of(handle); v.removed && (v.mounted || v.verified) && s.excuse(excuse.BothRemoved) {
+		v.lost = true
+		s.say("nothing tells any more that %s has %s, which a person took from it", m, handle)
+	}
+}
+
+// waits reports whether the Node notes since when a detach waits.
+func waits(node *corev1.Node, handle string) bool {
+	_, ok := kube.DetachesRequested(node)[unique(handle)]
+	return ok
 }
 
 func hasFinalizer(obj client.Object) bool {
@@ -128,7 +149,7 @@ func (s *sim) judgeDetach(w write, va *storagev1.VolumeAttachment) {
 	}
 	for _, m := range s.all(name) {
 		switch v := m.of(d.handle); {
-		case v.forced || !v.mounted && !v.verified:
+		case !v.counts():
 		case v.unrecorded == va.UID && s.excuse(excuse.UnrecordedBoot):
 			v.forced = true
 			s.say("nothing recorded that this boot of %s has %s", m, d.handle)
@@ -181,7 +202,7 @@ func (s *sim) judgeWithdraw(w write, d *disk, before *corev1.Node) {
 	v.inherited = false
 	va, attached := get[*storagev1.VolumeAttachment](s.api, attachmentName(d.handle, before.Name))
 	switch {
-	case v.forced || !v.mounted && !v.verified:
+	case !v.counts():
 	case s.authority(d, m, s.api.version):
 		v.forced = !attached || va.DeletionTimestamp != nil
 	case d.handle == fibre && !w.by.knows(m) && s.excuse(excuse.ForgottenReport):
@@ -199,8 +220,8 @@ func listsInUse(node *corev1.Node, handle string) bool {
 	return slices.Contains(node.Status.VolumesInUse, corev1.UniqueVolumeName(unique(handle)))
 }
 
-// judgeGone: S2, where neither a Node nor an attachment is left to write to. To hear that the
-// Node is gone is then the last step of a detach, if a policy allows one at that moment.
+// judgeGone: S2, where neither an attachment nor a report is left to write to. To hear that the Node is gone, or to take the note off it
+// that a detach waits, is then the last step of a detach, if a policy allows one at that moment.
 func (s *sim) judgeGone(by *actor, node string) {
 	i := slices.IndexFunc(s.disks, func(d *disk) bool { return d.handle == fibre })
 	if i < 0 || by != s.controller.actor || s.wantedAt(node, fibre) {
@@ -208,9 +229,9 @@ func (s *sim) judgeGone(by *actor, node string) {
 	}
 	d := s.disks[i]
 	for _, m := range s.all(node) {
-		if v := m.of(fibre); v.mounted && !v.forced && by.knows(m) && s.authority(d, m, s.api.version) {
+		if v := m.of(fibre); v.mounted && v.counts() && by.knows(m) && s.authority(d, m, s.api.version) {
 			v.forced = true
-			s.say(forces+" %s off %s, whose Node is gone", d.handle, m)
+			s.say(forces+" %s off %s, which nothing reports", d.handle, m)
 		}
 	}
 }
@@ -261,8 +282,13 @@ func (s *sim) judgeFibreReport(w write, d *disk, node *corev1.Node) {
 	if v := s.machines[node.Name].of(d.handle); !v.mounted && !v.verified {
 		s.requests.attached(d, node.Name)
 	}
+	idle := !listsInUse(node, d.handle) && !s.wantedAt(node.Name, d.handle)
 	for _, other := range list[*corev1.Node](s.api) {
-		if other.Name != node.Name && reports(other, d.handle) {
+		switch {
+		case other.Name == node.Name || !reports(other, d.handle):
+		case idle && w.by != s.controller.actor && s.excuse(excuse.LateReport):
+			return // if its pods mount it all the same, that is judged
+		default:
 			s.breaks("S1", "%s reported to %s while %s reports it", d.handle, node.Name, other.Name)
 		}
 	}
@@ -391,7 +417,7 @@ func (s *sim) judgeMount(m *machine, handle string, same func(m, other *machine)
 	}
 	for _, other := range s.everyMachine() {
 		switch v := other.of(handle); {
-		case other == m || same(m, other) || !v.mounted || v.forced:
+		case other == m || same(m, other) || !v.mounted || !v.counts():
 		case handle == fibre && s.released(d, other, by):
 			v.forced = true
 			s.say("%s of %s no longer counts", handle, other)

@@ -76,12 +76,21 @@ func (s *sim) observe(e event) {
 	switch k := kindOf(e.object); {
 	case k == pods || k == claims || k == volumes:
 		s.requests.update(list[*corev1.Pod](s.api), s.stored(claims), s.stored(volumes))
+	case k == nodes && !e.deleted:
+		s.shows(e.object.(*corev1.Node))
 	case k == attachments && s.requests.known[e.object.GetUID()] == 0:
 		va := e.object.(*storagev1.VolumeAttachment)
 		s.requests.known[va.UID] = e.version
 		if s.byHand[va.Name] == nil { // those the controller leaves alone
 			s.requests.attached(s.diskOf(va), va.Spec.NodeName)
 		}
+	}
+}
+
+// shows ends what a machine had without anything that showed it: it is reported, and in use.
+func (s *sim) shows(node *corev1.Node) {
+	for handle, v := range s.machines[node.Name].local {
+		v.lost = v.lost && !(reports(node, handle) && listsInUse(node, handle))
 	}
 }
 

@@ -25,6 +25,7 @@ func (s *sim) deleteNode(m *machine, node *corev1.Node) {
 		}
 	}
 	for _, handle := range slices.Sorted(maps.Keys(m.local)) {
+		s.bothRemoved(m, handle)
 		if v := m.of(handle); v.inherited && v.mounted && s.excuse(excuse.TwoMachines) {
 			v.forced = true
 			s.say("nothing tells any more that %s has %s, which was reported to the machine before", m, handle)
