@@ -59,9 +59,7 @@ func TestVolumeIsMountedAndUnmounted(t *testing.T) {
 	if diff := cmp.Diff([]string{"Stage data", "Publish data", "Unpublish data", "Unstage data"}, w.driver.Made()); diff != "" {
 		t.Errorf("calls (-want +got):\n%s", diff)
 	}
-	if left := w.leftovers(); len(left) > 0 {
-		t.Errorf("left behind: %v", left)
-	}
+	w.untilNothingIsLeft()
 	if pods := agent.Pods(); len(pods) > 0 {
 		t.Errorf("pods still known: %v", pods)
 	}

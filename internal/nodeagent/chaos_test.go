@@ -246,9 +246,7 @@ func TestKillsAtAnyMoment(t *testing.T) {
 	if points, _ := c.driver.MountPoints(); len(points) > 0 {
 		t.Errorf("still mounted: %v", points)
 	}
-	if left := c.leftovers(); len(left) > 0 {
-		t.Errorf("left behind: %v", left)
-	}
+	c.untilNothingIsLeft()
 	histogram := map[string]int{}
 	for _, call := range c.driver.Made() {
 		histogram[strings.Fields(call)[0]]++

@@ -214,7 +214,7 @@ func TestPartialWritesOfDeadAgentAreRemoved(t *testing.T) {
 			}
 			agent.RemovePod(pod.UID)
 			w.unmounted(agent, pod)
-			wait.Until(w, "nothing is left", func() bool { return len(w.leftovers()) == 0 })
+			w.untilNothingIsLeft()
 		})
 	}
 }

@@ -106,9 +106,7 @@ func TestMountFailsWithEachCode(t *testing.T) {
 					t.Errorf("%s: calls (-want +got):\n%s", code, diff)
 				}
 			}
-			if left := w.leftovers(); len(left) > 0 {
-				t.Errorf("left behind: %v", left)
-			}
+			w.untilNothingIsLeft()
 		})
 	}
 }
@@ -185,9 +183,7 @@ func TestUnmountFailsWithEachCode(t *testing.T) {
 					t.Errorf("%s: calls (-want +got):\n%s", code, diff)
 				}
 			}
-			if left := w.leftovers(); len(left) > 0 {
-				t.Errorf("left behind: %v", left)
-			}
+			w.untilNothingIsLeft()
 		})
 	}
 }

@@ -385,9 +385,7 @@ func TestUpstreamRestarts(t *testing.T) {
 			case test.removed:
 				w.untilNotInUse(l.handle)
 				w.callsAre("Stage data", "Publish data", "Unpublish data", "Unstage data")
-				if left := w.leftovers(); len(left) > 0 {
-					t.Errorf("left behind: %v", left)
-				}
+				w.untilNothingIsLeft()
 			default:
 				wait.Until(w, "the pod is wanted", func() bool {
 					agent.pods.mu.Lock()

@@ -49,9 +49,7 @@ func (w *world) untilForgotten(agent *Agent) {
 	if points, _ := w.driver.MountPoints(); len(points) > 0 {
 		w.Errorf("still mounted: %v", points)
 	}
-	if left := w.leftovers(); len(left) > 0 {
-		w.Errorf("left behind: %v", left)
-	}
+	w.untilNothingIsLeft()
 }
 
 // callsAre compares the calls so far; repeated ones count once.

@@ -93,9 +93,7 @@ func TestUpstreamSubPathRestarts(t *testing.T) {
 			if mounts := w.subPathMounts(); len(mounts) > 0 {
 				t.Errorf("still mounted: %v", mounts)
 			}
-			if left := w.leftovers(); len(left) > 0 {
-				t.Errorf("left behind: %v", left)
-			}
+			w.untilNothingIsLeft()
 		})
 	}
 }

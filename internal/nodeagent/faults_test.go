@@ -181,9 +181,7 @@ func TestShippedRoleSuffices(t *testing.T) {
 			t.Errorf("forbidden: %s", request)
 		}
 	}
-	if left := w.leftovers(); len(left) > 0 {
-		t.Errorf("left behind: %v", left)
-	}
+	w.untilNothingIsLeft()
 }
 
 type roundTripper func(*http.Request) (*http.Response, error)

@@ -218,9 +218,7 @@ func TestDriverDiesDuringCall(t *testing.T) {
 			if points, _ := w.driver.MountPoints(); len(points) > 0 {
 				t.Errorf("still mounted: %v", points)
 			}
-			if left := w.leftovers(); len(left) > 0 {
-				t.Errorf("left behind: %v", left)
-			}
+			w.untilNothingIsLeft()
 		})
 	}
 }
@@ -296,9 +294,7 @@ func TestDriverReturnsWithOtherCapabilities(t *testing.T) {
 			if diff := cmp.Diff(test.want, w.callsOf("data")); diff != "" {
 				t.Errorf("calls (-want +got):\n%s", diff)
 			}
-			if left := w.leftovers(); len(left) > 0 {
-				t.Errorf("left behind: %v", left)
-			}
+			w.untilNothingIsLeft()
 		})
 	}
 }

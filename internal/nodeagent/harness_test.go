@@ -370,6 +370,21 @@ func (w *world) leftovers() []string {
 	return left
 }
 
+// untilNothingIsLeft waits for that: what has no attachment may still be unpublished when the Node lists nothing in use any more.
+func (w *world) untilNothingIsLeft() {
+	w.Helper()
+	var left []string
+	defer func() {
+		if len(left) > 0 {
+			w.Logf("left behind: %v", left)
+		}
+	}()
+	wait.Until(w, "nothing is left behind", func() bool {
+		left = w.leftovers()
+		return len(left) == 0
+	})
+}
+
 func must(tb testing.TB, err error) {
 	tb.Helper()
 	if err != nil {

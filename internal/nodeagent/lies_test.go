@@ -52,9 +52,7 @@ func TestPublishOKWithoutMount(t *testing.T) {
 			w.mounted(agent, pod)
 			agent.RemovePod(pod.UID)
 			w.untilNotInUse(handle)
-			if left := w.leftovers(); len(left) > 0 {
-				t.Errorf("left behind: %v", left)
-			}
+			w.untilNothingIsLeft()
 		})
 	}
 }
@@ -133,9 +131,7 @@ func TestUnmountOKWithoutEffect(t *testing.T) {
 			}
 			w.driver.Intercept(nil)
 			w.untilNotInUse(l.handle)
-			if left := w.leftovers(); len(left) > 0 {
-				t.Errorf("left behind: %v", left)
-			}
+			w.untilNothingIsLeft()
 		})
 	}
 }

@@ -65,9 +65,7 @@ func TestRepublishUsesCurrentSecretsAndTokens(t *testing.T) {
 	if stages := slices.Compact(slices.DeleteFunc(calls, func(c string) bool { return c == "Publish data" })); !slices.Equal(stages, []string{"Stage data", "Unpublish data", "Unstage data"}) {
 		t.Errorf("calls besides the publishes: %v", stages)
 	}
-	if left := w.leftovers(); len(left) > 0 {
-		t.Errorf("left behind: %v", left)
-	}
+	w.untilNothingIsLeft()
 }
 
 // TestMounterSetUpFWithNodePublishFinalError is upstream's "setup with remount preserves
@@ -118,9 +116,7 @@ func TestMounterSetUpFWithNodePublishFinalError(t *testing.T) {
 			agent.RemovePod(pod.UID) // no back-off of a republish delays the unmount
 			w.unmounted(agent, pod)
 			w.untilNotInUse(handle)
-			if left := w.leftovers(); len(left) > 0 {
-				t.Errorf("left behind: %v", left)
-			}
+			w.untilNothingIsLeft()
 		})
 	}
 }

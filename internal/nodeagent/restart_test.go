@@ -97,7 +97,5 @@ func (w *world) afterRestart(pod *corev1.Pod, handle string, wanted bool) {
 	if points, _ := w.driver.MountPoints(); len(points) > 0 {
 		w.Errorf("still mounted: %v", points)
 	}
-	if left := w.leftovers(); len(left) > 0 {
-		w.Errorf("left behind: %v", left)
-	}
+	w.untilNothingIsLeft()
 }

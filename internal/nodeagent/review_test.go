@@ -108,9 +108,7 @@ func TestHandlesOfAnyForm(t *testing.T) {
 			w.mounted(agent, pod)
 			agent.RemovePod(pod.UID)
 			w.untilNotInUse(handle)
-			if left := w.leftovers(); len(left) > 0 {
-				t.Errorf("left behind: %v", left)
-			}
+			w.untilNothingIsLeft()
 		})
 	}
 }

@@ -191,9 +191,7 @@ func TestBlockVolume(t *testing.T) {
 	agent.PodsSynced()
 	w.unmounted(agent, pod)
 	w.untilNotInUse(handle)
-	if left := w.leftovers(); len(left) > 0 {
-		t.Errorf("left behind: %v", left)
-	}
+	w.untilNothingIsLeft()
 }
 
 func TestTwoPodsShareAVolume(t *testing.T) {

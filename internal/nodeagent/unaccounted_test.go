@@ -374,7 +374,5 @@ func TestRecordsThatWereBeingWrittenAreRemoved(t *testing.T) {
 	}
 	agent.PodsSynced()
 	w.untilNotInUse(l.handle)
-	if left := w.leftovers(); len(left) > 0 {
-		t.Errorf("left behind: %v", left)
-	}
+	w.untilNothingIsLeft()
 }

@@ -90,7 +90,7 @@ func (s *sim) observe(e event) {
 // shows ends what a machine had without anything that showed it: it is reported, and in use.
 func (s *sim) shows(node *corev1.Node) {
 	for handle, v := range s.machines[node.Name].local {
-		v.lost = v.lost && !(reports(node, handle) && listsInUse(node, handle))
+		v.lost = v.lost && (!reports(node, handle) || !listsInUse(node, handle))
 	}
 }
 
