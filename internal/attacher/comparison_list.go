@@ -95,6 +95,10 @@ func merge(volumes map[string]*publication.Entry, page []csi.PublishedVolume) {
 		switch {
 		case entry == nil: // not asked for, or unknown
 		case listed.Known:
+			if entry.NodeIDs == nil {
+				entry.NodeIDs = listed.NodeIDs // nearly always all; not copied
+				continue
+			}
 			entry.NodeIDs = append(entry.NodeIDs, listed.NodeIDs...)
 		default:
 			delete(volumes, listed.VolumeHandle)
