@@ -118,9 +118,9 @@ func (l *ledger) recordDrift(a attempt, drift publication.Drift, nodeID string) 
 	r.drift, r.driftNodeID = drift, nodeID
 }
 
-// forEachAttachment calls f for our attachments with a known volume, with its handle as the driver lists it.
-func (a *Attacher) forEachAttachment(f func(va *storagev1.VolumeAttachment, from source, handle string)) {
-	for _, va := range a.objects.attachments.All() {
+// forEachAttachment calls f for those of the attachments that are ours and have a known volume, with its handle as the driver lists it.
+func (a *Attacher) forEachAttachment(all []*storagev1.VolumeAttachment, f func(va *storagev1.VolumeAttachment, from source, handle string)) {
+	for _, va := range all {
 		if va.Spec.Attacher != a.driver {
 			continue
 		}
@@ -136,8 +136,9 @@ func (a *Attacher) forEachAttachment(f func(va *storagev1.VolumeAttachment, from
 
 // handles returns the volume handles to look for in the list.
 func (a *Attacher) handles() []string {
-	var found []string
-	a.forEachAttachment(func(_ *storagev1.VolumeAttachment, _ source, handle string) { found = append(found, handle) })
+	all := a.objects.attachments.All()
+	found := make([]string, 0, len(all))
+	a.forEachAttachment(all, func(_ *storagev1.VolumeAttachment, _ source, handle string) { found = append(found, handle) })
 	return found
 }
 
@@ -196,7 +197,7 @@ func (r *reconciler) expectedBut(without func(va *storagev1.VolumeAttachment, ha
 			}
 		}
 	}
-	a.forEachAttachment(func(va *storagev1.VolumeAttachment, from source, handle string) {
+	a.forEachAttachment(a.objects.attachments.All(), func(va *storagev1.VolumeAttachment, from source, handle string) {
 		e.all++
 		e.nodes[va.Annotations[kube.NodeIDAnnotation]] = true
 		if !without(va, handle) {
