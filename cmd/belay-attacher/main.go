@@ -26,8 +26,8 @@ import (
 // version is set at build time.
 var version = "unknown"
 
-// growth limits the heap of a sidecar and the garbage collections during a burst of attaches.
-var growth = heap.Growth{Room: 16 << 20, Least: 25}
+// growth limits the heap of a sidecar, and the garbage collections during a burst of attaches and while many volumes are compared.
+var growth = heap.Growth{Room: 16 << 20, Least: 40}
 
 func main() {
 	heap.Tune(growth, os.Getenv("GOGC"))

@@ -118,38 +118,46 @@ func (l *ledger) recordDrift(a attempt, drift publication.Drift, nodeID string) 
 	r.drift, r.driftNodeID = drift, nodeID
 }
 
-// forEachAttachment calls f for our attachments with a known volume.
-func (a *Attacher) forEachAttachment(f func(va *storagev1.VolumeAttachment, from source)) {
-	for _, name := range a.objects.attachmentInformer.GetStore().ListKeys() {
-		va, ok := a.objects.attachments.Get(name)
-		if !ok || va.Spec.Attacher != a.driver {
+// forEachAttachment calls f for those of the attachments that are ours and have a known volume, with its handle as the driver lists it.
+func (a *Attacher) forEachAttachment(all []*storagev1.VolumeAttachment, f func(va *storagev1.VolumeAttachment, from source, handle string)) {
+	for _, va := range all {
+		if va.Spec.Attacher != a.driver {
 			continue
 		}
-		if from, err := a.objects.sourceOf(va); err == nil { // else the status has the error
-			f(va, from)
+		from, err := a.objects.sourceOf(va)
+		if err != nil {
+			continue // the status has the error
+		}
+		if handle, err := a.listedHandle(va, from); err == nil {
+			f(va, from, handle)
 		}
 	}
 }
 
 // handles returns the volume handles to look for in the list.
 func (a *Attacher) handles() []string {
-	var found []string
-	a.forEachAttachment(func(va *storagev1.VolumeAttachment, from source) {
-		nodeID, _ := a.nodeID(va.Spec.NodeName) // empty if the node is not known
-		if handle, err := a.listedHandle(va, from, nodeID); err == nil {
-			found = append(found, handle)
-		}
-	})
+	all := a.objects.attachments.All()
+	found := make([]string, 0, len(all))
+	a.forEachAttachment(all, func(_ *storagev1.VolumeAttachment, _ source, handle string) { found = append(found, handle) })
 	return found
 }
 
 // listedHandle returns the volume handle as the driver lists it: for some migrated volumes (GCE PD) it depends on the
 // node ID.
-func (a *Attacher) listedHandle(va *storagev1.VolumeAttachment, from source, nodeID string) (string, error) {
+func (a *Attacher) listedHandle(va *storagev1.VolumeAttachment, from source) (string, error) {
 	if !from.migrated {
 		return from.handle, nil
 	}
-	return a.objects.translator.RepairVolumeHandle(a.driver, from.handle, cmp.Or(va.Annotations[kube.NodeIDAnnotation], nodeID))
+	return a.objects.translator.RepairVolumeHandle(a.driver, from.handle, a.boundNodeID(va))
+}
+
+// boundNodeID returns the node ID that the volume is, or may be, published to; empty if the node is not known.
+func (a *Attacher) boundNodeID(va *storagev1.VolumeAttachment) string {
+	if recorded := va.Annotations[kube.NodeIDAnnotation]; recorded != "" {
+		return recorded
+	}
+	nodeID, _ := a.nodeID(va.Spec.NodeName)
+	return nodeID
 }
 
 // expectation is what a list is compared with.
@@ -166,23 +174,21 @@ type expectation struct {
 // 100,000, half of a comparison's CPU time was for their copies. Those of a volume with an attachment that needs its holders are compared.
 func (r *reconciler) expected(volumes map[string]*publication.Entry) expectation {
 	list := publication.Listing{Volumes: volumes}
-	plain := func(va *storagev1.VolumeAttachment, handle, nodeID string) bool {
+	plain := func(va *storagev1.VolumeAttachment, handle string) bool {
 		return r.comparison.Confirms(list, handle, publication.Attachment{
 			UID: string(va.UID), Attached: va.Status.Attached, Deleting: va.DeletionTimestamp != nil,
-			RecordedNodeID: va.Annotations[kube.NodeIDAnnotation], NodeID: nodeID, Drift: r.attacher.calls.of(va.UID).drift,
+			RecordedNodeID: r.attacher.boundNodeID(va), Drift: r.attacher.calls.of(va.UID).drift,
 		})
 	}
 	e := r.expectedBut(plain)
 	if needed := publication.HoldersNeeded(e.attachments); len(needed) > 0 {
-		e = r.expectedBut(func(va *storagev1.VolumeAttachment, handle, nodeID string) bool {
-			return !needed[handle] && plain(va, handle, nodeID)
-		})
+		e = r.expectedBut(func(va *storagev1.VolumeAttachment, handle string) bool { return !needed[handle] && plain(va, handle) })
 	}
 	return e
 }
 
 // expectedBut is expected without some attachments.
-func (r *reconciler) expectedBut(without func(va *storagev1.VolumeAttachment, handle, nodeID string) bool) expectation {
+func (r *reconciler) expectedBut(without func(va *storagev1.VolumeAttachment, handle string) bool) expectation {
 	a, e := r.attacher, expectation{nodes: map[string]bool{}}
 	for _, item := range a.objects.csiNodeInformer.GetStore().List() {
 		if node, ok := item.(*storagev1.CSINode); ok {
@@ -191,16 +197,11 @@ func (r *reconciler) expectedBut(without func(va *storagev1.VolumeAttachment, ha
 			}
 		}
 	}
-	a.forEachAttachment(func(va *storagev1.VolumeAttachment, from source) {
-		nodeID, _ := a.nodeID(va.Spec.NodeName)
-		handle, err := a.listedHandle(va, from, nodeID)
-		if err != nil {
-			return
-		}
+	a.forEachAttachment(a.objects.attachments.All(), func(va *storagev1.VolumeAttachment, from source, handle string) {
 		e.all++
 		e.nodes[va.Annotations[kube.NodeIDAnnotation]] = true
-		if !without(va, handle, nodeID) {
-			e.attachments = append(e.attachments, a.expectedAttachment(va, from, handle, nodeID))
+		if !without(va, handle) {
+			e.attachments = append(e.attachments, a.expectedAttachment(va, from, handle))
 		}
 	})
 	delete(e.nodes, "")
@@ -208,8 +209,9 @@ func (r *reconciler) expectedBut(without func(va *storagev1.VolumeAttachment, ha
 	return e
 }
 
-func (a *Attacher) expectedAttachment(va *storagev1.VolumeAttachment, from source, handle, nodeID string) publication.ExpectedAttachment {
+func (a *Attacher) expectedAttachment(va *storagev1.VolumeAttachment, from source, handle string) publication.ExpectedAttachment {
 	record := a.calls.of(va.UID)
+	nodeID, _ := a.nodeID(va.Spec.NodeName)
 	return publication.ExpectedAttachment{
 		Attachment: publication.Attachment{
 			UID: string(va.UID), Name: va.Name, Node: va.Spec.NodeName, Created: va.CreationTimestamp.Time,

@@ -94,6 +94,8 @@ func merge(volumes map[string]*publication.Entry, page []csi.PublishedVolume) {
 		entry := volumes[listed.VolumeHandle]
 		switch {
 		case entry == nil: // not asked for, or unknown
+		case listed.Known && entry.NodeIDs == nil:
+			entry.NodeIDs = listed.NodeIDs // nearly always all of them, so not copied
 		case listed.Known:
 			entry.NodeIDs = append(entry.NodeIDs, listed.NodeIDs...)
 		default:

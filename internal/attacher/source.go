@@ -132,7 +132,7 @@ func sourceOfSpec(spec *corev1.PersistentVolumeSpec, migrated bool) source {
 
 // mayBelongTo reports whether an attachment may be one of the volume: its name matches, or is not a computed name.
 func (o *objects) mayBelongTo(va *storagev1.VolumeAttachment, handle string) bool {
-	return !kube.IsAttachmentName(va.Name) || kube.AttachmentName(handle, o.driver, va.Spec.NodeName) == va.Name
+	return kube.IsAttachmentNameOf(va.Name, handle, o.driver, va.Spec.NodeName) || !kube.IsAttachmentName(va.Name)
 }
 
 // identityAnnotations returns the annotations that record the volume before the first call. An inline volume is part of

@@ -130,12 +130,24 @@ var notFinalizerChar = regexp.MustCompile("[^a-zA-Z0-9-]")
 // AttachmentName returns the name of the VolumeAttachment of a volume on a node: "csi-" and the lower-case hex SHA-256 of handle,
 // driver and node, joined without separators. Kubelet computes it too and reads the object by it.
 func AttachmentName(handle, driver, node string) string {
-	const prefix = "csi-"
-	sum := sha256.Sum256([]byte(handle + driver + node))
-	var name [len(prefix) + 2*sha256.Size]byte
-	copy(name[:], prefix)
-	hex.Encode(name[len(prefix):], sum[:])
+	name := attachmentName(handle, driver, node)
 	return string(name[:])
+}
+
+// IsAttachmentNameOf reports whether AttachmentName returns the name. It allocates nothing: it is asked for each attachment of a cluster.
+func IsAttachmentNameOf(name, handle, driver, node string) bool {
+	computed := attachmentName(handle, driver, node)
+	return string(computed[:]) == name
+}
+
+const attachmentPrefix = "csi-"
+
+func attachmentName(handle, driver, node string) (name [len(attachmentPrefix) + 2*sha256.Size]byte) {
+	joined := append(append(append(make([]byte, 0, 256), handle...), driver...), node...)
+	sum := sha256.Sum256(joined)
+	copy(name[:], attachmentPrefix)
+	hex.Encode(name[len(attachmentPrefix):], sum[:])
+	return name
 }
 
 // computedName matches the names that AttachmentName returns.

@@ -57,6 +57,9 @@ func FuzzAttachmentNames(f *testing.F) {
 		if problems := validation.IsDNS1123Subdomain(name); len(problems) > 0 || !IsAttachmentName(name) {
 			t.Fatalf("%q, %q and %q give %q: %v", handle, driver, node, name, problems)
 		}
+		if !IsAttachmentNameOf(name, handle, driver, node) || IsAttachmentNameOf(name, handle+"x", driver, node) {
+			t.Fatalf("%q is not seen to be that of %q, %q and %q alone", name, handle, driver, node)
+		}
 		if other := AttachmentName(handle+"x", driver, node); other == name {
 			t.Fatalf("two handles give %q", name)
 		}

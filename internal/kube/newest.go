@@ -145,6 +145,25 @@ func (n *Newest[T]) Cached() []T {
 	return found
 }
 
+// All returns the newest known versions of the objects that the cache has. They are shared. It looks each of them up by name only while
+// own writes are pending: with 100,000 objects, the look-ups are most of the time.
+func (n *Newest[T]) All() []T {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	mark := n.store.LastStoreSyncResourceVersion() // before the objects are read, as in Get
+	found := n.Cached()
+	if len(n.ending) == 0 && len(n.written.ListKeys()) == 0 {
+		return found
+	}
+	kept := found[:0]
+	for _, cached := range found {
+		if obj, ok := n.newest(cached.GetName(), cached, true, mark); ok {
+			kept = append(kept, obj)
+		}
+	}
+	return kept
+}
+
 // ByIndex returns, by name, the newest known versions of the objects that have the value in the index, in the cache or in a
 // response to an own write.
 func (n *Newest[T]) ByIndex(index, value string) map[string]T {

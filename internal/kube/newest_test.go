@@ -149,6 +149,16 @@ func TestNewest(t *testing.T) {
 			n := NewNewest[*storagev1.VolumeAttachment](store, attachmentIndexers)
 			tc.do(store, n)
 			for range 2 { // reading changes nothing
+				for _, va := range n.All() {
+					if newest, ok := n.Get(va.Name); !ok || newest.ResourceVersion != va.ResourceVersion || (newest.DeletionTimestamp != nil) != (va.DeletionTimestamp != nil) {
+						t.Errorf("All() has %v, Get() %v, %v", va, newest, ok)
+					}
+				}
+				for _, name := range store.ListKeys() {
+					if _, ok := n.Get(name); ok != slices.ContainsFunc(n.All(), func(va *storagev1.VolumeAttachment) bool { return va.Name == name }) {
+						t.Errorf("Get(%s) finds it: %v; All() does not agree", name, ok)
+					}
+				}
 				got := map[string]state{}
 				for name, va := range n.ByIndex(byNodeName, "a") {
 					got[name] = state{va.ResourceVersion, va.DeletionTimestamp != nil}
