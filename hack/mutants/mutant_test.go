@@ -69,7 +69,7 @@ func (m mutant) build(t *testing.T) tests {
 func build(t *testing.T, pkg string, flags ...string) tests {
 	t.Helper()
 	b := tests{pkg: pkg, binary: filepath.Join(t.TempDir(), "test"), flags: strings.Join(append(flags, os.Getenv("GOFLAGS")), " ")}
-	c := exec.CommandContext(t.Context(), "go", "test", "-vet=off", "-c", "-o", b.binary, "./"+pkg)
+	c := exec.CommandContext(t.Context(), "go", "test", "-vet=off", "-ldflags=-s -w", "-c", "-o", b.binary, "./"+pkg)
 	c.Dir, c.Env = root, append(os.Environ(), "GOFLAGS="+b.flags)
 	if out, err := c.CombinedOutput(); err != nil {
 		t.Fatalf("build the tests of %s: %v\n%s", pkg, err, out)
