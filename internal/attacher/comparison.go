@@ -78,11 +78,11 @@ func (r *reconciler) act(logger logr.Logger, result publication.Result, expected
 	for _, want := range expected {
 		if drift, confirmed := result.Confirmed[want.UID]; confirmed {
 			values := append(r.attacher.expectedLogValues(want), "drift", drift)
-			if at := result.AbandonedAt[want.UID]; at != "" {
+			if at := result.At[want.UID]; at != "" {
 				values = append(values, "publishedAt", at)
 			}
 			logger.Info(disagreements[drift], values...)
-			r.attacher.recordDrift(want, drift, result.AbandonedAt[want.UID])
+			r.attacher.recordDrift(want, drift, result.At[want.UID])
 		}
 		if slices.Contains(result.Resolved, want.UID) {
 			r.attacher.recordDrift(want, publication.NoDrift, "")

@@ -111,11 +111,12 @@ func (s snapshot) logWaits(ctx context.Context, waits []publication.Wait, change
 	}
 }
 
-// disagreements are the log messages for corrections of differences with ListVolumes.
+// disagreements are the log messages for differences with ListVolumes.
 var disagreements = map[publication.Drift]string{
-	publication.NotPublished:   "The driver does not list the volume as published to the node, publishing it again",
-	publication.StillPublished: "The driver still lists the volume as published to the node after the detach, unpublishing it again",
-	publication.Abandoned:      "The driver lists the volume as published to a node that no VolumeAttachment is for, unpublishing it there",
+	publication.NotPublished:       "The driver does not list the volume as published to the node, publishing it again",
+	publication.StillPublished:     "The driver still lists the volume as published to the node after the detach, unpublishing it again",
+	publication.PublishedElsewhere: "The driver lists the volume as published to another node too, which may write to it; nothing is changed",
+	publication.Abandoned:          "The driver lists the volume as published to a node that no VolumeAttachment is for, unpublishing it there",
 }
 
 // verbs are the log messages for calls.

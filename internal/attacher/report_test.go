@@ -171,8 +171,8 @@ func TestDriftsInTheLog(t *testing.T) {
 		}
 		v, w := claim("v"), claim("w")
 		(&reconciler{attacher: b.attacher}).act(b.logger, publication.Result{
-			Confirmed:   map[string]publication.Drift{v.UID: publication.Abandoned, w.UID: publication.NotPublished},
-			AbandonedAt: map[string]string{v.UID: "id-node-x"},
+			Confirmed: map[string]publication.Drift{v.UID: publication.Abandoned, w.UID: publication.NotPublished},
+			At:        map[string]string{v.UID: "id-node-x"},
 		}, []publication.ExpectedAttachment{v, w})
 		b.pass(10 * time.Millisecond)
 		for message, at := range map[string]any{

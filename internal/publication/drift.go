@@ -18,8 +18,8 @@ const (
 	// StillPublished: the attachment is being deleted and recorded as detached, the attacher's finalizer is removed, and the driver
 	// lists the volume at the node ID that was recorded at attach. It is unpublished again.
 	StillPublished Drift = "StillPublished"
-	// PublishedElsewhere: the volume is exclusive and recorded as attached, and the driver lists it at other nodes only. Nothing is
-	// done, because a publish could make a second writer (S1).
+	// PublishedElsewhere: the volume is exclusive and recorded as attached, and the driver lists it at another node of the cluster, whether
+	// it also does at this one or not. Nothing is done: a publish could make a second writer (S1), and an unpublish take it from one.
 	PublishedElsewhere Drift = "PublishedElsewhere"
 	// Abandoned: the volume is exclusive and wanted, its publish fails, and the driver lists it at nodes of the cluster that have
 	// no attachment: another client removed the attachment before the detach. It is unpublished there.
@@ -63,10 +63,10 @@ type ExpectedAttachment struct {
 
 // Result is the result of a comparison.
 type Result struct {
-	// Confirmed are the drifts to repair, by the attachment's UID.
+	// Confirmed are the drifts to repair, by the attachment's UID, and those that are PublishedElsewhere.
 	Confirmed map[string]Drift
-	// AbandonedAt is the node ID of each drift that is Abandoned.
-	AbandonedAt map[string]string
+	// At is the node ID of each of them that is Abandoned or PublishedElsewhere.
+	At map[string]string
 	// Resolved are attachments whose drift no longer exists, and for which no repair failed.
 	Resolved []string
 
@@ -107,18 +107,18 @@ func NewComparison(period time.Duration) *Comparison {
 	return &Comparison{period: period, suspect: map[string]*suspect{}, repairs: initialRepairs}
 }
 
-// Confirms reports whether Compare finds nothing in the attachment: the listing has its volume at its node, and no earlier one contradicted it.
+// Confirms reports whether Compare finds nothing in the attachment: the listing has its volume at its node alone, and no earlier one contradicted it.
 // Of a, UID, Attached, Deleting, Drift and the node IDs are read.
 func (c *Comparison) Confirms(list Listing, handle string, a Attachment) bool {
 	entry := list.Volumes[handle]
-	return entry != nil && a.Attached && !a.Deleting && slices.Contains(entry.NodeIDs, a.boundNodeID()) &&
+	return entry != nil && a.Attached && !a.Deleting && len(entry.NodeIDs) == 1 && entry.NodeIDs[0] == a.boundNodeID() &&
 		a.Drift == NoDrift && c.suspect[a.UID] == nil
 }
 
 // Compare compares a complete listing with all attachments as of its end. Those that it Confirms may be left out, except those of a volume in
 // HoldersNeeded.
 func (c *Comparison) Compare(now time.Time, list Listing, claims []ExpectedAttachment) Result {
-	result := Result{Confirmed: map[string]Drift{}, AbandonedAt: map[string]string{}, Seen: map[Drift]int{}, Repaired: map[Drift]int{}, Repeated: map[Drift]int{}}
+	result := Result{Confirmed: map[string]Drift{}, At: map[string]string{}, Seen: map[Drift]int{}, Repaired: map[Drift]int{}, Repeated: map[Drift]int{}}
 	holders := holdersOf(claims)
 	kept := make(map[string]*suspect, len(c.suspect))
 	var confirmed []*ExpectedAttachment
@@ -141,7 +141,11 @@ func (c *Comparison) Compare(now time.Time, list Listing, claims []ExpectedAttac
 			result.Resolved = append(result.Resolved, claim.UID)
 			continue
 		}
-		if s.confirm(&result, list, claim, drift) && !now.Before(s.notBefore) {
+		switch {
+		case !s.confirm(&result, list, claim, drift):
+		case drift == PublishedElsewhere:
+			result.Confirmed[claim.UID], result.At[claim.UID] = drift, claim.elsewhere(list)
+		case !now.Before(s.notBefore):
 			confirmed = append(confirmed, claim)
 		}
 		if s.drift != NoDrift || s.repair != NoDrift {
@@ -153,7 +157,7 @@ func (c *Comparison) Compare(now time.Time, list Listing, claims []ExpectedAttac
 	c.act(&result, now, confirmed, max(0, c.repairs-unproven))
 	for _, claim := range confirmed {
 		if result.Confirmed[claim.UID] == Abandoned {
-			result.AbandonedAt[claim.UID] = claim.abandonedAt(list, holders)
+			result.At[claim.UID] = claim.abandonedAt(list, holders)
 		}
 	}
 	return result
@@ -200,7 +204,7 @@ func (s *suspect) confirm(result *Result, list Listing, claim *ExpectedAttachmen
 		s.drift, s.since, s.version = drift, list.Began, claim.Version
 		return false
 	}
-	return claim.Drift != drift && drift != PublishedElsewhere
+	return claim.Drift != drift
 }
 
 // trust allows more repairs in one pass if they helped, and one if they did not.
@@ -240,7 +244,7 @@ func (c *ExpectedAttachment) isResolved(drift Drift, known bool) bool {
 	case c.Drift == Abandoned:
 		return drift != Abandoned
 	default:
-		return known && drift == NoDrift && !c.Call.failed() && c.AttachError == "" && c.DetachError == ""
+		return known && drift != c.Drift && !c.Call.failed() && c.AttachError == "" && c.DetachError == ""
 	}
 }
 
@@ -281,25 +285,31 @@ func (c *ExpectedAttachment) compare(list Listing, holders map[place]int) (drift
 		return NoDrift, false // created since
 	}
 	here := slices.Contains(entry.NodeIDs, c.boundNodeID())
-	switch {
+	switch unchanged := c.nodeUnchanged(); {
 	case c.Deleting:
 		return c.compareReleased(here, holders)
 	case c.publishFails() && c.abandonedAt(list, holders) != "":
 		return Abandoned, true
 	case !c.Attached:
 		return NoDrift, false // in progress
-	case here:
+	case here && (!unchanged || c.elsewhere(list) == ""):
 		return NoDrift, true
-	case !c.nodeUnchanged():
+	case !unchanged || !here && slices.ContainsFunc(entry.NodeIDs, func(id string) bool { return !list.Nodes[id] }):
 		return NoDrift, false
-	}
-	if slices.ContainsFunc(entry.NodeIDs, func(id string) bool { return !list.Nodes[id] }) {
-		return NoDrift, false
-	}
-	if len(entry.NodeIDs) > 0 && c.Exclusive() {
+	case c.elsewhere(list) != "":
 		return PublishedElsewhere, true
 	}
 	return NotPublished, true
+}
+
+// elsewhere returns another node of the cluster at which the driver lists the exclusive volume; empty if there is none.
+func (c *ExpectedAttachment) elsewhere(list Listing) (nodeID string) {
+	for _, id := range list.Volumes[c.Handle].NodeIDs {
+		if id != c.boundNodeID() && list.Nodes[id] && c.Exclusive() {
+			return id
+		}
+	}
+	return ""
 }
 
 // compareReleased is compare for an attachment that is being deleted; here: the volume is listed at its node.

@@ -33,7 +33,7 @@ func NewReconcile(registry prometheus.Registerer) *Reconcile {
 		}),
 		drifts: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "attacher_reconcile_drifts_total",
-			Help: "Attachments that the driver's list does not agree with: seen in one list, confirmed by a second one and acted upon, repaired, or repeated although the driver had confirmed the repair.",
+			Help: "Attachments that the driver's list does not agree with: seen in one list, confirmed by a second one, repaired, or repeated although the driver had confirmed the repair.",
 		}, []string{"drift", "result"}),
 	}
 	for _, result := range []string{"complete", "failed"} {
@@ -44,7 +44,9 @@ func NewReconcile(registry prometheus.Registerer) *Reconcile {
 			r.drifts.WithLabelValues(string(drift), result)
 		}
 	}
-	r.drifts.WithLabelValues(string(publication.PublishedElsewhere), "seen")
+	for _, result := range []string{"seen", "confirmed"} { // nothing is done about it
+		r.drifts.WithLabelValues(string(publication.PublishedElsewhere), result)
+	}
 	registry.MustRegister(r.passes, r.entries, r.drifts)
 	return r
 }
