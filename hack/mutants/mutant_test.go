@@ -77,6 +77,9 @@ func build(t *testing.T, pkg string, flags ...string) tests {
 	return b
 }
 
+// limit is how long a test may take.
+const limit = "10m"
+
 // run runs one test, "TestName/subtest".
 func (b tests) run(t *testing.T, test string) (string, error) {
 	t.Helper()
@@ -84,7 +87,7 @@ func (b tests) run(t *testing.T, test string) (string, error) {
 	for name := range strings.SplitSeq(test, "/") {
 		pattern = append(pattern, "^"+regexp.QuoteMeta(name)+"$")
 	}
-	c := exec.CommandContext(t.Context(), b.binary, "-test.count=1", "-test.short", "-test.timeout=5m", "-test.run", strings.Join(pattern, "/"))
+	c := exec.CommandContext(t.Context(), b.binary, "-test.count=1", "-test.short", "-test.timeout="+limit, "-test.run", strings.Join(pattern, "/"))
 	c.Dir, c.Env = filepath.Join(root, b.pkg), append(os.Environ(), "GOFLAGS="+b.flags)
 	out, err := c.CombinedOutput()
 	return string(out), err
@@ -107,6 +110,8 @@ func (b tests) fails(t *testing.T, test string) {
 	switch out, err := b.run(t, test); {
 	case err == nil:
 		t.Errorf("survived: %s of %s passes", test, b.pkg)
+	case strings.Contains(out, "panic: test timed out"):
+		t.Errorf("%s of %s took longer than %s, which a busy machine explains as well", test, b.pkg, limit)
 	case !strings.Contains(out, "--- FAIL: Test") && !strings.Contains(out, "panic: "):
 		t.Errorf("%s of %s does not run: %v\n%s", test, b.pkg, err, out)
 	}

@@ -168,3 +168,28 @@ func TestManyNodes(t *testing.T) {
 		t.Errorf("1,000 nodes cost %v, 100 nodes %v", many, few)
 	}
 }
+
+// TestNoReportToAMachineThatNothingVouchesFor (S1): another Node object, with another boot ID and no other identity, has the name of the
+// node. Nothing tells whether it is the machine that has the volume mounted: a report lets whichever it is mount it.
+func TestNoReportToAMachineThatNothingVouchesFor(t *testing.T) {
+	for name, is := range map[string]Machine{
+		"another boot, nothing else": {NodeUID: "uid-new", BootID: "boot-2"},
+		"it says nothing of itself":  {NodeUID: "uid-new"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := node("a", healthy)
+			n.Machine, n.Created = is, t0
+			n.InUse, n.Reported, n.Managed = No, false, true
+			a := Attachment{
+				Ref: Ref{Name: "csi-a", UID: "va-a", ResourceVersion: "7"}, Node: "a", PersistentVolume: "pv", Computed: true, Confirmed: Yes,
+				Created: t0.Add(-1e12), Machine: Machine{NodeUID: "uid-old", BootID: "boot-1", SystemUUID: "hw-1"},
+			}
+			got := Decide(t0, Desired{}, Observed{Attachments: []Attachment{a}, Nodes: map[NodeName]Node{"a": n}}, Policy{})
+			for _, s := range got.Steps {
+				if _, ok := s.(Report); ok {
+					t.Errorf("reported to a machine that may be another one: %v", got.Steps)
+				}
+			}
+		})
+	}
+}

@@ -1,6 +1,7 @@
 package publication
 
 import (
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -321,5 +322,23 @@ func TestTruncate(t *testing.T) {
 				t.Errorf("Cut() = %d bytes %q..., want %d bytes", len(got), got[max(0, len(got)-8):], len(tt.want))
 			}
 		})
+	}
+}
+
+// TestFailedUnpublishOfAnEarlierNodeID (S1, S5): an unpublish of the first node ID has failed, and another node ID was called since. The first
+// may still have the volume: it is not remembered as unpublished.
+func TestFailedUnpublishOfAnEarlierNodeID(t *testing.T) {
+	c := Call{}.Begin(Publish, "id-1", "1", false).Confirm(noon)
+	c = c.Begin(Unpublish, "id-1", "1", false).Fail(noon, "refused", false)
+	c = c.Begin(Unpublish, "id-2", "1", false).Confirm(noon)
+	if c.unpublishedFrom("id-1") || !slices.Contains(c.publishedTo(), "id-1") {
+		t.Errorf("id-1 counts as unpublished: %+v", c)
+	}
+	a := letGo("a")
+	a.Finalizer, a.Deleting, a.RecordedNodeID, a.NodeID, a.Call = true, true, "id-1", "id-2", c
+	for _, s := range Decide(noon, Observed{Exclusive: true, Attachments: []Attachment{a}}, Policy{}).Steps {
+		if _, ok := s.(RemoveFinalizer); ok {
+			t.Errorf("S5: the finalizer is removed although the unpublish of id-1 failed: %+v", s)
+		}
 	}
 }

@@ -74,7 +74,7 @@ func (s *sim) startController() *controller {
 }
 
 func (s *sim) newActor(name string) *actor {
-	return &actor{name: name, net: s.net, heard: map[string]int{}, looks: map[string]int{}, saw: map[sight]bool{}}
+	return &actor{name: name, net: s.net, began: s.api.now(), heard: map[string]int{}, looks: map[string]int{}, saw: map[sight]bool{}}
 }
 
 // work gives one volume to a worker.

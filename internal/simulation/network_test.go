@@ -26,6 +26,8 @@ type actor struct {
 	net  *network
 	// dead: the process has crashed, and the rest of its goroutines has no network.
 	dead bool
+	// began is the version at which it started.
+	began int
 	// deposed: its lease was not renewed, so its client refuses to write (kube.Lease).
 	deposed bool
 	// heard is the version at which the API server last answered about each Node.

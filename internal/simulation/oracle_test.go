@@ -117,9 +117,9 @@ func hasFinalizer(obj client.Object) bool {
 	return slices.Contains(obj.GetFinalizers(), kube.AttacherFinalizer(driver))
 }
 
-// judgeAttach: S1, the controller's part. A request of an earlier leader may be carried out when others exist, and another client
-// may create an attachment that the leader has not seen when it decides: then the attacher has to keep them apart. What a process
-// requested itself it has to consider for as long as it may be carried out.
+// judgeAttach: S1, the controller's part. A request of an earlier leader may be carried out when others exist, or just before a decision,
+// and another client may create an attachment that the leader has not seen when it decides: then the attacher has to keep them apart. What
+// a process requested itself it has to consider for as long as it may be carried out, and what was there when it began to lead it has seen.
 func (s *sim) judgeAttach(w write, made *storagev1.VolumeAttachment) {
 	d := s.diskOf(made)
 	s.makers[made.UID] = w.by
@@ -129,11 +129,12 @@ func (s *sim) judgeAttach(w write, made *storagev1.VolumeAttachment) {
 		return
 	}
 	for _, other := range list[*storagev1.VolumeAttachment](s.api) {
-		unseen := s.makers[other.UID] != w.by && s.requests.known[other.UID] > w.request.looks[d.handle]
+		maker, since := s.makers[other.UID], s.requests.known[other.UID]
+		unseen := maker != w.by && since > w.request.looks[d.handle]
 		switch {
 		case s.diskOf(other) != d:
-		case w.by != s.controller.actor && s.excuse(excuse.LateCreate):
-		case unseen && s.excuse(excuse.UnseenAttachment):
+		case (w.by != s.controller.actor || unseen && maker != nil && since > w.by.began) && s.excuse(excuse.LateCreate):
+		case unseen && maker == nil && s.excuse(excuse.UnseenAttachment):
 		default:
 			s.breaks("S1", "%s attached to %s while an attachment to %s exists", d.handle, made.Spec.NodeName, other.Spec.NodeName)
 		}
@@ -175,7 +176,7 @@ func (s *sim) authority(d *disk, m *machine, since int) bool {
 		switch {
 		case !ok:
 			return waited || s.policy.DeletedNode == attachment.DeletedNodeDetach
-		case s.policy.OutOfService && isOutOfService(n):
+		case s.policy.OutOfService && isOutOfService(n) && !isReady(n):
 			return true
 		}
 		return waited && !isReady(n)
