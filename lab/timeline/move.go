@@ -68,6 +68,8 @@ type Query struct {
 	Start time.Time
 	// NextPod is the arriving pod as namespace/name; empty means any pod with the claim.
 	NextPod string
+	// Recovery is set if belay's recovery, and not an operator, marks a dead node out of service.
+	Recovery bool
 }
 
 // Move is one volume's way from one node to the next.
@@ -153,6 +155,9 @@ func NewMove(q Query, changes []Change, calls []Call) *Move {
 		step := f.find(rule)
 		if !step.Seen && rule.optional {
 			continue
+		}
+		if q.Recovery && rule.name == StepOutOfService {
+			step.Owner = "recovery"
 		}
 		if owner := powerCutOwners[rule.name]; owner != "" && m.Step(StepOutOfService) != nil {
 			step.Owner = owner

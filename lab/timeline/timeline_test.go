@@ -267,6 +267,17 @@ func TestEveryStepOfADrainIsSeen(t *testing.T) {
 	}
 }
 
+// TestWhoMarksOutOfService: an operator, or belay's recovery where it runs.
+func TestWhoMarksOutOfService(t *testing.T) {
+	changes, calls := powerTape()
+	for recovery, want := range map[bool]string{false: "operator", true: "recovery"} {
+		move := NewMove(Query{Volume: volume, From: "node-1", To: "node-2", Start: start, Recovery: recovery}, changes, calls)
+		if step := move.Step(StepOutOfService); step == nil || step.Owner != want {
+			t.Errorf("with recovery %v: %+v, want owner %q", recovery, step, want)
+		}
+	}
+}
+
 func TestStepRulesWaitOnlyForEarlierSteps(t *testing.T) {
 	known := map[StepName]bool{}
 	for _, rule := range stepRules {
