@@ -267,13 +267,15 @@ func TestEveryStepOfADrainIsSeen(t *testing.T) {
 	}
 }
 
-// TestWhoMarksOutOfService: an operator, or belay's recovery where it runs.
-func TestWhoMarksOutOfService(t *testing.T) {
+// TestOwnersOfAPowerCut: an operator and pod GC, or belay's recovery where it runs.
+func TestOwnersOfAPowerCut(t *testing.T) {
 	changes, calls := powerTape()
-	for recovery, want := range map[bool]string{false: "operator", true: "recovery"} {
+	for recovery, want := range map[bool][2]string{false: {"operator", "pod GC"}, true: {"recovery", "recovery"}} {
 		move := NewMove(Query{Volume: volume, From: "node-1", To: "node-2", Start: start, Recovery: recovery}, changes, calls)
-		if step := move.Step(StepOutOfService); step == nil || step.Owner != want {
-			t.Errorf("with recovery %v: %+v, want owner %q", recovery, step, want)
+		for i, name := range []StepName{StepOutOfService, StepPodGone} {
+			if step := move.Step(name); step == nil || step.Owner != want[i] {
+				t.Errorf("with recovery %v: %+v, want owner %q", recovery, step, want[i])
+			}
 		}
 	}
 }
