@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+
+	"belay.dev/belay/lab/cluster"
 )
 
 // Names of the attacher's figures.
@@ -30,7 +32,7 @@ func attacherPlanes() []string { return []string{planeUpstream, planeBelay} }
 // tunedFlags raise what bounds an attacher so far that it does not; belay's leaves a quarter of its worker threads to attaches.
 // Both attachers take them.
 func tunedFlags(s Size) []string {
-	return []string{"--worker-threads=" + strconv.Itoa(2*s.AttachVolumes), "--kube-api-qps=10000", "--kube-api-burst=10000"}
+	return append([]string{"--worker-threads=" + strconv.Itoa(2*s.AttachVolumes)}, cluster.Unthrottled()...)
 }
 
 func attacherParts() []part {

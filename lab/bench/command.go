@@ -260,11 +260,17 @@ func (o options) run(command *cobra.Command) error {
 
 // machine says on what the figures were measured.
 func machine() string {
-	load := "unknown"
-	if raw, err := os.ReadFile("/proc/loadavg"); err == nil {
-		load, _, _ = strings.Cut(string(raw), " ")
+	return fmt.Sprintf("%d processors, load %s at the start", runtime.NumCPU(), loadAverage())
+}
+
+// loadAverage is that of the last minute.
+func loadAverage() string {
+	raw, err := os.ReadFile("/proc/loadavg")
+	if err != nil {
+		return "unknown"
 	}
-	return fmt.Sprintf("%d processors, load %s at the start", runtime.NumCPU(), load)
+	load, _, _ := strings.Cut(string(raw), " ")
+	return load
 }
 
 // floorCommand runs the floor, as a process of its own like the others.

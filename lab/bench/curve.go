@@ -6,7 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
+	"path/filepath"
+	"slices"
 	"strconv"
 	"time"
 
@@ -18,6 +19,7 @@ import (
 
 	"belay.dev/belay/internal/kube"
 	"belay.dev/belay/internal/usage"
+	"belay.dev/belay/lab/cluster"
 )
 
 const (
@@ -43,8 +45,10 @@ const (
 	curveStartCPU  = "CPU until then"
 	curveMemory    = "peak memory"
 	curveIdle      = "CPU when nothing happens"
-	curveCompare   = "CPU per comparison with the driver's list"
+	curveCompare   = "idle CPU per comparison with the driver's list"
 	curveAttach    = "pod bound -> reported"
+	curveLeast     = "pod bound -> reported, least"
+	curveGreatest  = "pod bound -> reported, greatest"
 	curveBurst     = "burst: first pod made -> last reported"
 	curveBurstCPU  = "burst: CPU per attach"
 	curveBurstPeak = "peak memory after the burst"
@@ -57,12 +61,12 @@ type curve struct {
 	// extras are the volumes of the burst.
 	extras  int
 	volumes int
-	out     *csv.Writer
+	out     curveOut
 }
 
 const curveLong = `Starts upstream's and belay's controller and attacher over clusters of growing size, in turn, and measures what each costs:
-time from the start to the first write, beside the time that listing the objects takes; peak memory; CPU when nothing happens and
-for each comparison with the driver's list; the latency of one attach; and a burst of attaches on top.
+time from the start to the first write, beside the time that listing the objects takes; peak memory; CPU when nothing happens, in
+all and per comparison with the driver's list; the latency of one attach; and a burst of attaches on top.
 
 A size is a number of attached volumes. There are 20 of them on each node, and half as many pods without a volume as with one:
 100000 volumes are 5000 nodes and 150000 pods, as objects in a real API server and etcd, which need about 16 GiB. The API server makes
@@ -71,7 +75,9 @@ the first node with its objects, which are then copied in etcd.
 Upstream's clients are not throttled. Belay runs as shipped (beyond 50,000 volumes with the memory limit that docs/adopt-controller.md
 names for 100,000), and a second time with GOGC=100, which is what upstream's run with.
 
-The figures are written as CSV. "make scale" also draws them and writes docs/performance.md.`
+The figures are written as CSV, after comments that name the versions, the machine and the flags. With --file F they are written to
+F.partial, which replaces F when it is complete: a run that fails or is interrupted leaves F as it was. "make scale" also draws them and
+writes docs/performance.md.`
 
 // scaleCommand is `belay-lab bench scale`.
 func scaleCommand() *cobra.Command {
@@ -92,28 +98,32 @@ func scaleCommand() *cobra.Command {
 			if extras < curveAttaches {
 				return usage.Errorf("--extras must be at least %d, not %d", curveAttaches, extras)
 			}
-			out := command.OutOrStdout()
-			if file != "" {
-				f, err := os.Create(file)
-				if err != nil {
-					return fmt.Errorf("writing the figures: %w", err)
-				}
-				defer func() { _ = f.Close() }()
-				out = f
+			if err := cluster.CheckName(name); err != nil {
+				return err
 			}
-			return runCurve(command.Context(), name, sizes, extras, out, command.PrintErrf)
+			measure := func(out io.Writer) error {
+				to := curveOut{to: out, rows: csv.NewWriter(out)}
+				if err := to.machineFacts(usage.Version(command.Root().Version)); err != nil {
+					return err
+				}
+				return runCurve(command.Context(), name, sizes, extras, to, command.PrintErrf)
+			}
+			if file == "" {
+				return measure(command.OutOrStdout())
+			}
+			return replaceFile(file, measure)
 		},
 	}
 	flags := command.Flags()
 	flags.StringVar(&name, "name", "bench-scale", "name of the lab")
 	flags.IntSliceVar(&sizes, "sizes", []int{200, 20000, 100000}, "numbers of attached volumes, growing")
 	flags.IntVar(&extras, "extras", 2000, "how many volumes are attached at once on top of each size")
-	flags.StringVar(&file, "file", "", "where the figures are written, as CSV (default stdout)")
+	flags.StringVar(&file, "file", "", "file that the figures replace, as CSV, when all are measured (default stdout)")
 	return command
 }
 
 // runCurve measures all sizes in one lab, which grows, and writes each figure when it is known.
-func runCurve(ctx context.Context, name string, sizes []int, extras int, out io.Writer, progress func(string, ...any)) (err error) {
+func runCurve(ctx context.Context, name string, sizes []int, extras int, out curveOut, progress func(string, ...any)) (err error) {
 	began := time.Now()
 	say := func(format string, args ...any) {
 		progress("[%6.1fs] %s\n", time.Since(began).Seconds(), fmt.Sprintf(format, args...))
@@ -123,7 +133,7 @@ func runCurve(ctx context.Context, name string, sizes []int, extras int, out io.
 		return err
 	}
 	defer func() { err = errors.Join(err, r.close(ctx)) }()
-	c := &curve{rig: r, extras: extras, out: csv.NewWriter(out)}
+	c := &curve{rig: r, extras: extras, out: out}
 	size := quickSize()
 	size.AttachVolumes = extras / 20 // the flags that limit nothing
 	r.ownAttacher = map[string][]string{planeUpstream: tunedFlags(size)}
@@ -131,8 +141,10 @@ func runCurve(ctx context.Context, name string, sizes []int, extras int, out io.
 		return err
 	}
 	r.driver.lists = true
-	if err := c.out.Write([]string{"volumes", "nodes", "pods", "plane", "component", "figure", "unit", "value"}); err != nil {
-		return fmt.Errorf("writing the figures: %w", err)
+	err = errors.Join(out.runFacts(filepath.Dir(r.lab.Kubectl()), r.ownAttacher[planeUpstream], extras),
+		out.row("volumes", "nodes", "pods", "plane", "component", "figure", "unit", "value"))
+	if err != nil {
+		return err
 	}
 	if err := c.makeExtras(ctx); err != nil {
 		return err
@@ -153,7 +165,10 @@ func runCurve(ctx context.Context, name string, sizes []int, extras int, out io.
 				failed = append(failed, err)
 			}
 			if ctx.Err() != nil {
-				return errors.Join(failed...)
+				return fmt.Errorf("the bench was stopped (%w); the lab is down", context.Cause(ctx))
+			}
+			if err := errors.Join(failed...); errors.Is(err, errNotWritten) {
+				return err
 			}
 		}
 	}
@@ -162,13 +177,10 @@ func runCurve(ctx context.Context, name string, sizes []int, extras int, out io.
 
 // figure writes one figure.
 func (c *curve) figure(plane, component, figure, unit string, value float64) error {
-	err := c.out.Write([]string{
-		strconv.Itoa(c.volumes), strconv.Itoa(c.nodes()), strconv.Itoa(c.volumes + c.volumes/2), plane, component, figure, unit,
-		strconv.FormatFloat(value, 'f', 3, 64),
-	})
-	c.out.Flush()
-	if err = errors.Join(err, c.out.Error()); err != nil {
-		return fmt.Errorf("writing the figures: %w", err)
+	err := c.out.row(strconv.Itoa(c.volumes), strconv.Itoa(c.nodes()), strconv.Itoa(c.volumes+c.volumes/2), plane, component, figure, unit,
+		strconv.FormatFloat(value, 'f', 3, 64))
+	if err != nil {
+		return err
 	}
 	c.say("%d volumes: %s %s: %s %.3f %s", c.volumes, plane, component, figure, value, unit)
 	return nil
@@ -453,7 +465,8 @@ func (c *curve) latency(ctx context.Context, plane string) error {
 			return err
 		}
 	}
-	return c.figure(plane, "both", curveAttach, "ms", median(all))
+	return errors.Join(c.figure(plane, "both", curveAttach, "ms", median(all)),
+		c.figure(plane, "both", curveLeast, "ms", slices.Min(all)), c.figure(plane, "both", curveGreatest, "ms", slices.Max(all)))
 }
 
 // burst attaches many volumes more at once.

@@ -297,13 +297,13 @@ func cutCommand() *cobra.Command {
 	command.Long = "Cut a component off from the API server while it keeps running: requests hang, as when packets are lost, and none is refused. An\n" +
 		"attacher still reaches its driver. It lasts until belay-lab heal, also if the component is restarted.\n\n" +
 		"A leader that is cut off does nothing any more 4 s after its last renewal of the lease, and exits; the supervisor starts it again,\n" +
-		"and it waits for the API server. With belay-lab up --standbys the other one leads after 6 s. What the component sent before it\n" +
-		"stopped arrives when the partition ends.\n\n" +
-		"Components: attach-controller, attacher, csi-provisioner, kube-controller-manager, kube-scheduler, those of recovery, and the standbys\n" +
-		"attach-controller-2 and attacher-2. With upstream's plane, attach-controller is kube-controller-manager. For a node, see\n" +
-		"belay-lab node partition."
-	command.Example = "  belay-lab up --standbys\n  belay-lab partition attacher\n  belay-lab status\n" +
-		"  kubectl get leases -n belay-system -w\n  belay-lab heal attacher"
+		"and it waits for the API server. With belay-lab up --standbys the other one leads after 6 s. Either of the two may lead, from the\n" +
+		"start: kubectl get leases -A shows which does. What the component sent before it stopped arrives when the partition ends.\n\n" +
+		"Components: those of `belay-lab status` that are clients of the API server, such as attach-controller, attacher, csi-provisioner and\n" +
+		"kube-scheduler, those of the other drivers, such as attacher-labshare, and the standbys, such as attacher-2. With upstream's plane,\n" +
+		"attach-controller is kube-controller-manager. For a node, see belay-lab node partition."
+	command.Example = "  belay-lab up --standbys\n  kubectl get leases -A                 the names of the leaders: attacher-2 if the standby leads\n" +
+		"  belay-lab partition attacher\n  kubectl get leases -n belay-system -w\n  belay-lab heal attacher"
 	nameFlag(command, &name)
 	return command
 }

@@ -53,7 +53,7 @@ func upCommand() *cobra.Command {
 	flags.StringVar(&options.NodeKind, "nodes", "", "kind of nodes: kubelet or belay (default: kubelet where containerd and runc are installed, else belay)")
 	flags.IntVar(&options.Nodes, "node-count", 3, fmt.Sprintf("how many nodes, 1 to %d", cluster.MaxNodes))
 	flags.BoolVar(&upstreamPlane, "upstream", false, "attach and detach with kube-controller-manager and csi-attacher, for comparison")
-	flags.BoolVar(&options.Standbys, "standbys", false, "run a second belay-controller and a second attacher of each driver, which lead when the first has lost its lease")
+	flags.BoolVar(&options.Standbys, "standbys", false, "run a second belay-controller and a second attacher of each driver; either of the two may lead, from the start (kubectl get leases -A)")
 	flags.BoolVar(&options.Permissive, "permissive", false, "storage that refuses nothing: what goes wrong shows in its records and in the data")
 	flags.StringSliceVar(&options.Drivers, "drivers", labdisk.Drivers(), "drivers to run")
 	flags.IntVarP(&options.Verbosity, "verbosity", "v", 2, "how much belay's components log (klog levels)")

@@ -68,7 +68,7 @@ type Options struct {
 	Recovery string `json:"recovery,omitempty"`
 	// StorageEvidence declares to recovery that labdisk cuts a node off before it confirms an unpublish, which its strict fabric does.
 	StorageEvidence bool `json:"storageEvidence,omitempty"`
-	// Standbys runs a second belay-controller, and a second attacher of each driver, which lead when the first has lost its lease.
+	// Standbys runs a second belay-controller, and a second attacher of each driver. Either of the two may lead, from the start.
 	// kube-controller-manager has none.
 	Standbys bool `json:"standbys,omitempty"`
 	// Bare starts etcd and the API server alone, with the rights of all components in place: no other

@@ -20,6 +20,9 @@ const (
 	UserUpstreamManager    = "system:kube-controller-manager"
 )
 
+// Unthrottled are the flags with which nothing throttles the client of a program of Kubernetes.
+func Unthrottled() []string { return []string{"--kube-api-qps=10000", "--kube-api-burst=10000"} }
+
 // StartController starts the attach/detach controller of a plane, and no other controller, in a
 // bare lab, and returns the component's name. Both are run as shipped, but that nothing throttles upstream's client, and with
 // the given environment variables (NAME=value) besides. One that exits is not started again. The caller makes sure
@@ -31,7 +34,7 @@ func (c *Cluster) StartController(plane string, environment ...string) (componen
 	case PlaneBelay:
 		spec = s.shippedController(componentController, s.paths.kubeconfig(identityController))
 	case PlaneUpstream:
-		spec = s.manager("persistentvolume-attach-detach-controller", "--kube-api-qps=10000", "--kube-api-burst=10000")
+		spec = s.manager("persistentvolume-attach-detach-controller", Unthrottled()...)
 	default:
 		return "", fmt.Errorf("the plane is %s or %s, not %q", PlaneBelay, PlaneUpstream, plane)
 	}
@@ -43,7 +46,7 @@ func (c *Cluster) StartController(plane string, environment ...string) (componen
 // but that nothing throttles its client. The caller's nodes have the taint not-ready, which no controller takes off.
 func (c *Cluster) StartScheduler() (component string, err error) {
 	spec := c.specs.scheduler()
-	spec.Args = append(spec.Args, "--kube-api-qps=10000", "--kube-api-burst=10000")
+	spec.Args = append(spec.Args, Unthrottled()...)
 	return spec.Name, c.launchOnce(spec)
 }
 

@@ -139,7 +139,9 @@ func (s *Scene) lose(ctx context.Context, title, says string, take func(node str
 	if err != nil {
 		return nil, err
 	}
-	return s.Timeline(ctx, query(title, from, to, start))
+	q := query(title, from, to, start)
+	q.Recovery = s.Options.Recovery != ""
+	return s.Timeline(ctx, q)
 }
 
 // confirmOff waits until the cluster takes a node for dead, makes sure that it is off, and marks it out of service.

@@ -68,6 +68,8 @@ type Query struct {
 	Start time.Time
 	// NextPod is the arriving pod as namespace/name; empty means any pod with the claim.
 	NextPod string
+	// Recovery is set if belay's recovery, and not an operator and pod GC, marks a dead node out of service and deletes its pods.
+	Recovery bool
 }
 
 // Move is one volume's way from one node to the next.
@@ -97,7 +99,7 @@ type stepRule struct {
 // earlier ones.
 var stepRules = []stepRule{
 	{name: StepNotReady, owner: "node lifecycle", leaving: true, kind: NodeNotReady, optional: true},
-	{name: StepOutOfService, owner: "operator", leaving: true, kind: OutOfService, after: []StepName{StepNotReady}, optional: true},
+	{name: StepOutOfService, owner: operator, leaving: true, kind: OutOfService, after: []StepName{StepNotReady}, optional: true},
 	{name: StepPodDeleted, owner: "user", leaving: true, kind: PodDeleted, after: []StepName{StepOutOfService}},
 	{name: StepEnded, owner: "node", leaving: true, kind: ContainersEnded, after: []StepName{StepPodDeleted}},
 	{name: StepUnpublished, owner: "node", leaving: true, method: "NodeUnpublishVolume", after: []StepName{StepPodDeleted, StepEnded}},
@@ -121,8 +123,11 @@ var stepRules = []stepRule{
 	{name: StepRunning, owner: "node", kind: PodRunning, after: []StepName{StepPublished}},
 }
 
+// What belay's recovery does in their place, where it runs.
+const operator, podGC = "operator", "pod GC"
+
 // powerCutOwners do the work of a node that is marked out of service.
-var powerCutOwners = map[StepName]string{StepPodDeleted: "taint eviction", StepEnded: "pod GC", StepPodGone: "pod GC"}
+var powerCutOwners = map[StepName]string{StepPodDeleted: "taint eviction", StepEnded: podGC, StepPodGone: podGC}
 
 // StepNames lists the steps of a move in their order.
 func StepNames() []StepName {
@@ -156,6 +161,9 @@ func NewMove(q Query, changes []Change, calls []Call) *Move {
 		}
 		if owner := powerCutOwners[rule.name]; owner != "" && m.Step(StepOutOfService) != nil {
 			step.Owner = owner
+		}
+		if q.Recovery && (step.Owner == operator || step.Owner == podGC) {
+			step.Owner = "recovery"
 		}
 		m.begin(&step, rule.after)
 		m.Steps = append(m.Steps, step)

@@ -267,6 +267,19 @@ func TestEveryStepOfADrainIsSeen(t *testing.T) {
 	}
 }
 
+// TestOwnersOfAPowerCut: an operator and pod GC, or belay's recovery where it runs.
+func TestOwnersOfAPowerCut(t *testing.T) {
+	changes, calls := powerTape()
+	for recovery, want := range map[bool][2]string{false: {"operator", "pod GC"}, true: {"recovery", "recovery"}} {
+		move := NewMove(Query{Volume: volume, From: "node-1", To: "node-2", Start: start, Recovery: recovery}, changes, calls)
+		for i, name := range []StepName{StepOutOfService, StepPodGone} {
+			if step := move.Step(name); step == nil || step.Owner != want[i] {
+				t.Errorf("with recovery %v: %+v, want owner %q", recovery, step, want[i])
+			}
+		}
+	}
+}
+
 func TestStepRulesWaitOnlyForEarlierSteps(t *testing.T) {
 	known := map[StepName]bool{}
 	for _, rule := range stepRules {

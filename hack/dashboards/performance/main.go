@@ -9,11 +9,13 @@ import (
 	"encoding/csv"
 	"fmt"
 	"image/color"
+	"io"
 	"maps"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"text/template"
 
 	"gonum.org/v1/plot"
@@ -42,12 +44,16 @@ type key struct{ plane, component, figure string }
 
 // figures are all values, by what they are of and the number of volumes.
 type figures struct {
+	facts  []fact
 	units  map[string]string
 	values map[key]map[int]float64
 	sizes  []size
 }
 
 type size struct{ Volumes, Nodes, Pods int }
+
+// fact is a comment of the file: a version, a flag, the machine.
+type fact struct{ Key, Value string }
 
 func run(file, folder string) error {
 	f, err := read(file)
@@ -60,6 +66,10 @@ func run(file, folder string) error {
 	var failed error
 	template, err := template.New("performance.md").Funcs(template.FuncMap{
 		"sizes": func() []size { return f.sizes },
+		"facts": func() []fact { return f.facts },
+		"fact":  f.fact,
+		"has":   func(figure string) bool { return len(f.of(figure)) > 0 },
+		"ratio": ratio,
 		"table": f.table,
 		"plot": func(name, figure string) string {
 			if err := f.draw(filepath.Join(folder, "performance", name+".svg"), figure); err != nil {
@@ -86,16 +96,26 @@ func run(file, folder string) error {
 }
 
 func read(file string) (*figures, error) {
-	in, err := os.Open(file)
+	in, err := os.ReadFile(file)
 	if err != nil {
 		return nil, err
 	}
-	defer in.Close()
-	rows, err := csv.NewReader(in).ReadAll()
+	reader := csv.NewReader(bytes.NewReader(in))
+	reader.Comment = '#'
+	rows, err := reader.ReadAll()
+	if err == nil && len(rows) == 0 {
+		err = io.ErrUnexpectedEOF
+	}
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", file, err)
 	}
 	f := &figures{units: map[string]string{}, values: map[key]map[int]float64{}}
+	for line := range strings.Lines(string(in)) {
+		comment, is := strings.CutPrefix(line, "# ")
+		if key, value, ok := strings.Cut(strings.TrimSpace(comment), ": "); is && ok {
+			f.facts = append(f.facts, fact{key, value})
+		}
+	}
 	for n, row := range rows[1:] {
 		var s size
 		value, err := strconv.ParseFloat(row[7], 64)
@@ -103,7 +123,7 @@ func read(file string) (*figures, error) {
 			_, err = fmt.Sscan(row[0]+" "+row[1]+" "+row[2], &s.Volumes, &s.Nodes, &s.Pods)
 		}
 		if err != nil {
-			return nil, fmt.Errorf("%s, line %d: %w", file, n+2, err)
+			return nil, fmt.Errorf("%s, row %d: %w", file, n+2, err)
 		}
 		k := key{row[3], row[4], row[5]}
 		if f.values[k] == nil {
@@ -134,6 +154,24 @@ func (k key) String() string {
 		return k.plane
 	}
 	return k.component + ", " + k.plane
+}
+
+// fact is what the file says of the run; it is an error if it says nothing.
+func (f *figures) fact(key string) (string, error) {
+	for _, fact := range f.facts {
+		if fact.Key == key {
+			return fact.Value, nil
+		}
+	}
+	return "", fmt.Errorf("the file has no comment %q", key)
+}
+
+// ratio has two digits after the point, or two that are not zero.
+func ratio(a, b float64) string {
+	if r := a / b; r < 0.01 {
+		return strconv.FormatFloat(r, 'g', 2, 64)
+	}
+	return strconv.FormatFloat(a/b, 'f', 2, 64)
 }
 
 // at is a value; it is an error if it was not measured.
