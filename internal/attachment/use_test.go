@@ -170,7 +170,7 @@ func TestManyNodes(t *testing.T) {
 }
 
 // TestNoReportToAMachineThatNothingVouchesFor (S1): another Node object, with another boot ID and no other identity, has the name of the
-// node. Nothing tells whether it is the machine that has the volume mounted: a report lets whichever it is mount it.
+// node. It may be the machine that has the volume mounted, or another one, and a report would let it mount the volume.
 func TestNoReportToAMachineThatNothingVouchesFor(t *testing.T) {
 	for name, is := range map[string]Machine{
 		"another boot, nothing else": {NodeUID: "uid-new", BootID: "boot-2"},
