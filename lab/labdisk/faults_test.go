@@ -267,3 +267,45 @@ func TestFaultsAreChecked(t *testing.T) {
 		}
 	}
 }
+
+// The record says which calls of the controller about a volume were sent while the caller of another one still waited.
+func TestRecordShowsCallsBesideOthers(t *testing.T) {
+	b := newBench(t, false)
+	v, other := b.newDisk(DriverDisk, "pvc-1"), b.newDisk(DriverDisk, "pvc-2")
+	client, controller := b.serve()
+	if _, err := client.SetFault(t.Context(), Fault{Effect: EffectHang, Method: "ControllerPublishVolume"}); err != nil {
+		t.Fatal(err)
+	}
+	ctx, abandon := context.WithCancel(t.Context())
+	abandoned := make(chan error, 1)
+	go func() {
+		_, err := controller.ControllerPublishVolume(ctx, &csi.ControllerPublishVolumeRequest{VolumeId: v, NodeId: "n1",
+			VolumeCapability: mountCapability(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER, "")})
+		abandoned <- err
+	}()
+	eventually(t, "call in flight", func() error {
+		if calls := b.record.callsSince(time.Time{}); len(calls) == 0 {
+			return errors.New("no call")
+		}
+		return nil
+	})
+	unpublish := func(volume, node string) {
+		t.Helper()
+		if _, err := controller.ControllerUnpublishVolume(t.Context(), &csi.ControllerUnpublishVolumeRequest{VolumeId: volume, NodeId: node}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	unpublish(v, "n2")
+	unpublish(other, "n2")
+	abandon()
+	<-abandoned
+	unpublish(v, "n2")
+	unpublish(v, "n2")
+	var beside []uint64
+	for _, c := range b.record.callsSince(time.Time{}) {
+		beside = append(beside, c.Beside)
+	}
+	if diff := cmp.Diff([]uint64{0, 1, 0, 0, 0}, beside); diff != "" {
+		t.Errorf("calls beside others (-want +got):\n%s", diff)
+	}
+}
