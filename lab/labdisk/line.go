@@ -19,7 +19,7 @@ type lines struct {
 func newLines() *lines { return &lines{last: map[[2]string]chan struct{}{}} }
 
 // join puts a call at the end of the line of its volume and node. The call is carried out when before is closed, and then leaves. One that its
-// caller has abandoned by then does not join: a later one may have been answered already. One that does not stay holds up no other.
+// caller has abandoned by then does not join: a later one may have been answered already. One that does not stay delays no other.
 func (l *lines) join(ctx context.Context, c Call, stays bool) (before <-chan struct{}, leave func(), err error) {
 	key, own := [2]string{c.Volume, c.Node}, make(chan struct{})
 	l.mu.Lock()
@@ -46,7 +46,7 @@ func (l *lines) join(ctx context.Context, c Call, stays bool) (before <-chan str
 	}, nil
 }
 
-// turn waits until the earlier calls of the line have been carried out. A call that its caller abandons before that gives up. Those of a node have
+// turn waits until the earlier calls of the line have been carried out. A call that its caller abandons before that is not. Those of a node have
 // their own order (nodeServer.begin), and wait for late ones only.
 func (l *lines) turn(ctx context.Context, c Call) (leave func(), err error) {
 	before, leave, err := l.join(ctx, c, c.Controller && c.Volume != "")

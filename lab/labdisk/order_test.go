@@ -105,8 +105,8 @@ func TestAbandonedCallsKeepTheOrder(t *testing.T) {
 	}
 }
 
-// A call of a node that its caller has abandoned gives up when it has the volume to itself.
-func TestAbandonedNodeCallGivesUp(t *testing.T) {
+// A call of a node that its caller has abandoned has no effect once it has the lock of the volume.
+func TestAbandonedNodeCallHasNoEffect(t *testing.T) {
 	s := &nodeServer{nodeDriver: &nodeDriver{busy: map[string]bool{}}}
 	ctx, abandon := context.WithCancel(t.Context())
 	abandon()
