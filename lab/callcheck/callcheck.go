@@ -25,17 +25,21 @@ type state struct {
 	mayPublish       string // "node target"
 }
 
-// Check returns what is wrong with the calls about exclusive volumes, a text per volume: there is no order of its calls in which
-// each was permitted. The calls must be all since the volumes were made.
+// Check returns what is wrong with the calls about exclusive volumes: a text for each call that began beside another one, and one for each
+// volume without an order of its calls in which each was permitted. The calls must be all since the volumes were made.
 func Check(calls []labdisk.Call) []string {
+	var wrong []string
 	of := map[string][]porcupine.Operation{}
 	for i, c := range calls {
 		if _, ok := rules[c.Method]; !ok || c.Volume == "" {
 			continue
 		}
 		of[c.Volume] = append(of[c.Volume], operation(i, c))
+		// An order exists for many calls that overlap, but a caller that has not had an answer must not send the next one (S4).
+		if c.Beside != 0 {
+			wrong = append(wrong, fmt.Sprintf("volume %s: %s, began while call %d about the volume was in flight", c.Volume, describe(c), c.Beside))
+		}
 	}
-	var wrong []string
 	for _, volume := range slices.Sorted(maps.Keys(of)) {
 		result, info := porcupine.CheckOperationsVerbose(model, of[volume], patience)
 		switch result {

@@ -7,9 +7,13 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
+	"sync/atomic"
 	"time"
 
+	"google.golang.org/grpc/codes"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 
 	"belay.dev/belay/internal/csi"
@@ -42,21 +46,32 @@ type Options struct {
 // pollInterval is the pause between two tries of a call, and between two readings of the driver's list.
 const pollInterval = 200 * time.Millisecond
 
+// Verdict is what a round, or all of them, have shown.
+type Verdict string
+
+// The verdicts.
+const (
+	Kept         Verdict = "kept"
+	Broken       Verdict = "broken"
+	NothingShown Verdict = "nothing shown"
+)
+
 // Round is one call that was abandoned, and the one after it.
 type Round struct {
 	// Call is "publish" or "unpublish".
-	Call     string        `json:"call"`
-	Deadline time.Duration `json:"deadline"`
-	// Abandoned: the driver had not answered by the deadline. Otherwise the round shows nothing.
+	Call     string          `json:"call"`
+	Deadline metav1.Duration `json:"deadline"`
+	// Abandoned: the call was sent, and the driver had not answered by the deadline.
 	Abandoned bool `json:"abandoned"`
 	// Retries is how often the call after it was refused or had no answer.
-	Retries int `json:"retries"`
-	// Broken says how the order was broken, and is empty if it was kept.
-	Broken string `json:"broken,omitempty"`
+	Retries int     `json:"retries"`
+	Verdict Verdict `json:"verdict"`
+	// Reason says how the order was broken, or why nothing was shown.
+	Reason string `json:"reason,omitempty"`
 }
 
-// ErrNothingShown means that the driver has answered each call before its deadline.
-var ErrNothingShown = errors.New("no call could be abandoned before the driver had answered it: choose shorter --deadline values, or slow its storage down")
+// ErrNothingShown means that no call was abandoned in a way that shows anything.
+var ErrNothingShown = errors.New("nothing was shown about the driver: choose --deadline values that a call is sent in, and not answered, or slow its storage down")
 
 // Run makes the rounds. It leaves the volume unpublished.
 func Run(ctx context.Context, driver controller, o Options) (rounds []Round, err error) {
@@ -65,12 +80,11 @@ func Run(ctx context.Context, driver controller, o Options) (rounds []Round, err
 			"the order cannot be seen from outside; look at its storage instead, as docs/drivers.md says")
 	}
 	c := check{driver, o}
-	published, err := c.isPublished(ctx)
-	switch {
+	switch nodes, err := c.publishedTo(ctx); {
 	case err != nil:
 		return nil, err
-	case published:
-		return nil, fmt.Errorf("volume %s is published to node %s: the check needs one that nothing uses", o.Volume, o.Node)
+	case len(nodes) > 0:
+		return nil, fmt.Errorf("volume %s is published to node %s: the check needs one that nothing uses", o.Volume, strings.Join(nodes, ", "))
 	}
 	defer func() {
 		cleanup, cancel := context.WithTimeout(context.WithoutCancel(ctx), o.Timeout)
@@ -79,20 +93,26 @@ func Run(ctx context.Context, driver controller, o Options) (rounds []Round, err
 			err = errors.Join(err, fmt.Errorf("volume %s may still be published to node %s: %w", o.Volume, o.Node, undone))
 		}
 	}()
-	shown := false
 	for _, deadline := range o.Deadlines {
-		for _, call := range []string{"publish", "unpublish"} {
-			r, err := c.round(ctx, call, deadline)
-			if err != nil {
-				return rounds, err
-			}
-			rounds, shown = append(rounds, r), shown || r.Abandoned
+		pair, err := c.pair(ctx, deadline)
+		if rounds = append(rounds, pair...); err != nil {
+			return rounds, err
 		}
 	}
-	if !shown {
+	if verdict(rounds) == NothingShown {
 		return rounds, ErrNothingShown
 	}
 	return rounds, nil
+}
+
+// verdict sums rounds up.
+func verdict(rounds []Round) Verdict {
+	for _, v := range []Verdict{Broken, Kept} {
+		if slices.ContainsFunc(rounds, func(r Round) bool { return r.Verdict == v }) {
+			return v
+		}
+	}
+	return NothingShown
 }
 
 // check is one run.
@@ -110,45 +130,74 @@ func (c *check) unpublish(ctx context.Context) error {
 	return c.driver.Unpublish(ctx, csi.UnpublishRequest{VolumeHandle: c.Volume, NodeID: c.Node})
 }
 
+// pair abandons a publish and an unpublish.
+func (c *check) pair(ctx context.Context, deadline time.Duration) (rounds []Round, err error) {
+	published, err := c.round(ctx, "publish", deadline)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := c.until(ctx, c.publish); err != nil {
+		if published.Verdict == Kept { // one that the driver refuses has no effect, in order or not
+			published.Verdict, published.Reason = NothingShown, "the driver has not carried out a publish that was not abandoned"
+		}
+		return []Round{published}, fmt.Errorf("publish volume %s to node %s: %w", c.Volume, c.Node, err)
+	}
+	unpublished, err := c.round(ctx, "unpublish", deadline)
+	if err != nil {
+		return []Round{published}, err
+	}
+	return []Round{published, unpublished}, nil
+}
+
 // round abandons a call, has the opposite one done, and looks whether it stays done.
 func (c *check) round(ctx context.Context, name string, deadline time.Duration) (Round, error) {
-	r := Round{Call: name, Deadline: deadline}
-	call, opposite, want := c.publish, c.unpublish, false
+	r := Round{Call: name, Deadline: metav1.Duration{Duration: deadline}, Verdict: NothingShown}
+	call, opposite := c.publish, c.unpublish
 	if name == "unpublish" {
-		call, opposite, want = c.unpublish, c.publish, true
-		if _, err := c.until(ctx, c.publish); err != nil {
-			return r, err
-		}
+		call, opposite = c.unpublish, c.publish
 	}
-	hasty, cancel := context.WithTimeout(ctx, deadline)
+	sent := new(atomic.Bool)
+	hasty, cancel := context.WithTimeout(context.WithValue(ctx, sentKey{}, sent), deadline)
 	err := call(hasty)
 	cancel()
-	if ctx.Err() != nil {
+	code, _ := csi.Code(err)
+	switch {
+	case ctx.Err() != nil:
 		return r, context.Cause(ctx)
-	}
-	if csi.OutcomeOf(err) == csi.Failed {
+	case csi.OutcomeOf(err) == csi.Failed:
 		return r, fmt.Errorf("%s volume %s at node %s: %w", name, c.Volume, c.Node, err)
+	case err == nil:
+		r.Reason = "the driver answered in time"
+	case code != codes.DeadlineExceeded && code != codes.Canceled:
+		r.Reason = fmt.Sprintf("the driver answered with an error: %v", err)
+	case !sent.Load():
+		r.Reason = "the call was not sent by its deadline"
+	default:
+		r.Abandoned, r.Verdict = true, Kept
 	}
-	r.Abandoned = err != nil
 	c.Progress("%s of %s at %s with a deadline of %v: abandoned %v", name, c.Volume, c.Node, deadline, r.Abandoned)
-	if r.Retries, err = c.until(ctx, opposite); err != nil {
+	undone := err != nil && sent.Load()
+	if r.Retries, err = c.until(ctx, opposite); err != nil || !undone {
 		return r, err
 	}
-	if !r.Abandoned {
-		return r, nil
-	}
+	return r, c.watch(ctx, &r)
+}
+
+// watch looks whether the call of a round takes effect after the next one.
+func (c *check) watch(ctx context.Context, r *Round) error {
 	after := time.Now()
-	err = wait.PollUntilContextTimeout(ctx, min(pollInterval, c.Settle/10), c.Settle, true, func(context.Context) (bool, error) {
-		is, err := c.isPublished(ctx)
-		if err == nil && is != want {
-			r.Broken = fmt.Sprintf("%v after the driver had answered the next call, the %s that had been abandoned took effect", time.Since(after).Round(time.Millisecond), name)
+	err := wait.PollUntilContextTimeout(ctx, min(pollInterval, c.Settle/10), c.Settle, true, func(context.Context) (bool, error) {
+		nodes, err := c.publishedTo(ctx)
+		if err == nil && slices.Contains(nodes, c.Node) == (r.Call == "publish") {
+			r.Verdict = Broken
+			r.Reason = fmt.Sprintf("%v after the driver had answered the next call, the %s that had been abandoned took effect", time.Since(after).Round(time.Millisecond), r.Call)
 		}
-		return r.Broken != "", err
+		return r.Verdict == Broken, err
 	})
 	if ctx.Err() == nil && wait.Interrupted(err) {
 		err = nil // it was watched for as long as it had to be
 	}
-	return r, err
+	return err
 }
 
 // until repeats a call until the driver has done it, and returns how often it had not.
@@ -175,22 +224,22 @@ func (c *check) try(ctx context.Context, call func(context.Context) error) error
 	return call(ctx)
 }
 
-// isPublished reads the driver's list.
-func (c *check) isPublished(ctx context.Context) (bool, error) {
+// publishedTo reads the nodes of the volume from the driver's list.
+func (c *check) publishedTo(ctx context.Context) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, c.Timeout/8)
 	defer cancel()
 	for token := ""; ; {
 		page, err := c.driver.ListVolumes(ctx, 0, token)
 		if err != nil {
-			return false, fmt.Errorf("list volumes: %w", err)
+			return nil, fmt.Errorf("list volumes: %w", err)
 		}
 		for _, v := range page.Published {
 			if v.VolumeHandle == c.Volume {
-				return slices.Contains(v.NodeIDs, c.Node), nil
+				return v.NodeIDs, nil
 			}
 		}
 		if token = page.Next; token == "" {
-			return false, fmt.Errorf("the driver does not list volume %s: create it first", c.Volume)
+			return nil, fmt.Errorf("the driver does not list volume %s: create it first", c.Volume)
 		}
 	}
 }

@@ -8,11 +8,9 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"github.com/kubernetes-csi/csi-lib-utils/metrics"
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
 
-	"belay.dev/belay/internal/csi"
 	"belay.dev/belay/internal/usage"
 )
 
@@ -31,6 +29,7 @@ needs so that an exclusive volume is on one node (docs/drivers.md).
 
 It abandons a ControllerPublishVolume after a deadline, repeats ControllerUnpublishVolume until the driver has done it, and reads
 ListVolumes for --settle: the volume must not be published again. Then the same the other way round. Use a volume that nothing needs.
+A call that is answered, or not even sent, by its deadline shows nothing.
 
 Exit status 0: each call that could be abandoned kept the order. 1: the order was broken, nothing was shown, or an error.`,
 		Example: `  # A driver on this machine
@@ -45,21 +44,17 @@ Exit status 0: each call that could be abandoned kept the order. 1: the order wa
 				return err
 			}
 			o.Progress = func(format string, args ...any) { _, _ = fmt.Fprintf(c.ErrOrStderr(), format+"\n", args...) }
-			driver, err := csi.Connect(c.Context(), endpoint, metrics.NewCSIMetricsManager("belay-lab"), o.Timeout)
+			driver, err := Dial(c.Context(), endpoint, o.Timeout)
 			if err != nil {
 				return err
 			}
 			defer driver.Close()
-			controller, err := driver.Controller(c.Context(), nil)
-			if err != nil {
-				return err
+			rounds, err := Run(c.Context(), driver, o)
+			if len(rounds) > 0 {
+				err = errors.Join(err, show(c, driver.Name, rounds, err, output))
 			}
-			rounds, err := Run(c.Context(), controller, o)
-			if printed := show(c, driver.Name, rounds, output); printed != nil {
-				return printed
-			}
-			if err == nil && slices.ContainsFunc(rounds, func(r Round) bool { return r.Broken != "" }) {
-				return ErrBroken
+			if verdict(rounds) == Broken {
+				err = errors.Join(ErrBroken, err)
 			}
 			return err
 		},
@@ -82,6 +77,9 @@ func (o *Options) validate(endpoint, output string) error {
 			return usage.Errorf("--%s is required", required.flag)
 		}
 	}
+	if _, err := target(endpoint); err != nil {
+		return err
+	}
 	modes := []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce, corev1.ReadWriteOncePod, corev1.ReadWriteMany, corev1.ReadOnlyMany}
 	switch {
 	case !slices.Contains(modes, o.Mode):
@@ -96,26 +94,33 @@ func (o *Options) validate(endpoint, output string) error {
 	return nil
 }
 
-func show(c *cobra.Command, driver string, rounds []Round, output string) error {
+// show prints the rounds. Of a run that ended with an error they are not all.
+func show(c *cobra.Command, driver string, rounds []Round, failed error, output string) error {
 	if output == "json" {
 		encoder := json.NewEncoder(c.OutOrStdout())
 		encoder.SetIndent("", "  ")
+		message := ""
+		if failed != nil {
+			message = failed.Error()
+		}
 		return encoder.Encode(struct {
-			Driver string  `json:"driver"`
-			Rounds []Round `json:"rounds"`
-		}{driver, rounds})
+			Driver  string  `json:"driver"`
+			Verdict Verdict `json:"verdict"`
+			Error   string  `json:"error,omitempty"`
+			Rounds  []Round `json:"rounds"`
+		}{driver, verdict(rounds), message, rounds})
 	}
 	table := tabwriter.NewWriter(c.OutOrStdout(), 0, 0, 2, ' ', 0)
 	_, err := fmt.Fprintf(table, "CALL\tDEADLINE\tABANDONED\tRETRIES OF THE NEXT\tORDER\n")
 	for _, r := range rounds {
-		order := "kept"
-		switch {
-		case r.Broken != "":
-			order = "BROKEN: " + r.Broken
-		case !r.Abandoned:
-			order = "not tried: answered in time"
+		order := string(r.Verdict)
+		if r.Verdict == Broken {
+			order = "BROKEN"
 		}
-		_, lineErr := fmt.Fprintf(table, "%s\t%v\t%v\t%d\t%s\n", r.Call, r.Deadline, r.Abandoned, r.Retries, order)
+		if r.Reason != "" {
+			order += ": " + r.Reason
+		}
+		_, lineErr := fmt.Fprintf(table, "%s\t%v\t%v\t%d\t%s\n", r.Call, r.Deadline.Duration, r.Abandoned, r.Retries, order)
 		err = errors.Join(err, lineErr)
 	}
 	return errors.Join(err, table.Flush())

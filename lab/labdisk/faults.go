@@ -84,7 +84,7 @@ func (f Fault) matches(c Call, volumeName string) bool {
 }
 
 // begin records the start of a call and says which fault it meets, if any.
-func (f *fabric) begin(_ context.Context, c Call) (Call, *Fault, error) {
+func (f *fabric) begin(ctx context.Context, c Call) (Call, *Fault, error) {
 	f.mu.Lock()
 	name := c.Volume
 	if v := f.volumes[c.Volume]; v != nil {
@@ -93,13 +93,13 @@ func (f *fabric) begin(_ context.Context, c Call) (Call, *Fault, error) {
 	fault, hit := f.faults.hit(c, name, func(driver, node string) int { return f.countHeld(driver, node, c.Volume) })
 	f.mu.Unlock()
 	if !hit {
-		return f.record.begin(c), nil, nil
+		return f.record.begin(ctx, c), nil, nil
 	}
 	c.Fault = fault.ID
 	if fault.Effect == EffectLimit {
 		fault.Effect, fault.Code = EffectError, codes.ResourceExhausted.String()
 	}
-	return f.record.begin(c), &fault, f.save()
+	return f.record.begin(ctx, c), &fault, f.save()
 }
 
 // end records the end of a call.

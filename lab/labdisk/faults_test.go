@@ -16,20 +16,16 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	corev1 "k8s.io/api/core/v1"
-
-	belaycsi "belay.dev/belay/internal/csi"
-	"belay.dev/belay/lab/drivercheck"
 )
 
 // serve puts the fabric's HTTP interface and one driver's controller on sockets.
 func (b *bench) serve() (*Client, csi.ControllerClient) {
 	b.t.Helper()
-	client, conn := b.serveConn()
-	return client, csi.NewControllerClient(conn)
+	client, socket := b.serveSocket()
+	return client, csi.NewControllerClient(dialCSI(b.t, socket))
 }
 
-func (b *bench) serveConn() (*Client, *grpc.ClientConn) {
+func (b *bench) serveSocket() (client *Client, socket string) {
 	b.t.Helper()
 	dir := shortDir(b.t)
 	lis, err := net.Listen("unix", filepath.Join(dir, "f.sock"))
@@ -39,7 +35,8 @@ func (b *bench) serveConn() (*Client, *grpc.ClientConn) {
 	web := &http.Server{Handler: b.control(), ReadHeaderTimeout: time.Second}
 	go func() { _ = web.Serve(lis) }()
 	b.t.Cleanup(func() { _ = web.Close() })
-	rpc, err := net.Listen("unix", filepath.Join(dir, "c.sock"))
+	socket = filepath.Join(dir, "c.sock")
+	rpc, err := net.Listen("unix", socket)
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -48,69 +45,12 @@ func (b *bench) serveConn() (*Client, *grpc.ClientConn) {
 	csi.RegisterIdentityServer(server, Identity{Driver: DriverDisk})
 	go func() { _ = server.Serve(rpc) }()
 	b.t.Cleanup(server.Stop)
-	client, err := Dial(filepath.Join(dir, "f.sock"))
+	client, err = Dial(filepath.Join(dir, "f.sock"))
 	if err != nil {
 		b.t.Fatal(err)
 	}
 	b.t.Cleanup(client.Close)
-	return client, dialCSI(b.t, filepath.Join(dir, "c.sock"))
-}
-
-// TestCheckDriver: the check that authors of drivers run finds a driver that carries out calls out of order, and no other.
-func TestCheckDriver(t *testing.T) {
-	for name, test := range map[string]struct {
-		fault  Fault
-		broken []string // the calls with which the order is broken
-		err    error
-	}{
-		"fast":                     {err: drivercheck.ErrNothingShown},
-		"late, and in order":       {fault: Fault{Effect: EffectLate, Delay: 300 * time.Millisecond}},
-		"loses its answers":        {fault: Fault{Effect: EffectLostReply, Count: 2}},
-		"overtakes a publish":      {fault: Fault{Effect: EffectDisorder, Delay: 300 * time.Millisecond, Method: "ControllerPublishVolume", Count: 1}, broken: []string{"publish"}},
-		"overtakes an unpublish":   {fault: Fault{Effect: EffectDisorder, Delay: 300 * time.Millisecond, Method: "ControllerUnpublishVolume", Count: 3}, broken: []string{"unpublish"}},
-		"is busy with a hung call": {fault: Fault{Effect: EffectHang, Count: 1}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			b := newBench(t, false)
-			volume := b.newDisk(DriverDisk, "pvc-1")
-			client, conn := b.serveConn()
-			if test.fault.Effect != "" {
-				test.fault.Driver = DriverDisk
-				if test.fault.Method == "" {
-					test.fault.Method = "ControllerPublishVolume"
-				}
-				if _, err := client.SetFault(t.Context(), test.fault); err != nil {
-					t.Fatal(err)
-				}
-			}
-			driver, err := belaycsi.NewController(t.Context(), conn)
-			if err != nil {
-				t.Fatal(err)
-			}
-			deadline := 100 * time.Millisecond
-			if test.err != nil {
-				deadline = time.Minute
-			}
-			rounds, err := drivercheck.Run(t.Context(), driver, drivercheck.Options{
-				Volume: volume, Node: "n1", Mode: corev1.ReadWriteOnce, Deadlines: []time.Duration{deadline}, Settle: time.Second, Timeout: 10 * time.Second, Progress: t.Logf,
-			})
-			if !errors.Is(err, test.err) {
-				t.Fatalf("%v, want %v", err, test.err)
-			}
-			var broken []string
-			for _, r := range rounds {
-				if r.Broken != "" {
-					broken = append(broken, r.Call)
-				}
-			}
-			if diff := cmp.Diff(test.broken, broken); diff != "" {
-				t.Errorf("broken with (-want +got):\n%s%+v", diff, rounds)
-			}
-			if held := b.attachments(); len(held) > 0 {
-				t.Errorf("the volume is left published: %v", held)
-			}
-		})
-	}
+	return client, socket
 }
 
 // A call that is late is carried out after its caller has abandoned it, before a later one of the volume and node is answered; or, from a
@@ -265,5 +205,47 @@ func TestFaultsAreChecked(t *testing.T) {
 		if err := f.check(); err == nil {
 			t.Errorf("%s was taken", name)
 		}
+	}
+}
+
+// The record says which calls of the controller about a volume were sent while the caller of another one still waited.
+func TestRecordShowsCallsBesideOthers(t *testing.T) {
+	b := newBench(t, false)
+	v, other := b.newDisk(DriverDisk, "pvc-1"), b.newDisk(DriverDisk, "pvc-2")
+	client, controller := b.serve()
+	if _, err := client.SetFault(t.Context(), Fault{Effect: EffectHang, Method: "ControllerPublishVolume"}); err != nil {
+		t.Fatal(err)
+	}
+	ctx, abandon := context.WithCancel(t.Context())
+	abandoned := make(chan error, 1)
+	go func() {
+		_, err := controller.ControllerPublishVolume(ctx, &csi.ControllerPublishVolumeRequest{VolumeId: v, NodeId: "n1",
+			VolumeCapability: mountCapability(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER, "")})
+		abandoned <- err
+	}()
+	eventually(t, "call in flight", func() error {
+		if calls := b.record.callsSince(time.Time{}); len(calls) == 0 {
+			return errors.New("no call")
+		}
+		return nil
+	})
+	unpublish := func(volume, node string) {
+		t.Helper()
+		if _, err := controller.ControllerUnpublishVolume(t.Context(), &csi.ControllerUnpublishVolumeRequest{VolumeId: volume, NodeId: node}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	unpublish(v, "n2")
+	unpublish(other, "n2")
+	abandon()
+	<-abandoned
+	unpublish(v, "n2")
+	unpublish(v, "n2")
+	var beside []uint64
+	for _, c := range b.record.callsSince(time.Time{}) {
+		beside = append(beside, c.Beside)
+	}
+	if diff := cmp.Diff([]uint64{0, 1, 0, 0, 0}, beside); diff != "" {
+		t.Errorf("calls beside others (-want +got):\n%s", diff)
 	}
 }

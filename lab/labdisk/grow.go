@@ -71,7 +71,7 @@ func (s *nodeServer) NodeExpandVolume(ctx context.Context, r *csi.NodeExpandVolu
 	if s.driver != DriverDisk {
 		return nil, status.Errorf(codes.Unimplemented, "volumes of %s have no size", s.driver)
 	}
-	unlock, err := s.begin(r.GetVolumeId(), "volume_path", r.GetVolumePath())
+	unlock, err := s.begin(ctx, r.GetVolumeId(), "volume_path", r.GetVolumePath())
 	if err != nil {
 		return nil, err
 	}

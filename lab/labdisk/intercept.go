@@ -24,7 +24,7 @@ type callRecord interface {
 // interceptor records every call of a driver's server and lets the faults act on it. Of a node's server, node is the
 // node's name.
 func interceptor(record callRecord, driver, node string) grpc.UnaryServerInterceptor {
-	late := newLateCalls()
+	order := newLines()
 	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
 		c := describeCall(req, path.Base(info.FullMethod))
 		c.Driver, c.Controller, c.Start = driver, node == "", time.Now()
@@ -35,7 +35,7 @@ func interceptor(record callRecord, driver, node string) grpc.UnaryServerInterce
 		if err != nil {
 			return nil, status.Errorf(codes.Unavailable, "record %s: %v", c.Method, err)
 		}
-		resp, err := late.meet(ctx, record, fault, c, func(ctx context.Context) (any, error) { return handle(ctx, req) })
+		resp, err := order.meet(ctx, record, fault, c, func(ctx context.Context) (any, error) { return handle(ctx, req) })
 		c.End, c.Code = time.Now(), status.Code(err).String()
 		if err != nil {
 			c.Message = status.Convert(err).Message()
@@ -68,13 +68,15 @@ func describeCall(req any, method string) Call {
 }
 
 // meet does the work of a call as the fault has it.
-func (l *lateCalls) meet(ctx context.Context, record callRecord, f *Fault, c Call, work func(context.Context) (any, error)) (any, error) {
+func (l *lines) meet(ctx context.Context, record callRecord, f *Fault, c Call, work func(context.Context) (any, error)) (any, error) {
 	if f != nil && (f.Effect == EffectLate || f.Effect == EffectDisorder) {
 		return l.carryOut(ctx, f, c, work)
 	}
-	if err := l.wait(ctx, c); err != nil {
+	leave, err := l.turn(ctx, c)
+	if err != nil {
 		return nil, err
 	}
+	defer leave()
 	if f == nil {
 		return work(ctx)
 	}

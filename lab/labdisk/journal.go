@@ -2,10 +2,12 @@ package labdisk
 
 import (
 	"bufio"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"sync"
@@ -30,10 +32,12 @@ type journal struct {
 	violations     []Violation
 	callsFile      *os.File
 	violationsFile *os.File
+	// attaching has the publishes and unpublishes under way, by volume and sequence: what ends when their callers have abandoned them.
+	attaching map[string]map[uint64]func() error
 }
 
 func openJournal(dir string) (*journal, error) {
-	j := &journal{}
+	j := &journal{attaching: map[string]map[uint64]func() error{}}
 	callsPath, violationsPath := filepath.Join(dir, "calls.jsonl"), filepath.Join(dir, "violations.jsonl")
 	err := readLines(callsPath, func(c Call) { j.remember(c) })
 	if err != nil {
@@ -104,26 +108,49 @@ func (j *journal) close() error {
 	return errors.Join(j.callsFile.Close(), j.violationsFile.Close())
 }
 
-// begin adds the call to the record and gives it its sequence.
-func (j *journal) begin(c Call) Call {
+// begin adds the call to the record and gives it its sequence. ctx is that of the call.
+func (j *journal) begin(ctx context.Context, c Call) Call {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	c.Sequence = 1
 	if n := len(j.calls); n > 0 {
 		c.Sequence = j.calls[n-1].Sequence + 1
 	}
+	if c.attaches() {
+		c.Beside = j.beside(c.Volume)
+		j.attaching[c.Volume][c.Sequence] = ctx.Err
+	}
 	j.remember(c)
 	appendLine(j.callsFile, c)
 	return c
 }
 
+// beside is the first publish or unpublish under way whose caller waits for it, 0 if there is none, and forgets the others. Of one connection
+// gRPC has read that a call is abandoned before it reads the next call. mu is held.
+func (j *journal) beside(volume string) uint64 {
+	if j.attaching[volume] == nil {
+		j.attaching[volume] = map[uint64]func() error{}
+	}
+	maps.DeleteFunc(j.attaching[volume], func(_ uint64, abandoned func() error) bool { return abandoned() != nil })
+	first := uint64(0)
+	for sequence := range j.attaching[volume] {
+		if first == 0 || sequence < first {
+			first = sequence
+		}
+	}
+	return first
+}
+
 // finish replaces the record that begin made; a call that began while the fabric was away has none.
 func (j *journal) finish(c Call) {
 	if c.Sequence == 0 {
-		c = j.begin(c)
+		c = j.begin(context.Background(), c)
 	}
 	j.mu.Lock()
 	defer j.mu.Unlock()
+	if delete(j.attaching[c.Volume], c.Sequence); len(j.attaching[c.Volume]) == 0 {
+		delete(j.attaching, c.Volume)
+	}
 	j.remember(c)
 	appendLine(j.callsFile, c)
 }

@@ -23,7 +23,7 @@ type nodeServer struct {
 func (s *nodeServer) hasStage() bool { return s.driver != DriverLocal }
 
 // begin checks what all calls have in common and locks the volume. Errors are CSI errors.
-func (s *nodeServer) begin(volume, field, path string) (unlock func(), err error) {
+func (s *nodeServer) begin(ctx context.Context, volume, field, path string) (unlock func(), err error) {
 	if volume == "" {
 		return nil, status.Error(codes.InvalidArgument, "volume_id is empty")
 	}
@@ -32,6 +32,10 @@ func (s *nodeServer) begin(volume, field, path string) (unlock func(), err error
 	}
 	if unlock = s.lock(volume); unlock == nil {
 		return nil, status.Errorf(codes.Aborted, "another call for volume %s is under way on node %s", volume, s.opts.NodeID)
+	}
+	if ctx.Err() != nil { // abandoned: a later call may have been answered
+		unlock()
+		return nil, status.FromContextError(ctx.Err()).Err()
 	}
 	return unlock, nil
 }
@@ -64,7 +68,7 @@ func (s *nodeServer) NodeStageVolume(ctx context.Context, r *csi.NodeStageVolume
 	if !s.hasStage() {
 		return nil, status.Errorf(codes.Unimplemented, "%s has no stage", s.driver)
 	}
-	unlock, err := s.begin(r.GetVolumeId(), "staging_target_path", r.GetStagingTargetPath())
+	unlock, err := s.begin(ctx, r.GetVolumeId(), "staging_target_path", r.GetStagingTargetPath())
 	if err != nil {
 		return nil, err
 	}
@@ -97,7 +101,7 @@ func (s *nodeServer) NodeUnstageVolume(ctx context.Context, r *csi.NodeUnstageVo
 	if !s.hasStage() {
 		return nil, status.Errorf(codes.Unimplemented, "%s has no stage", s.driver)
 	}
-	unlock, err := s.begin(r.GetVolumeId(), "staging_target_path", r.GetStagingTargetPath())
+	unlock, err := s.begin(ctx, r.GetVolumeId(), "staging_target_path", r.GetStagingTargetPath())
 	if err != nil {
 		return nil, err
 	}
@@ -109,7 +113,7 @@ func (s *nodeServer) NodeUnstageVolume(ctx context.Context, r *csi.NodeUnstageVo
 }
 
 func (s *nodeServer) NodePublishVolume(ctx context.Context, r *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
-	unlock, err := s.begin(r.GetVolumeId(), "target_path", r.GetTargetPath())
+	unlock, err := s.begin(ctx, r.GetVolumeId(), "target_path", r.GetTargetPath())
 	if err != nil {
 		return nil, err
 	}
@@ -130,8 +134,8 @@ func (s *nodeServer) NodePublishVolume(ctx context.Context, r *csi.NodePublishVo
 	return &csi.NodePublishVolumeResponse{}, nil
 }
 
-func (s *nodeServer) NodeUnpublishVolume(_ context.Context, r *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
-	unlock, err := s.begin(r.GetVolumeId(), "target_path", r.GetTargetPath())
+func (s *nodeServer) NodeUnpublishVolume(ctx context.Context, r *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
+	unlock, err := s.begin(ctx, r.GetVolumeId(), "target_path", r.GetTargetPath())
 	if err != nil {
 		return nil, err
 	}

@@ -87,6 +87,14 @@ type Call struct {
 	Code       string    `json:"code"` // gRPC code by name, "OK"; empty while the call is in flight
 	Message    string    `json:"message,omitempty"`
 	Fault      string    `json:"fault,omitempty"` // id of the fault that was injected
+	// Beside is the sequence of a ControllerPublishVolume or ControllerUnpublishVolume about the volume that was in flight when this call, another
+	// one of them, began. A call that its caller has abandoned does not count. Calls of two nodes about a shared volume may be beside each other.
+	Beside uint64 `json:"beside,omitempty"`
+}
+
+// attaches reports whether it is a call of which one at a time may be in flight for an exclusive volume.
+func (c Call) attaches() bool {
+	return c.Method == "ControllerPublishVolume" || c.Method == "ControllerUnpublishVolume"
 }
 
 // Writes are the writes of one node to one volume in one attachment that landed. What the fabric refused is no write but a Violation.
