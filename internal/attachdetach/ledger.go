@@ -105,7 +105,7 @@ func (l *ledger) nodeDeleted(node *corev1.Node) {
 			if !h.unstored {
 				h.requested = kube.ParseTime(s.requested)
 			}
-			// A later Node of the same boot is otherwise taken for one whose machine was restarted since. The entry may be of that one.
+			// Otherwise a Node that is recreated under this boot looks like one whose machine was restarted. An entry of that later Node stays.
 			if s.reported && s.inUse && !last.machine.Replaces(h.machine) && !h.created.After(last.created) {
 				h.machine, h.created = last.machine, last.created
 			}
