@@ -231,7 +231,7 @@ func TestProofForcesDetach(t *testing.T) {
 	l.gone("p")
 	l.awaitWaiting("v", "a")
 	name := l.name("a")
-	m := kube.MachineOf(l.nodes[name])
+	m := kube.MachineOf(l.seenNode("a"))
 	boot := fencing.Boot{Node: name, NodeUID: m.NodeUID, ID: m.BootID, Machine: m.SystemUUID}
 	ended := fencing.Decide(time.Now(), fencing.Fence{Phase: fencing.Evicting, Boot: boot, Evidence: fencing.PoweredOff}, fencing.Observed{Exists: fencing.No, Ended: true})
 	recovery.mu.Lock()

@@ -427,6 +427,13 @@ func (l *lab) attachment(volume, node string) *storagev1.VolumeAttachment {
 	return l.vas[kube.AttachmentName(l.name(volume), driver, l.name(node))]
 }
 
+// seenNode is the newest version of a Node that was seen; do not hold l.mu.
+func (l *lab) seenNode(name string) *corev1.Node {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.nodes[l.name(name)]
+}
+
 func (l *lab) isReported(volume, node string) bool {
 	n := l.nodes[l.name(node)]
 	return n != nil && slices.ContainsFunc(n.Status.VolumesAttached, func(v corev1.AttachedVolume) bool {

@@ -40,7 +40,7 @@ func TestAttachReportAndDetach(t *testing.T) {
 	va := l.read("v", "a")
 	want := map[string]string{
 		kube.VolumeHandleAnnotation: l.name("v"),
-		kube.NodeUIDAnnotation:      string(l.nodes[l.name("a")].UID),
+		kube.NodeUIDAnnotation:      string(l.seenNode("a").UID),
 		kube.BootIDAnnotation:       "boot-a",
 		kube.SystemUUIDAnnotation:   "hw-a",
 	}

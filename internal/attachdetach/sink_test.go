@@ -45,6 +45,13 @@ func (w *writtenEvents) Patch(e *corev1.Event, _ []byte) (*corev1.Event, error) 
 	return w.write("patch", e)
 }
 
+// fail has the next writes fail.
+func (w *writtenEvents) fail(with ...error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.failing = with
+}
+
 func (w *writtenEvents) got() []string {
 	synctest.Wait()
 	w.mu.Lock()
@@ -123,13 +130,13 @@ func TestNoEventOfABurstIsLost(t *testing.T) {
 func TestEventsAreSentAgain(t *testing.T) {
 	resource := schema.GroupResource{Resource: "events"}
 	sinkInTest(t, func(_ *eventSink, recorder record.EventRecorder, w *writtenEvents) {
-		w.failing = []error{errors.New("connection refused"), apierrors.NewInternalError(errors.New("etcd"))}
+		w.fail(errors.New("connection refused"), apierrors.NewInternalError(errors.New("etcd")))
 		recorder.Event(podNamed("a"), corev1.EventTypeNormal, "R", "fine")
 		time.Sleep(time.Minute)
 		if got := w.got(); w.tries != 3 || !slices.Equal(got, []string{"create a: fine"}) {
 			t.Errorf("%d tries sent %q", w.tries, got)
 		}
-		w.failing = []error{apierrors.NewForbidden(resource, "e", nil)}
+		w.fail(apierrors.NewForbidden(resource, "e", nil))
 		recorder.Event(podNamed("b"), corev1.EventTypeNormal, "R", "fine")
 		time.Sleep(time.Minute)
 		if got := w.got(); w.tries != 4 || len(got) != 1 {
@@ -137,7 +144,7 @@ func TestEventsAreSentAgain(t *testing.T) {
 		}
 		recorder.Event(podNamed("a"), corev1.EventTypeNormal, "R", "fine")
 		time.Sleep(time.Minute)
-		w.failing = []error{apierrors.NewNotFound(resource, "e")}
+		w.fail(apierrors.NewNotFound(resource, "e"))
 		recorder.Event(podNamed("a"), corev1.EventTypeNormal, "R", "fine")
 		if got := w.got(); !slices.Equal(got, []string{"create a: fine", "patch a: fine", "create a: fine"}) {
 			t.Errorf("repeated: sent %q", got)

@@ -30,7 +30,7 @@ func TestStorageProofMovesOneVolume(t *testing.T) {
 	l.awaitReported("w", "a")
 	l.use("a", "v", "w")
 	name := l.name("a")
-	m := kube.MachineOf(l.nodes[name])
+	m := kube.MachineOf(l.seenNode("a"))
 	boot := fencing.Boot{Node: name, NodeUID: m.NodeUID, ID: m.BootID, Machine: m.SystemUUID}
 	now := time.Now()
 	proven := fencing.Decide(now, fencing.Fence{Phase: fencing.Fencing, Boot: boot, StorageProven: true}, fencing.Observed{
@@ -74,7 +74,7 @@ func TestFenceTaintWaitsForTheProof(t *testing.T) {
 	l.gone("p")
 	l.awaitWaiting("v", "a")
 	name := l.name("a")
-	m := kube.MachineOf(l.nodes[name])
+	m := kube.MachineOf(l.seenNode("a"))
 	body := fmt.Appendf(nil, `{"metadata": {"annotations": {%q: %q}}, "spec": {"taints": [{"key": %q, "value": "belay-1", "effect": "NoExecute"}]}}`,
 		kube.FencedBootAnnotation, m.BootID, kube.OutOfServiceTaint)
 	l.must(l.Patch(l.ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, client.RawPatch(types.MergePatchType, body)))

@@ -270,10 +270,11 @@ func (r *run) surroundings(ctx context.Context, subject diagnosis.Ref) {
 	if subject.Resource == diagnosis.Nodes {
 		nodes = append(nodes, subject.Name)
 	}
+	missing := r.driverMissing(held) // before the calls, which add to what was read
 	calls = append(calls,
 		func() { each(nodes, func(name string) { r.node(ctx, name) }, func() { r.nodes(ctx) }) },
 		func() {
-			if r.driverMissing(held) { // whether any node has it shows whether it is installed at all
+			if missing { // whether any node has it shows whether it is installed at all
 				r.csiNodes(ctx)
 				return
 			}

@@ -124,11 +124,11 @@ func TestBarrierWaitsForTheCache(t *testing.T) {
 					source := cachetesting.NewFakeControllerSource()
 					source.Add(object) // version 1
 					informer := cached(t, object, source)
-					source.Modify(object) // version 2
+					source.Modify(object.DeepCopyObject()) // version 2
 					api := &quorum{objects: map[string]string{"x": "1", "y": "1", "z": "1"}, version: "3"}
 					api.mark = func(string) error {
 						if tt.mark == nil {
-							source.Modify(object)
+							source.Modify(object.DeepCopyObject())
 						}
 						return tt.mark
 					}

@@ -144,6 +144,7 @@ func (e *election) remove(leader *candidate) {
 
 // crash makes all writes of the leader fail: it is gone as far as others can see.
 func (e *election) crash(leader *candidate) {
+	synctest.Wait() // the fake client may not be in use
 	e.client.PrependReactor("update", "leases", func(action clienttesting.Action) (bool, runtime.Object, error) {
 		lease := action.(clienttesting.UpdateAction).GetObject().(*coordinationv1.Lease)
 		return *lease.Spec.HolderIdentity != "b", nil, errors.New("gone")
@@ -153,6 +154,7 @@ func (e *election) crash(leader *candidate) {
 
 // offline lets the candidate's next read fail.
 func (e *election) offline(leader *candidate) {
+	synctest.Wait()
 	reads := 0
 	e.client.PrependReactor("get", "leases", func(clienttesting.Action) (bool, runtime.Object, error) {
 		reads++ // the first is the leader's own
@@ -314,13 +316,14 @@ func TestSecondProcessOfTheSameIdentity(t *testing.T) {
 func TestLostReplyIsNotASecondProcess(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := &election{t: t, client: fake.NewClientset()}
+		var lose atomic.Int32
+		e.versioned(func() bool { return lose.Add(-1) >= 0 })
 		leader := e.stand("a")
 		<-time.After(time.Minute)
-		lose := 1 // only the elector's goroutine updates
-		e.versioned(func() bool { lose--; return lose >= 0 })
+		lose.Store(1)
 		<-time.After(time.Minute)
-		if lose > 0 || !leader.lease.Held() || leader.lease.Lost() != nil {
-			t.Errorf("%d answers to be lost, held: %v, lost: %v", lose, leader.lease.Held(), leader.lease.Lost())
+		if lose.Load() > 0 || !leader.lease.Held() || leader.lease.Lost() != nil {
+			t.Errorf("%d answers to be lost, held: %v, lost: %v", lose.Load(), leader.lease.Held(), leader.lease.Lost())
 		}
 	})
 }

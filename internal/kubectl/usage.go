@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -99,6 +100,14 @@ func (p *plugin) waitsForServer() (answered func()) {
 	if config, err := p.flags.ToRESTConfig(); err == nil {
 		host += " " + config.Host
 	}
-	timer := time.AfterFunc(slow, func() { _, _ = fmt.Fprintf(p.ErrOut, "Waiting for %s to answer ...\n", host) })
-	return func() { timer.Stop() }
+	said := make(chan struct{})
+	timer := time.AfterFunc(slow, func() {
+		defer close(said)
+		_, _ = fmt.Fprintf(p.ErrOut, "Waiting for %s to answer ...\n", host)
+	})
+	return sync.OnceFunc(func() {
+		if !timer.Stop() {
+			<-said // not in the midst of what follows
+		}
+	})
 }

@@ -37,6 +37,7 @@ type Server struct {
 	Client client.WithWatch
 
 	once   sync.Once
+	users  sync.Mutex
 	env    envtest.Environment
 	config *rest.Config
 	ready  bool
@@ -177,6 +178,8 @@ func (s *Server) Config() *rest.Config { return rest.CopyConfig(s.config) }
 // User is the configuration of a client with the name and the groups.
 func (s *Server) User(tb testing.TB, name string, groups ...string) *rest.Config {
 	tb.Helper()
+	s.users.Lock() // the certificates are numbered
+	defer s.users.Unlock()
 	user, err := s.env.AddUser(envtest.User{Name: name, Groups: groups}, s.config)
 	if err != nil {
 		tb.Fatal(err)
