@@ -262,8 +262,9 @@ func TestContainerOutlivesItsPod(t *testing.T) {
 			var container *writer
 			w.mountForReal(func(staging string) {
 				raw, err := os.ReadFile(filepath.Join(staging, "log"))
-				if got := strings.Count(string(raw), "\n"); err != nil || got != container.lines(t) || container.ProcessState == nil {
-					t.Errorf("unstaged with %d lines (%v) of %d, the container has ended: %v", got, err, container.lines(t), container.ProcessState != nil)
+				got, said := strings.Count(string(raw), "\n"), container.lines(t) // it may have ended before it said so of the last one
+				if err != nil || got < said || got > said+1 || container.ProcessState == nil {
+					t.Errorf("unstaged with %d lines (%v) of %d, the container has ended: %v", got, err, said, container.ProcessState != nil)
 				}
 			})
 			handle := w.volume("data")
