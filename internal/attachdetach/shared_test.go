@@ -72,9 +72,7 @@ const sharedNodes = 1000
 // to the nodes that have it, and takes at most five times as long as copying their Nodes and VolumeAttachments. All is measured in one run,
 // because the machines that run it differ by more than the limit: 5 ms for 1,000 nodes held on one, and not on another.
 func TestSharedVolumeOnManyNodes(t *testing.T) {
-	if raceDetector() || os.Getenv("KUBEBUILDER_ASSETS") == "" {
-		t.Skip("NOT RUN: it measures processor time, which make test does")
-	}
+	measures(t)
 	const few, batches, mostGrowth, mostCopies = sharedNodes / 4, 20, 6, 5
 	decide, decideFew, copyAll := atRest(t, sharedNodes), atRest(t, few), copying(t, sharedNodes)
 	// What else runs on the machine takes its share of the caches, now and then for a while: one quiet batch is enough.
@@ -88,6 +86,14 @@ func TestSharedVolumeOnManyNodes(t *testing.T) {
 		}
 	}
 	t.Errorf("four times the nodes take %.1f times as long, want at most %d; a decision takes %.1f copies of the objects, want at most %d", growth, mostGrowth, copies, mostCopies)
+}
+
+// measures skips a test of processor time where the race detector, which costs a multiple of it, or a run without make says nothing about it.
+func measures(t *testing.T) {
+	t.Helper()
+	if raceDetector() || os.Getenv("KUBEBUILDER_ASSETS") == "" {
+		t.Skip("NOT RUN: it measures processor time, which make test does")
+	}
 }
 
 // atRest decides about a shared volume at rest.

@@ -14,6 +14,7 @@ import (
 // One node lists 50,000 volumes in use (1.4 MB, which the API server stores) and sends its status. Each such event is
 // handled by the single goroutine that handles all Node events.
 func TestHeartbeatOfALongNode(t *testing.T) {
+	measures(t)
 	m := newModel(t)
 	var names []string
 	for i := range 50_000 {
@@ -32,6 +33,7 @@ func TestHeartbeatOfALongNode(t *testing.T) {
 // admits it, and changes its list of volumes in use from nothing to 50,000 and back: each
 // volume is woken, and each decision reads the whole annotation and the whole list again.
 func TestDecisionsOnALongNode(t *testing.T) {
+	measures(t)
 	m := newModel(t)
 	requests := map[string]string{}
 	for i := range 3_500 {
