@@ -73,7 +73,7 @@ func (x *state) about(r Ref) (found []Finding, clear string, err error) {
 	switch r.Resource {
 	case Pods:
 		if pod := x.pods[name]; pod != nil {
-			return x.ofPod(pod), x.clearPod(pod), nil
+			return append(x.ofPod(pod), x.usedElsewhere(pod)...), x.clearPod(pod), nil
 		}
 	case Claims:
 		if claim := x.claims[name]; claim != nil {
@@ -210,6 +210,25 @@ func (x *state) unneededBy(key attachment.VolumeKey) (found []Finding) {
 	for _, f := range x.irregular(key) {
 		if f.Reason != explain.UsedWithoutAttachment || !slices.Contains(used, f.Subject.Name) {
 			found = append(found, f)
+		}
+	}
+	return found
+}
+
+// usedElsewhere returns which other nodes list an exclusive volume of a pod that runs, without an attachment: the pod waits for nothing, and
+// another machine may write to its volume.
+func (x *state) usedElsewhere(pod *corev1.Pod) (found []Finding) {
+	if pod.DeletionTimestamp != nil || !mounted(pod) {
+		return nil
+	}
+	for _, v := range x.keysOf(pod) {
+		if x.shared(v.key) != decision.No {
+			continue
+		}
+		for _, f := range x.irregular(v.key) {
+			if f.Subject.Resource == Nodes && f.Subject.Name != pod.Spec.NodeName && f.Verdict == Unsafe {
+				found = append(found, f)
+			}
 		}
 	}
 	return found
@@ -400,7 +419,7 @@ func (x *state) irregular(key attachment.VolumeKey) []Finding {
 			reason = explain.UsedWithoutAttachment
 		case reportedOnly:
 			reason = explain.ReportedWithoutAttachment
-		case takenByFence:
+		case takenByFence, takenAlive:
 			found = append(found, x.takenByFence(key, v, name))
 			continue
 		case notListed, awaited, switchedOff:

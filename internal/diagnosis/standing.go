@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"belay.dev/belay/internal/attachment"
+	"belay.dev/belay/internal/fencing"
 	"belay.dev/belay/internal/kube"
 )
 
@@ -19,6 +20,8 @@ const (
 	switchedOff
 	// takenByFence: recovery has taken the volume from the boot that the node shows.
 	takenByFence
+	// takenAlive: recovery has taken the volume from the boot that the node shows, and this boot gave a sign of life since.
+	takenAlive
 	// reportedOnly: the node reports the volume as attached and does not use it.
 	reportedOnly
 	// usedWithout: the node uses the volume, so a VolumeAttachment was removed under it.
@@ -36,10 +39,12 @@ func (x *state) without(key attachment.VolumeKey, name string) standing {
 	if !reported && !inUse {
 		return notListed
 	}
-	switch n := x.node(name); {
+	switch n, f := x.node(name), x.fenceOf(name); {
+	case f != nil && f.reason == fencing.Contradicted && f.proven() && x.beingFenced(name):
+		return takenAlive // whatever the node says of itself, and though it may be silent again
 	case n.OutOfService && n.State != NodeReady && !x.answers(n):
 		return switchedOff
-	case x.takes(x.fenceOf(name), key.Driver):
+	case x.takes(f, key.Driver):
 		return takenByFence
 	case !inUse:
 		return reportedOnly

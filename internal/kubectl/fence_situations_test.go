@@ -13,6 +13,7 @@ import (
 	"belay.dev/belay/internal/diagnosis"
 	"belay.dev/belay/internal/fencing"
 	"belay.dev/belay/internal/kube"
+	"belay.dev/belay/internal/testing/fixture"
 )
 
 // evicts makes the fence a proven one, of a node that still counts as Ready: recovery is faster than the node lifecycle controller.
@@ -114,6 +115,30 @@ func TestOrphansNameTheFence(t *testing.T) {
 	about, err := diagnosis.Explain(s.Snapshot, diagnosis.Ref{Resource: diagnosis.Nodes, Name: "a"})
 	if err != nil || len(about.Findings) != 1 || about.Verdict != diagnosis.InProgress {
 		t.Errorf("%v: one finding about the node is enough: %+v", err, about.Findings)
+	}
+}
+
+// TestMovedFromABootThatLives: another node has the volume, its pod runs there, and the boot that was proven to have ended lists the volume in
+// use. Nothing waits, and two machines may write.
+func TestMovedFromABootThatLives(t *testing.T) {
+	for name, lease := range map[string]time.Duration{"renews its lease": 2 * time.Second, "is silent again": 90 * time.Second} {
+		t.Run(name, func(t *testing.T) {
+			s := newFencedScene()
+			s.contradicts()
+			s.detached()
+			s.lease.Spec.RenewTime = &metav1.MicroTime{Time: fencedNow.Add(-lease)}
+			va := fixture.Attachment(kube.AttachmentName("v", driver, "b"), driver, "b", "v")
+			va.CreationTimestamp, va.Status.Attached = before(30*time.Second), true
+			s.Attachments = []*storagev1.VolumeAttachment{va}
+			s.Pods[0].Status.Phase = corev1.PodRunning
+			s.Pods[0].Status.ContainerStatuses = []corev1.ContainerStatus{{State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}}
+			for _, subject := range []diagnosis.Ref{{Resource: diagnosis.Volumes, Name: "v"}, {Resource: diagnosis.Claims, Namespace: "ns", Name: "data"}, {Resource: diagnosis.Pods, Namespace: "ns", Name: s.Pods[0].Name}} {
+				about, err := diagnosis.Explain(s.Snapshot, subject)
+				if err != nil || about.Verdict != diagnosis.Unsafe || about.Reason != fencing.Contradicted || !strings.Contains(about.Summary, "recovery took it") {
+					t.Errorf("%s, %v: %s", subject, err, texted(t, about))
+				}
+			}
+		})
 	}
 }
 
