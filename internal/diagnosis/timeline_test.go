@@ -70,6 +70,20 @@ func written(manager string, s int, fields string) metav1.ManagedFieldsEntry {
 	return metav1.ManagedFieldsEntry{Manager: manager, Time: &when, FieldsV1: metav1.NewFieldsV1(fields)}
 }
 
+// stays leaves the volume on n1 although the pod there is gone: db-0 waits on n2.
+func (m *moved) stays(inUse bool, absent ...Ref) *Snapshot {
+	m.event("old", "Scheduled", "Successfully assigned prod/db-0 to n1", -100)
+	m.event("old", "SuccessfulAttachVolume", `AttachVolume.Attach succeeded for volume "pv-1" `, -99)
+	m.va.Name, m.va.Spec.NodeName, m.va.CreationTimestamp = kube.AttachmentName("h", fuzzDriver, "n1"), "n1", at(-99)
+	m.pod.Status.Phase, m.pod.Status.ContainerStatuses, m.pod.Status.Conditions = corev1.PodPending, nil, m.pod.Status.Conditions[:1]
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}
+	if inUse {
+		node.Status.VolumesInUse = []corev1.UniqueVolumeName{corev1.UniqueVolumeName(kube.UniqueVolumeName(fuzzDriver, "h"))}
+	}
+	m.Nodes, m.Absent = append(m.Nodes, node), absent
+	return m.Snapshot
+}
+
 // event adds an event with whole seconds.
 func (m *moved) event(uid, reason, message string, s int) {
 	m.Events = append(m.Events, &corev1.Event{
@@ -220,6 +234,27 @@ func TestTimeline(t *testing.T) {
 			},
 			from: "n1",
 			want: `pod deleted: 0s, containers ended: 2s, unmounted: Waiting, detach requested: Pending, detached: Pending,
+				pod created: 5s, scheduled: 5s, attach requested: Waiting, attacher began: Pending, attached: Pending, reported: Pending,
+				mounted: Pending, container started: Pending, ready: Pending`,
+		},
+		"the old pod is gone, and its node does not unmount": {
+			make: func() *Snapshot { return newMoved("belay-controller", "belay-attacher").stays(true, PodsIn("prod")) },
+			from: "n1",
+			want: `pod deleted: Unknown by 5s, containers ended: Unknown by 5s, unmounted: Waiting, detach requested: Pending, detached: Pending,
+				pod created: 5s, scheduled: 5s, attach requested: Waiting, attacher began: Pending, attached: Pending, reported: Pending,
+				mounted: Pending, container started: Pending, ready: Pending`,
+		},
+		"the old pod is gone, its node has unmounted, and no controller detaches": {
+			make: func() *Snapshot { return newMoved("belay-controller", "belay-attacher").stays(false, PodsIn("prod")) },
+			from: "n1",
+			want: `pod deleted: Unknown by 5s, containers ended: Unknown by 5s, unmounted: Unknown, detach requested: Waiting, detached: Pending,
+				pod created: 5s, scheduled: 5s, attach requested: Waiting, attacher began: Pending, attached: Pending, reported: Pending,
+				mounted: Pending, container started: Pending, ready: Pending`,
+		},
+		"the old pod may be one that could not be read": {
+			make: func() *Snapshot { return newMoved("belay-controller", "belay-attacher").stays(false) },
+			from: "n1",
+			want: `pod deleted: Waiting, containers ended: Pending, unmounted: Pending, detach requested: Pending, detached: Pending,
 				pod created: 5s, scheduled: 5s, attach requested: Waiting, attacher began: Pending, attached: Pending, reported: Pending,
 				mounted: Pending, container started: Pending, ready: Pending`,
 		},

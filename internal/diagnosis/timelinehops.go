@@ -109,8 +109,10 @@ func (m *mover) podDeleted(bound *time.Time) Hop {
 	return unknown(HopPodDeleted, "the Pod object is gone, and no event records its deletion", m.recreated(bound))
 }
 
-// holds reports whether the old node has the volume and no detach was requested.
-func (m *mover) holds() bool { return m.oldVA != nil && m.oldVA.DeletionTimestamp == nil }
+// holds reports whether the old node has the volume, no detach was requested, and a pod there uses it, or may: not all pods were read.
+func (m *mover) holds() bool {
+	return m.oldVA != nil && m.oldVA.DeletionTimestamp == nil && (len(m.usersOn(m.key, m.from)) > 0 || !m.podsKnown(m.key, m.from))
+}
 
 // recreated is the creation of a pod of the same name, as a StatefulSet's: its predecessor was gone by then.
 func (m *mover) recreated(bound *time.Time) *time.Time {
