@@ -11,6 +11,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"time"
 
@@ -42,9 +43,15 @@ func serveControl(c *Cluster) (*controlServer, error) {
 		w.Header().Set("Content-Type", "application/json")
 		_ = json.NewEncoder(w).Encode(c.Status()) //nolint:errchkjson // a client that went away needs no answer
 	})
+	// The log of the lab shows what was done to it, and when, beside what came of that.
+	note := alsoLog(c.paths.log("lab"), func(string, ...any) {})
 	act := func(pattern string, do func(string) error) {
 		mux.HandleFunc("POST "+pattern, func(w http.ResponseWriter, r *http.Request) {
-			if err := do(r.URL.Query().Get("name")); err != nil {
+			name := r.URL.Query().Get("name")
+			asked := strings.TrimSpace(strings.TrimPrefix(pattern, "/") + " " + name)
+			note("a client asks: %s", asked)
+			if err := do(name); err != nil {
+				note("%s: %v", asked, err)
 				http.Error(w, err.Error(), http.StatusBadRequest)
 			}
 		})

@@ -57,8 +57,15 @@ func TestNothingIsLeftOfAFrozenNode(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+			status, err := lab.Status(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
 			if err := lab.Freeze(t.Context(), "node-1"); err != nil {
 				t.Error(err)
+			}
+			if log, err := os.ReadFile(status.Logs["lab"]); err != nil || !strings.Contains(string(log), "a client asks: freeze node-1") {
+				t.Errorf("the log of the lab does not show what was done to it, %v:\n%s", err, log)
 			}
 			end(t, lab, holder.Process)
 			_ = holder.Wait()

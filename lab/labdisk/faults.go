@@ -3,6 +3,7 @@ package labdisk
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strconv"
 	"strings"
@@ -128,6 +129,7 @@ func (f *fabric) setFault(fault Fault) (Fault, error) {
 	f.mu.Lock()
 	fault = f.faults.add(fault)
 	f.mu.Unlock()
+	slog.Info("Fault set", "fault", fault.ID, "effect", fault.Effect, "method", fault.Method, "driver", fault.Driver, "volume", fault.Volume, "node", fault.Node)
 	return fault, f.save()
 }
 
@@ -141,6 +143,7 @@ func (f *fabric) clearFaults(ids []string) error {
 	if unknown != "" { // nothing was cleared: a typing error is not half done
 		return fmt.Errorf("clear fault %q: %w", unknown, errFaultNotFound)
 	}
+	slog.Info("Faults cleared", "faults", ids, "all", len(ids) == 0)
 	return f.save()
 }
 
