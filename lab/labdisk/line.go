@@ -48,7 +48,7 @@ func (l *lines) join(ctx context.Context, c Call, stays bool) (before <-chan str
 
 // turn waits until the earlier calls of the line have been carried out. A call that its caller abandons before that is not. Those of a node have
 // their own order (nodeServer.begin), and wait for late ones only.
-func (l *lines) turn(ctx context.Context, c Call) (leave func(), err error) {
+func (l *lines) turn(ctx context.Context, c Call) (func(), error) {
 	before, leave, err := l.join(ctx, c, c.Controller && c.Volume != "")
 	if err != nil {
 		return nil, err
@@ -60,7 +60,7 @@ func (l *lines) turn(ctx context.Context, c Call) (leave func(), err error) {
 	if ctx.Err() != nil {
 		go func() {
 			<-before
-			leave()
+			leave() // no named result: the return would set it to nil before
 		}()
 		return nil, status.FromContextError(ctx.Err()).Err()
 	}

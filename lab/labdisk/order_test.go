@@ -5,6 +5,7 @@ import (
 	"errors"
 	"math/rand/v2"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -76,6 +77,45 @@ func TestCallsWaitForTheirTurn(t *testing.T) {
 			t.Error("a call was worked on that was abandoned before")
 		}
 	}
+}
+
+// A call that is abandoned while it waits for its turn keeps its place: the one behind it waits for the first.
+func TestAbandonedCallKeepsItsPlace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, c := newLines(), Call{Controller: true, Volume: "v", Node: "n1"}
+		leave, err := l.turn(t.Context(), c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		impatient, abandon := context.WithCancel(t.Context())
+		abandoned := make(chan error, 1)
+		go func() {
+			_, err := l.turn(impatient, c)
+			abandoned <- err
+		}()
+		synctest.Wait()
+		abandon()
+		if err := <-abandoned; err == nil {
+			t.Error("the abandoned call had its turn")
+		}
+		turns := make(chan func(), 1)
+		go func() {
+			leave, err := l.turn(t.Context(), c)
+			if err != nil {
+				t.Error(err)
+			}
+			turns <- leave
+		}()
+		synctest.Wait()
+		if len(turns) > 0 {
+			t.Error("a call has its turn while an earlier one is carried out")
+		}
+		leave()
+		(<-turns)()
+		if len(l.last) > 0 {
+			t.Errorf("%d lines are left", len(l.last))
+		}
+	})
 }
 
 // A publish that its caller abandons at any moment has no effect after the answer to the next call.
