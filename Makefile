@@ -101,8 +101,9 @@ test-kubernetes: build $(TESTSUM) ## Run conformance and short end-to-end tests 
 	hack/test kubernetes $(MINOR)
 
 .PHONY: race
-race: upstream $(HELM) ## Run the unit tests with the race detector (needs a C compiler).
+race: upstream $(HELM) ## Run the unit tests, and those of the lab's own parts, with the race detector (needs a C compiler).
 	CGO_ENABLED=1 KUBEBUILDER_ASSETS=$(UPSTREAM) KUBEBUILDER_CONTROLPLANE_START_TIMEOUT=3m go test -race -short -shuffle=on -timeout 60m ./...
+	cd lab && CGO_ENABLED=1 KUBEBUILDER_ASSETS= BELAY_UPSTREAM_BIN= BELAY_BIN= go test -race -short -shuffle=on -timeout 30m ./...
 
 .PHONY: mutants
 mutants: upstream ## Take rules out, one by one, and expect a test to fail for each: recovery's, and those of the conformance tables. ARGS='-run TestConformance/attacher' for some.
