@@ -104,14 +104,15 @@ func (d *detector) look(ctx context.Context) error {
 // inspectAll looks closer at the nodes for which that may change the answer, side by side: all must be done well within
 // fencing.MaxTickGap, or the silence of all nodes would count from the beginning.
 func (d *detector) inspectAll(ctx context.Context, fleet fencing.Fleet) error {
-	var group errgroup.Group
-	started := 0
+	var chosen []*fencing.Node // all of them before the first is changed: each choice counts the whole fleet
 	for i := range fleet.Nodes {
 		node := &fleet.Nodes[i]
-		if started == inspections || fleet.Fenced[node.Boot.Node] || !closer(fencing.Suspect(d.now(), d.Profile, d.Brakes, fleet, *node).Reason) {
-			continue
+		if len(chosen) < inspections && !fleet.Fenced[node.Boot.Node] && closer(fencing.Suspect(d.now(), d.Profile, d.Brakes, fleet, *node).Reason) {
+			chosen = append(chosen, node)
 		}
-		started++
+	}
+	var group errgroup.Group
+	for _, node := range chosen {
 		group.Go(func() error { return d.inspect(ctx, node) })
 	}
 	return group.Wait()
