@@ -190,7 +190,8 @@ func (w *world) underWay(n int) (attachments []string, answered chan struct{}) {
 func TestHandoffOnSIGTERM(t *testing.T) {
 	w := newWorld(t)
 	a, b, health := w.socket("a"), w.socket("b"), process.FreeAddress()
-	leader := w.candidate("host-a", a, append(aloofTimes, "--leader-election-labels=owner:storage")...)
+	// With as many calls in flight as there are attachments, all could be sent before the signal arrives.
+	leader := w.candidate("host-a", a, append(aloofTimes, "--worker-threads=50", "--leader-election-labels=owner:storage")...)
 	w.untilLeads("host-a")
 	if labels := w.lease().Labels; labels["owner"] != "storage" {
 		t.Errorf("labels of the lease: %v", labels)
