@@ -127,6 +127,9 @@ func TestMovedFromABootThatLives(t *testing.T) {
 			s.contradicts()
 			s.detached()
 			s.lease.Spec.RenewTime = &metav1.MicroTime{Time: fencedNow.Add(-lease)}
+			if lease > time.Minute {
+				s.node.Status.Conditions[0].Status = corev1.ConditionUnknown
+			}
 			va := fixture.Attachment(kube.AttachmentName("v", driver, "b"), driver, "b", "v")
 			va.CreationTimestamp, va.Status.Attached = before(30*time.Second), true
 			s.Attachments = []*storagev1.VolumeAttachment{va}
