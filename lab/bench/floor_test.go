@@ -59,7 +59,10 @@ func TestFloor(t *testing.T) {
 	must(o.pod(ctx, "b", "v", "n2"))
 	must(o.remove(ctx, "a"))
 	await(podGone("a"), podBound("b"))
-	if _, known := watch.since[volumeWithdrawn("n1", "v")]; known {
+	watch.mu.Lock()
+	_, known := watch.since[volumeWithdrawn("n1", "v")]
+	watch.mu.Unlock()
+	if known {
 		t.Error("withdrawn while in use")
 	}
 	must(o.use(ctx, "n1", "v", false))

@@ -143,6 +143,7 @@ func (r *run) moveBackUnderStandby(ctx context.Context, t *testing.T) (former st
 	must(err)
 	published, err := r.scene.OnStep(ctx, timeline.StepCtrlPublish, from)
 	must(err)
+	must(r.awaitLeaders(ctx)) // one that was restarted may still be in the lease, and not lead
 	former, err = r.leader(ctx, attacher)
 	must(err)
 	before, err := lab.Component(former)

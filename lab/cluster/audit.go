@@ -18,7 +18,7 @@ import (
 )
 
 // auditWithin bounds the wait for the API server's own record of a request.
-const auditWithin = 20 * time.Second
+const auditWithin = time.Minute
 
 func writeAuditPolicy(p paths, o Options) error {
 	if !o.Audit {

@@ -208,7 +208,7 @@ func releaseLoops(ctx context.Context, dir string) ([]string, error) {
 	return released, nil
 }
 
-const loopsWithin = 10 * time.Second
+const loopsWithin = time.Minute
 
 // keepLogs moves the logs out of the lab's folder, in place of those of the run before.
 func keepLogs(p paths) error {

@@ -224,7 +224,7 @@ func (r *Remote) HealComponent(ctx context.Context, component string) error {
 }
 
 // portWithin is how long the sockets of killed processes may take to be closed.
-const portWithin = 10 * time.Second
+const portWithin = time.Minute
 
 // awaitPortFree waits until the kernel has closed the sockets of a killed node, a moment after its end: its next boot needs the port.
 func (c *Cluster) awaitPortFree(node string) error {

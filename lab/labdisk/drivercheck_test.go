@@ -16,6 +16,9 @@ import (
 	"belay.dev/belay/lab/drivercheck"
 )
 
+// settle is longer than what is late in these tests is late by.
+const settle = 3 * time.Second
+
 // TestCheckDriver: the check that authors of drivers run finds a driver that carries out calls out of order, and no other.
 func TestCheckDriver(t *testing.T) {
 	for name, test := range map[string]struct {
@@ -24,13 +27,14 @@ func TestCheckDriver(t *testing.T) {
 		err    error
 	}{
 		"fast":                     {err: drivercheck.ErrNothingShown},
-		"late, and in order":       {fault: Fault{Effect: EffectLate, Delay: 300 * time.Millisecond}},
+		"late, and in order":       {fault: Fault{Effect: EffectLate, Delay: 2 * time.Second}},
 		"loses its answers":        {fault: Fault{Effect: EffectLostReply, Count: 2}},
-		"overtakes a publish":      {fault: Fault{Effect: EffectDisorder, Delay: 300 * time.Millisecond, Method: "ControllerPublishVolume", Count: 1}, broken: []string{"publish"}},
-		"overtakes an unpublish":   {fault: Fault{Effect: EffectDisorder, Delay: 300 * time.Millisecond, Method: "ControllerUnpublishVolume", Count: 3}, broken: []string{"unpublish"}},
+		"overtakes a publish":      {fault: Fault{Effect: EffectDisorder, Delay: 2 * time.Second, Method: "ControllerPublishVolume", Count: 1}, broken: []string{"publish"}},
+		"overtakes an unpublish":   {fault: Fault{Effect: EffectDisorder, Delay: 2 * time.Second, Method: "ControllerUnpublishVolume", Count: 3}, broken: []string{"unpublish"}},
 		"is busy with a hung call": {fault: Fault{Effect: EffectHang, Count: 1}},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel() // it mostly waits
 			b := newBench(t, false)
 			volume := b.newDisk(DriverDisk, "pvc-1")
 			client, socket := b.serveSocket()
@@ -48,12 +52,12 @@ func TestCheckDriver(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer driver.Close()
-			deadline := 100 * time.Millisecond
+			deadline := 500 * time.Millisecond
 			if test.err != nil {
 				deadline = time.Minute
 			}
 			rounds, err := drivercheck.Run(t.Context(), driver, drivercheck.Options{
-				Volume: volume, Node: "n1", Mode: corev1.ReadWriteOnce, Deadlines: []time.Duration{deadline}, Settle: time.Second, Timeout: 10 * time.Second, Progress: t.Logf,
+				Volume: volume, Node: "n1", Mode: corev1.ReadWriteOnce, Deadlines: []time.Duration{deadline}, Settle: settle, Timeout: time.Minute, Progress: t.Logf,
 			})
 			if !errors.Is(err, test.err) {
 				t.Fatalf("%v, want %v", err, test.err)
@@ -82,7 +86,7 @@ func runCheck(t *testing.T, socket, volume string, args ...string) (string, erro
 	command.SilenceErrors, command.SilenceUsage = true, true
 	command.SetOut(&out)
 	command.SetErr(io.Discard)
-	command.SetArgs(append([]string{"--endpoint", socket, "--volume", volume, "--node-id", "n1", "--settle", "1s"}, args...))
+	command.SetArgs(append([]string{"--endpoint", socket, "--volume", volume, "--node-id", "n1", "--settle", settle.String()}, args...))
 	err := command.ExecuteContext(t.Context())
 	return out.String(), err
 }
@@ -124,8 +128,8 @@ func TestCheckDriverCountsPublishesThatAreAccepted(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	out, err := runCheck(t, "unix://"+socket, b.newDisk(DriverDisk, "pvc-1"), "--deadline", "100ms")
-	if err == nil || strings.Contains(out, "kept") || !strings.Contains(out, "publish  100ms     true       0                    nothing shown") {
+	out, err := runCheck(t, "unix://"+socket, b.newDisk(DriverDisk, "pvc-1"), "--deadline", "500ms")
+	if err == nil || strings.Contains(out, "kept") || !strings.Contains(out, "publish  500ms     true       0                    nothing shown") {
 		t.Errorf("%v\n%s", err, out)
 	}
 }
@@ -148,18 +152,19 @@ func TestCheckDriverAsJSON(t *testing.T) {
 		fault           Fault
 		verdict, reason string
 	}{
-		"kept":          {fault: Fault{Effect: EffectLate, Delay: 300 * time.Millisecond, Count: 1}, verdict: "kept"},
-		"broken":        {fault: Fault{Effect: EffectDisorder, Delay: 300 * time.Millisecond, Count: 1}, verdict: "broken", reason: "took effect"},
+		"kept":          {fault: Fault{Effect: EffectLate, Delay: 2 * time.Second, Count: 1}, verdict: "kept"},
+		"broken":        {fault: Fault{Effect: EffectDisorder, Delay: 2 * time.Second, Count: 1}, verdict: "broken", reason: "took effect"},
 		"nothing shown": {fault: Fault{Effect: EffectError, Code: "Internal", Count: 1}, verdict: "nothing shown", reason: "answered with an error"},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel() // it mostly waits
 			b := newBench(t, false)
 			client, socket := b.serveSocket()
 			test.fault.Method = "ControllerPublishVolume"
 			if _, err := client.SetFault(t.Context(), test.fault); err != nil {
 				t.Fatal(err)
 			}
-			out, err := runCheck(t, "unix://"+socket, b.newDisk(DriverDisk, "pvc-1"), "--deadline", "100ms", "--output", "json")
+			out, err := runCheck(t, "unix://"+socket, b.newDisk(DriverDisk, "pvc-1"), "--deadline", "500ms", "--output", "json")
 			if (err == nil) != (name == "kept") {
 				t.Error(err)
 			}
@@ -170,7 +175,7 @@ func TestCheckDriverAsJSON(t *testing.T) {
 			if err := json.Unmarshal([]byte(out), &got); err != nil {
 				t.Fatalf("%v: %s", err, out)
 			}
-			if r := got.Rounds[0]; got.Verdict != test.verdict || r.Verdict != test.verdict || r.Deadline != "100ms" || !strings.Contains(r.Reason, test.reason) {
+			if r := got.Rounds[0]; got.Verdict != test.verdict || r.Verdict != test.verdict || r.Deadline != "500ms" || !strings.Contains(r.Reason, test.reason) {
 				t.Errorf("got %+v", got)
 			}
 		})

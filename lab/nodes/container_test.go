@@ -95,7 +95,7 @@ func TestContainer(t *testing.T) {
 		output   []string
 	}{
 		"output of both streams and environment": {
-			spec: shell(`echo "sky is $COLOUR"; sleep 0.1; echo trouble >&2`), output: []string{"stdout F sky is blue", "stderr F trouble"}},
+			spec: shell(`echo "sky is $COLOUR"; sleep 2; echo trouble >&2`), output: []string{"stdout F sky is blue", "stderr F trouble"}},
 		"last line has no newline": {spec: shell("printf half"), output: []string{"stdout F half"}},
 		"exit code":                {spec: shell("exit 7"), exitCode: 7},
 		"ended by a signal":        {spec: shell("kill -9 $$; sh -c 'kill -9 $PPID'; echo $$"), output: []string{"stdout F 1"}},

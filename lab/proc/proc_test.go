@@ -250,7 +250,8 @@ func processesOf(t *testing.T, runDir, program string) []int {
 		if exe, _ := os.Readlink(filepath.Join(filepath.Dir(path), "exe")); program != "" && exe != program {
 			continue
 		}
-		if err == nil && strings.Contains(string(content), parentEnv+"="+runDir) {
+		starting := program != "" && len(content) == 0 // its new environment is not in place yet
+		if err == nil && (starting || strings.Contains(string(content), parentEnv+"="+runDir)) {
 			var pid int
 			if _, err := fmt.Sscanf(path, "/proc/%d/environ", &pid); err == nil && pid != os.Getpid() {
 				pids = append(pids, pid)

@@ -69,11 +69,11 @@ func (s *Scene) leave(ctx context.Context, title string, push func(ctx context.C
 		return nil, err
 	}
 	start := time.Now()
+	back, stop := s.comeBack(from)
+	defer stop()
 	if err := push(ctx, from); err != nil {
 		return nil, err
 	}
-	back, stop := s.comeBack(from)
-	defer stop()
 	to, err := s.awaitWriter(ctx, from, func() error {
 		select {
 		case <-back:

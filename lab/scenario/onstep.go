@@ -25,7 +25,7 @@ func (s *Scene) OnStep(ctx context.Context, step timeline.StepName, from string)
 	}
 	node := make(chan string, 1)
 	if sign.Method != "" {
-		go s.askForCall(ctx, sign, volume, from, node)
+		go s.askForCall(ctx, sign, volume, from, time.Now(), node)
 		return node, nil
 	}
 	change, stop := s.Record.Next(func(c timeline.Change) bool { return sign.InChange(c, volume, from) })
@@ -40,9 +40,8 @@ func (s *Scene) OnStep(ctx context.Context, step timeline.StepName, from string)
 	return node, nil
 }
 
-// askForCall looks for a call that began since now, in flight or done.
-func (s *Scene) askForCall(ctx context.Context, sign timeline.Sign, v timeline.Volume, from string, node chan<- string) {
-	since := time.Now()
+// askForCall looks for a call that began since a time, in flight or done.
+func (s *Scene) askForCall(ctx context.Context, sign timeline.Sign, v timeline.Volume, from string, since time.Time, node chan<- string) {
 	ask := time.NewTicker(askForCalls)
 	defer ask.Stop()
 	for {

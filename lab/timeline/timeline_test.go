@@ -2,6 +2,7 @@ package timeline
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"flag"
 	"os"
@@ -339,12 +340,16 @@ func TestCompareMediansAndLeastRatio(t *testing.T) {
 }
 
 func TestRecorderSeesCreateUpdateDelete(t *testing.T) {
-	ctx := t.Context()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
 	client := fake.NewClientset()
 	r, err := record(ctx, client)
 	if err != nil {
 		t.Fatal(err)
 	}
+	// The recorder has listed, and may not watch yet: the fake API server tells it about what is there then, and of nothing before.
+	created, stop := r.Next(func(c Change) bool { return c.Kind == AttachmentCreated })
+	defer stop()
 	gone, stop := r.Next(func(c Change) bool { return c.Kind == AttachmentGone })
 	defer stop()
 	pv := "pv-1"
@@ -358,6 +363,11 @@ func TestRecorderSeesCreateUpdateDelete(t *testing.T) {
 	vas := client.StorageV1().VolumeAttachments()
 	if _, err := vas.Create(ctx, va, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
+	}
+	select {
+	case <-created:
+	case <-ctx.Done():
+		t.Fatal("the recorder does not see what was created")
 	}
 	va = va.DeepCopy()
 	va.Status.Attached = true
