@@ -47,6 +47,9 @@ var (
 	shipped = leaseTimes{15 * time.Second, 10 * time.Second, time.Second}
 )
 
+// manifest has the shipped permissions.
+const manifest = "../../deploy/belay-controller/belay-controller.yaml"
+
 // cluster is the API server of the package's tests. It records what the processes under test change.
 var cluster apiserver.Server
 
@@ -62,7 +65,7 @@ func TestMain(m *testing.M) {
 	cluster.Audit = `{"level": "None", "verbs": ["get", "list", "watch"]}, {"level": "Metadata", "userGroups": ["under-test"]}`
 	cluster.Prepare = func(tb testing.TB) {
 		tb.Helper()
-		cluster.Apply(tb, "../../deploy/belay-controller/belay-controller.yaml")
+		cluster.Apply(tb, manifest)
 	}
 	os.Exit(cluster.Main(m))
 }

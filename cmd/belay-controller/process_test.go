@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"net/http"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -15,10 +16,11 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"belay.dev/belay/internal/testing/apiserver"
 	"belay.dev/belay/internal/testing/wait"
 )
 
-// bind grants a user the shipped permissions.
+// bind grants a user the shipped permissions, except those on the leases of nodes, and returns once the API server does.
 func bind(t *testing.T, user string) {
 	t.Helper()
 	subject := []rbacv1.Subject{{Kind: "User", Name: user, APIGroup: rbacv1.GroupName}}
@@ -30,6 +32,9 @@ func bind(t *testing.T, user string) {
 		ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: user}, Subjects: subject,
 		RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: "belay-controller"},
 	}))
+	roles := apiserver.Decode[rbacv1.ClusterRole](t, apiserver.Manifests(t, manifest), "ClusterRole", "Role")
+	bound := slices.DeleteFunc(roles, func(r rbacv1.ClusterRole) bool { return r.Namespace == "kube-node-lease" })
+	cluster.AwaitRights(t, bound, user)
 }
 
 // SIGTERM and Ctrl-C end it at once, and the lease is free.

@@ -86,6 +86,7 @@ func deadKubelet(l *lab) {
 	l.forced("timeout")
 }
 
+// The node is not Ready only when it has the taint, so that the unmount timeout cannot come first.
 func taintOfAnyEffect(l *lab) {
 	l.attachedOnA()
 	l.use("a", "v")
@@ -93,8 +94,8 @@ func taintOfAnyEffect(l *lab) {
 	l.awaitWaiting("v", "a")
 	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: l.name("a")}}
 	body := fmt.Appendf(nil, `{"spec": {"taints": [{"key": %q, "effect": "NoSchedule"}]}}`, kube.OutOfServiceTaint)
-	l.health("a", corev1.ConditionFalse)
 	l.must(l.Patch(l.ctx, n, client.RawPatch(types.MergePatchType, body)))
+	l.health("a", corev1.ConditionFalse)
 	l.awaitDetached("v", "a")
 	l.forced("out-of-service")
 }
@@ -121,7 +122,6 @@ func taintTakenOff(l *lab) {
 	l.use("a", "v")
 	l.gone("p")
 	l.awaitWaiting("v", "a")
-	l.health("a", corev1.ConditionFalse)
 	off := l.tally()
 	l.breaks(func(r *http.Request) error {
 		if isReport(r) && off.add() == 1 {
@@ -132,6 +132,7 @@ func taintTakenOff(l *lab) {
 		return nil
 	})
 	l.taint("a")
+	l.health("a", corev1.ConditionFalse) // only now, so that the unmount timeout cannot come first
 	l.await("the withdrawal was tried", func() bool {
 		return off.count() > 0 && len(l.nodes[l.name("a")].Spec.Taints) == 0 || l.detaching("v", "a")
 	})

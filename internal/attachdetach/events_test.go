@@ -66,7 +66,9 @@ func TestDetachEmitsEventOnClaim(t *testing.T) {
 	l.gone("p")
 	node := attachment.NodeName(l.name("a"))
 	l.awaitObjectEvent("PersistentVolumeClaim", "v", explain.DetachingVolume, explain.DetachStarted(l.name("v"), node, nil, ""))
-	for _, message := range []string{"busy", "busy", "still busy"} { // a retry is no news
+	l.detachError("v", "a", "busy")
+	l.awaitObjectEvent("PersistentVolumeClaim", "v", explain.FailedDetachVolume, explain.DetachFailed(l.name("v"), node, "busy"))
+	for _, message := range []string{"busy", "still busy"} { // a retry is no news
 		l.detachError("v", "a", message)
 	}
 	l.await("each failure has one event", func() bool {

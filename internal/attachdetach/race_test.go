@@ -106,7 +106,10 @@ func TestLateDeleteOfTheLeaderBefore(t *testing.T) {
 	l.intercept = func(r *http.Request) error {
 		if isDetach(r) {
 			va := l.read("v", "a")
-			late <- client.Preconditions{UID: &va.UID, ResourceVersion: &va.ResourceVersion}
+			select {
+			case late <- client.Preconditions{UID: &va.UID, ResourceVersion: &va.ResourceVersion}:
+			default:
+			}
 			return errors.New("the leader stalls before it sends the delete")
 		}
 		return nil

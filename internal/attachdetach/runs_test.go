@@ -43,9 +43,9 @@ func TestTimeoutWaitsForARunningMachine(t *testing.T) {
 	l.runAttachedOnA()
 	l.node("b")
 	l.use("a", "v")
+	recovery.runs(l.runningLife("a"))
 	l.gone("p")
 	l.awaitWaiting("v", "a")
-	recovery.runs(l.runningLife("a"))
 	l.pod("q", "b", "v")
 	l.health("a", corev1.ConditionUnknown)
 	warned := func(object, reason string) func() bool {

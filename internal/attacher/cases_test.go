@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"belay.dev/belay/internal/kube"
+	"belay.dev/belay/internal/testing/wait"
 )
 
 // failing answers the first n calls of a method with an error.
@@ -512,7 +513,7 @@ func TestDeletedDuringPublish(t *testing.T) {
 			w.node("node2")
 			w.volume("pv1")
 			w.volume("pv2")
-			w.start()
+			w.start(func(c *Config) { c.Timeout = wait.Timeout })
 			va := w.attachment("pv1", "node1")
 			w.driver.WaitCalls(1)
 			w.delete(va)

@@ -34,8 +34,12 @@ func TestLeaseAfterShutdown(t *testing.T) {
 			}}
 			lease, err := o.lease(w.config, w.driver.Name)
 			must(t, err)
+			drain := wait.Timeout
+			if hangs {
+				drain = 100 * time.Millisecond
+			}
 			a, err := New(Config{Client: kubernetes.NewForConfigOrDie(w.config), Driver: w.driver.Name, Controller: w.controller(),
-				Timeout: wait.Timeout, RetryStart: time.Second, RetryMax: time.Second, WorkerThreads: 1, DrainTimeout: 100 * time.Millisecond})
+				Timeout: wait.Timeout, RetryStart: time.Second, RetryMax: time.Second, WorkerThreads: 1, DrainTimeout: drain})
 			must(t, err)
 			logged := w.logs()
 			ctx, stop := context.WithCancel(log.IntoContext(t.Context(), w.logger))

@@ -12,6 +12,8 @@ import (
 	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+
+	"belay.dev/belay/internal/testing/wait"
 )
 
 // S1: B waits while A exists, reports so, and continues without help when A is gone.
@@ -162,7 +164,7 @@ func TestHungVolumesHoldOnlyTheirSlots(t *testing.T) {
 	for i := range 10 {
 		w.volume(fmt.Sprint("good", i))
 	}
-	w.start(func(c *Config) { c.WorkerThreads, c.DrainTimeout = 5, 0 })
+	w.start(func(c *Config) { c.WorkerThreads, c.Timeout, c.DrainTimeout = 5, wait.Timeout, 0 })
 	for i := range 3 {
 		w.attachment(fmt.Sprint("bad", i), "node1")
 	}

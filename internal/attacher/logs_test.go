@@ -130,9 +130,10 @@ func TestHungCallIsNamed(t *testing.T) {
 	for name, tt := range map[string]struct {
 		method, rpc, failed string
 		has                 func(string) func(*storagev1.VolumeAttachment) bool
+		attached            bool
 	}{
-		"attach": {"Publish", "ControllerPublishVolume", "Failed to attach volume", hasAttachError},
-		"detach": {"Unpublish", "ControllerUnpublishVolume", "Failed to detach volume", hasDetachError},
+		"attach": {"Publish", "ControllerPublishVolume", "Failed to attach volume", hasAttachError, false},
+		"detach": {"Unpublish", "ControllerUnpublishVolume", "Failed to detach volume", hasDetachError, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
@@ -145,17 +146,20 @@ func TestHungCallIsNamed(t *testing.T) {
 			})
 			w.node("node1")
 			w.volume("pv1")
+			var change []func(*storagev1.VolumeAttachment)
+			if tt.attached {
+				change = append(change, withFinalizer(w, "id-node1"), isAttachedAlready)
+			}
+			va := w.attachment("pv1", "node1", change...)
 			w.start(func(c *Config) { c.Timeout, c.RetryStart, c.RetryMax = timeout, time.Hour, time.Hour })
-			va := w.attachment("pv1", "node1")
-			if tt.method == "Unpublish" {
-				w.until(va, "attached", isAttached)
+			if tt.attached {
 				w.delete(va)
 			}
 			stored := w.until(va, "failed", tt.has(tt.rpc))
 			w.stop()
 
 			problem := stored.Status.AttachError
-			if tt.method == "Unpublish" {
+			if tt.attached {
 				problem = stored.Status.DetachError
 			} else if code := problem.ErrorCode; code == nil || *code != int32(codes.DeadlineExceeded) {
 				t.Errorf("error code %v, want DeadlineExceeded", code)

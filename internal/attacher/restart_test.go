@@ -32,7 +32,7 @@ func TestDriverRestartsWithCallsInFlight(t *testing.T) {
 		}
 	})
 	health := process.FreeAddress()
-	s := w.candidate("host-a", w.driver.Address, append(aloofTimes, "--worker-threads=10", "--http-endpoint="+health)...)
+	s := w.candidate("host-a", w.driver.Address, append(aloofTimes, lateAnswers, "--worker-threads=10", "--http-endpoint="+health)...)
 	w.untilLeads("host-a")
 	attachments := w.fleet(60)
 	close(made)

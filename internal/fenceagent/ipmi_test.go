@@ -83,7 +83,7 @@ func TestRealBMC(t *testing.T) {
 	}
 	port, power := bmc(t)
 	a, err := New(t.Context(), path, map[string]string{
-		"ip": "127.0.0.1", "ipport": port, "lanplus": "1", "cipher": "3", "power_wait": "0", "power_timeout": "4",
+		"ip": "127.0.0.1", "ipport": port, "lanplus": "1", "cipher": "3", "power_wait": "0", "power_timeout": "60",
 	}, "", map[string][]byte{"username": []byte("admin"), "password": []byte(password)})
 	if err != nil {
 		t.Fatal(err)

@@ -13,7 +13,7 @@ import (
 )
 
 // completionTimeout is how long a shell waits for names when a user presses Tab.
-const completionTimeout = 2 * time.Second
+var completionTimeout = 2 * time.Second
 
 // kinds are the names that completion offers, in the order of the help.
 var kinds = []string{"pod", "pvc", "pv", "node", "va"}

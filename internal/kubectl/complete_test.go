@@ -21,6 +21,8 @@ import (
 // TestCompletion offers kinds, names of objects that the user may list, and the values of flags.
 func TestCompletion(t *testing.T) {
 	server.Start(t)
+	defer func(shipped time.Duration) { completionTimeout = shipped }(completionTimeout)
+	completionTimeout = time.Minute // the API server may be slow
 	namespaces(t, "completed", "other")
 	create(t, node("alpha"))
 	create(t, node("beta"))

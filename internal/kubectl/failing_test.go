@@ -89,7 +89,8 @@ func failEach(t *testing.T, failures map[string]func(*http.Request) (*http.Respo
 			t.Run(name+"/"+resource, func(t *testing.T) {
 				t.Parallel()
 				kubeconfig := through(t, broken{resource: resource, fail: fail})
-				got := run(t, kubeconfig, "explain", "pod/failing-waiter", "-n", "failing", "--request-timeout", "2s")
+				timeout := map[bool]string{true: "2s", false: "10s"}[name == "cut"]
+				got := run(t, kubeconfig, "explain", "pod/failing-waiter", "-n", "failing", "--request-timeout", timeout)
 				if got.status == StatusClear && !strings.HasPrefix(got.out, "IN PROGRESS") {
 					t.Errorf("exit status 0:\n%s%s", got.out, got.err)
 				}
@@ -115,7 +116,7 @@ func TestHangingAPIServer(t *testing.T) {
 		<-r.Context().Done()
 		return nil, r.Context().Err()
 	}})
-	got := run(t, kubeconfig, "explain", "pod/hanging-waiter", "-n", "hanging", "--request-timeout", "2s")
+	got := run(t, kubeconfig, "explain", "pod/hanging-waiter", "-n", "hanging", "--request-timeout", "5s")
 	if got.status != StatusBlocked || !strings.Contains(got.out, "list leases: ") {
 		t.Errorf("exit status %d, want 2 and that the leases did not answer:\n%s%s", got.status, got.out, got.err)
 	}

@@ -18,7 +18,7 @@ func TestWaitDetachedFromNoNode(t *testing.T) {
 	}
 	va := fixture.Attachment("left-behind", driver, "deleted", "gone")
 	create(t, va)
-	if got := run(t, kubeconfig, "wait-detached", "node/deleted", "--timeout=1s"); got.status != StatusBlocked {
+	if got := run(t, kubeconfig, "wait-detached", "node/deleted", "--timeout=5s"); got.status != StatusBlocked {
 		t.Errorf("with a VolumeAttachment, exit status %d: %s%s", got.status, got.out, got.err)
 	}
 }

@@ -89,6 +89,7 @@ func (w *world) mountForReal(atUnstage func(staging string)) {
 type writer struct {
 	*exec.Cmd
 	count string
+	ended atomic.Bool
 }
 
 func startWriter(t *testing.T, volume string) *writer {
@@ -124,7 +125,9 @@ func (w *writer) lines(t *testing.T) int {
 	return n
 }
 
+// kill ends the container. That is set first: its mounts go before Wait returns.
 func (w *writer) kill() {
+	w.ended.Store(true)
 	_ = w.Process.Kill()
 	_ = w.Wait()
 }
@@ -193,7 +196,7 @@ func TestRunningContainerKeepsItsVolumes(t *testing.T) {
 				w := newWorld(t)
 				var container *writer
 				w.mountForReal(func(string) {
-					if container.ProcessState == nil {
+					if !container.ended.Load() {
 						t.Error("unstaged under a container that runs")
 					}
 				})
@@ -263,8 +266,8 @@ func TestContainerOutlivesItsPod(t *testing.T) {
 			w.mountForReal(func(staging string) {
 				raw, err := os.ReadFile(filepath.Join(staging, "log"))
 				got, said := strings.Count(string(raw), "\n"), container.lines(t) // it may have ended before it said so of the last one
-				if err != nil || got < said || got > said+1 || container.ProcessState == nil {
-					t.Errorf("unstaged with %d lines (%v) of %d, the container has ended: %v", got, err, said, container.ProcessState != nil)
+				if err != nil || got < said || got > said+1 || !container.ended.Load() {
+					t.Errorf("unstaged with %d lines (%v) of %d, the container has ended: %v", got, err, said, container.ended.Load())
 				}
 			})
 			handle := w.volume("data")

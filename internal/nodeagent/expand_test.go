@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -307,7 +308,7 @@ func TestFailedExpansionIsRetried(t *testing.T) {
 	t.Run("before the pod starts", func(t *testing.T) {
 		w := expandable(t)
 		w.grow("2Gi", tracks)
-		w.refuseExpand(codes.Internal, "resize2fs: busy", 1, 2)
+		w.refuseExpand(codes.Internal, "resize2fs: busy")
 		agent, _ := w.agent()
 		pod := w.pod("p", "data")
 		agent.SetPod(pod)
@@ -317,9 +318,11 @@ func TestFailedExpansionIsRetried(t *testing.T) {
 			"FileSystemResizePending", fmt.Sprintf("NodeResizeError: failed to expand pvc with NodeExpandVolume of volume h-%s-data: rpc error: %s", w.name, failure),
 		}})
 		w.untilEvent(pod, fmt.Sprintf("FailedMount: MountVolume.Setup failed while expanding volume for volume %q : ", w.name+"-data"), failure)
+		w.untilExpanded(2)
+		w.refuseExpand(codes.Internal, "", 0)
 		w.mounted(agent, pod)
 		w.wantClaimNow(claimState{Capacity: "2Gi"})
-		w.wantCalls("Stage data", "Publish data", "Expand data", "Expand data", "Expand data")
+		w.callsAre("Stage data", "Publish data", "Expand data")
 	})
 	t.Run("and the pod goes", func(t *testing.T) {
 		w := newAttachedWorld(t).expandable()
@@ -355,7 +358,8 @@ func TestFailedExpansionIsRetried(t *testing.T) {
 func TestExpansionRefusedAfterRequestChanged(t *testing.T) {
 	w := expandable(t)
 	w.grow("2Gi", tracks)
-	w.refuseExpand(codes.Unavailable, "no answer", 1, 2)
+	var final atomic.Int32
+	w.refuseFinally(&final, 0)
 	agent, _ := w.agent()
 	pod := w.pod("p", "data")
 	agent.SetPod(pod)
@@ -363,13 +367,14 @@ func TestExpansionRefusedAfterRequestChanged(t *testing.T) {
 	w.ask("1536Mi")
 	w.untilExpanded(2)
 	w.wantClaimNow(claimState{Capacity: "1Gi", Status: "NodeResizeInProgress", Conditions: []string{"FileSystemResizePending"}})
-	w.refuseExpand(codes.Internal, "broken")
+	w.refuseFinally(&final, 1)
 	broken := fmt.Sprintf("NodeResizeError: failed to expand pvc with NodeExpandVolume of volume h-%s-data: rpc error: code = Internal desc = broken", w.name)
 	w.wantClaim(claimState{Capacity: "1Gi", Status: "NodeResizeInProgress", Conditions: []string{"FileSystemResizePending", broken}})
+	w.refuseFinally(&final, always)
 	w.wantClaim(claimState{Capacity: "1Gi", Status: "NodeResizeInfeasible", Conditions: []string{"FileSystemResizePending", broken}})
 	w.mounted(agent, pod)
-	if got := w.expansions(); got != 4 {
-		t.Errorf("asked %d times", got)
+	if got := final.Load(); got != 2 {
+		t.Errorf("refused %d times", got)
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -229,5 +230,20 @@ func (w *world) refuseExpand(code codes.Code, text string, attempts ...int) {
 			return status.Error(code, text)
 		}
 		return nil
+	})
+}
+
+// refuseFinally has expansions end with a final error until made, which counts them, is most. After that they get no answer.
+func (w *world) refuseFinally(made *atomic.Int32, most int32) {
+	w.driver.SetBefore(func(method, _ string, _ int) error {
+		switch {
+		case method != "Expand":
+			return nil
+		case made.Load() < most:
+			made.Add(1)
+			return status.Error(codes.Internal, "broken")
+		default:
+			return status.Error(codes.Unavailable, "no answer")
+		}
 	})
 }

@@ -150,7 +150,7 @@ func lifeDriverRefuses(s *transcript) {
 }
 
 // shortTimeout is longer than a driver that answers takes on a busy machine.
-func shortTimeout(c *Config) { c.RPCTimeout = 2 * time.Second }
+func shortTimeout(c *Config) { c.RPCTimeout = 5 * time.Second }
 
 func lifeNoAnswer(s *transcript) {
 	handle := s.volume("data")
@@ -196,7 +196,7 @@ func lifeReattached(s *transcript) {
 func lifeContainerOutlivesPod(s *transcript) {
 	runtime := &runningContainer{}
 	runtime.runs.Store(true)
-	s.options = append(s.options, func(c *Config) { c.Containers, c.waitEventDelay = runtime, time.Second })
+	s.options = append(s.options, func(c *Config) { c.Containers, c.waitEventDelay = runtime, 5*time.Second })
 	handle := s.volume("data")
 	s.starts("starts, and follows the pods of the API")
 	following, unfollow := context.WithCancel(s.ctx)
@@ -258,7 +258,7 @@ func lifeExpansion(s *transcript) {
 
 // lifeDriverAway is about a driver that is not there when the pod comes, nor when it goes.
 func lifeDriverAway(s *transcript) {
-	s.options = append(s.options, func(c *Config) { c.waitEventDelay = time.Second })
+	s.options = append(s.options, func(c *Config) { c.waitEventDelay = 5 * time.Second })
 	s.driver.Stop()
 	handle := s.volume("data")
 	s.starts("starts; no driver is registered")

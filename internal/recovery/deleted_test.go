@@ -32,13 +32,13 @@ func (m *machine) recorded() {
 	must(m, m.client.Patch(m.Context(), va, before))
 }
 
-// vanishes: a person deletes the Node, and its lease goes with it.
+// vanishes: a person deletes the Node, and its lease goes with it. It does not fall silent before the Node is gone.
 func (m *machine) vanishes() {
 	m.Helper()
+	must(m, m.client.Delete(m.Context(), m.node()))
 	m.mu.Lock()
 	m.silent = true
 	m.mu.Unlock()
-	must(m, m.client.Delete(m.Context(), m.node()))
 	must(m, client.IgnoreNotFound(m.client.Delete(m.Context(), leaseOf(m.name))))
 }
 

@@ -138,10 +138,14 @@ func TestUninstall(t *testing.T) {
 	for _, m := range all {
 		switch phases[m.name] {
 		case fencing.Fencing:
+			m.mu.Lock()
 			m.disobeys = true
+			m.mu.Unlock()
 			m.dies(fencing.PowerOn)
 		case fencing.Tainting:
+			m.mu.Lock()
 			m.afterAnswer = 1 // the power is back after the first Off: bracketed, and fenced again
+			m.mu.Unlock()
 			m.dies(fencing.PowerOff)
 		default:
 			m.dies(fencing.PowerOff)

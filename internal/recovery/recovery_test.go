@@ -119,7 +119,9 @@ func TestBracketAtTheAPI(t *testing.T) {
 	m.source()
 	s.run()
 	m.bound()
+	m.mu.Lock()
 	m.afterAnswer = 1 // the first Off is followed by On
+	m.mu.Unlock()
 	m.dies(fencing.PowerOff)
 	wait.Until(t, "the switch was asked often", func() bool { asked, _ := m.count(); return asked > 4 })
 	m.until(fencing.Moved)
@@ -170,7 +172,9 @@ func TestDeletedNodeAtTheAPI(t *testing.T) {
 	m.source()
 	s.run()
 	m.bound()
+	m.mu.Lock()
 	m.disobeys = true
+	m.mu.Unlock()
 	m.dies(fencing.PowerOn)
 	m.waits("to say Off")
 	must(t, s.client.Delete(t.Context(), m.node()))
@@ -192,7 +196,7 @@ func TestBrake(t *testing.T) {
 		m.source()
 		all = append(all, m)
 	}
-	s.run()
+	s.run(func(o *Options) { o.Profile.Silence = 10 * time.Second }) // three are quiet together at half of it
 	for _, m := range all {
 		m.bound()
 	}

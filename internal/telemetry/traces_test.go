@@ -207,14 +207,16 @@ func TestCollectorAway(t *testing.T) {
 		_, span := traces.Start(t.Context(), "attach", SpanOptions{})
 		span.End(nil)
 	}
-	if took := time.Since(began); took > traceShutdownTimeout {
+	// Spans that wait for the collector would take minutes: the queue is full a thousand times, and each export fails after seconds.
+	if took := time.Since(began); took > 20*time.Second {
 		t.Errorf("the spans took %v", took)
 	}
+	ended := time.Now()
 	stop()
 	if len(traces.kept) > 0 {
 		t.Error("a span is still open")
 	}
-	if took := time.Since(began); took > 5*traceShutdownTimeout {
+	if took := time.Since(ended); took > 5*traceShutdownTimeout {
 		t.Errorf("the program would have ended after %v", took)
 	}
 }

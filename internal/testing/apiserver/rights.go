@@ -80,8 +80,15 @@ func (s *Server) ServiceAccount(tb testing.TB, namespace, name string, paths ...
 	tb.Helper()
 	s.Apply(tb, paths...)
 	user, groups := ServiceAccountName(namespace, name), []string{"system:serviceaccounts", "system:serviceaccounts:" + namespace}
-	for _, role := range roles(tb, paths...) {
-		for right, object := range rights(tb, role) {
+	s.AwaitRights(tb, roles(tb, paths...), user, groups...)
+	return s.User(tb, user, groups...)
+}
+
+// AwaitRights waits until the API server grants a user what the roles grant; a Role has the fields of a ClusterRole.
+func (s *Server) AwaitRights(tb testing.TB, roles []rbacv1.ClusterRole, user string, groups ...string) {
+	tb.Helper()
+	for _, role := range roles {
+		for right, object := range rights(role) {
 			verb, what, _ := strings.Cut(right, " ")
 			parts := append(strings.Split(what, "/"), "")
 			wait.Until(tb, right+" is granted to "+user, func() bool {
@@ -94,7 +101,6 @@ func (s *Server) ServiceAccount(tb testing.TB, namespace, name string, paths ...
 			})
 		}
 	}
-	return s.User(tb, user, groups...)
 }
 
 // ServiceAccountName is the user name of a service account.
@@ -102,7 +108,7 @@ func ServiceAccountName(namespace, name string) string {
 	return "system:serviceaccount:" + namespace + ":" + name
 }
 
-// Grant binds a role to a user. Both names are the role's.
+// Grant binds a role to a user, and returns once the API server grants the role's rights. Both names are the role's.
 func (s *Server) Grant(tb testing.TB, role *rbacv1.ClusterRole, user string) {
 	tb.Helper()
 	binding := &rbacv1.ClusterRoleBinding{
@@ -115,6 +121,7 @@ func (s *Server) Grant(tb testing.TB, role *rbacv1.ClusterRole, user string) {
 			tb.Fatal(err)
 		}
 	}
+	s.AwaitRights(tb, []rbacv1.ClusterRole{*role}, user)
 }
 
 // Granted are the rights that the roles of YAML files grant, such as "patch storage.k8s.io/volumeattachments/status" and
@@ -123,7 +130,7 @@ func Granted(tb testing.TB, paths ...string) map[string]bool {
 	tb.Helper()
 	granted := map[string]bool{}
 	for _, role := range roles(tb, paths...) {
-		for right := range rights(tb, role) {
+		for right := range rights(role) {
 			granted[right] = true
 		}
 	}
@@ -133,23 +140,27 @@ func Granted(tb testing.TB, paths ...string) map[string]bool {
 	return granted
 }
 
-// roles are the ClusterRoles and Roles of YAML files; a Role has the fields of a ClusterRole.
+// roles are the ClusterRoles and Roles of YAML files; a Role has the fields of a ClusterRole. A wildcard fails the test.
 func roles(tb testing.TB, paths ...string) []rbacv1.ClusterRole {
 	tb.Helper()
-	return Decode[rbacv1.ClusterRole](tb, Manifests(tb, paths...), "ClusterRole", "Role")
+	found := Decode[rbacv1.ClusterRole](tb, Manifests(tb, paths...), "ClusterRole", "Role")
+	for _, role := range found {
+		for right := range rights(role) {
+			if strings.Contains(right, "*") {
+				tb.Errorf("role %s grants %q", role.Name, right)
+			}
+		}
+	}
+	return found
 }
 
 // rights are those of a role, each with an object for which it is granted, if it is not for all.
-func rights(tb testing.TB, role rbacv1.ClusterRole) map[string]string {
-	tb.Helper()
+func rights(role rbacv1.ClusterRole) map[string]string {
 	found := map[string]string{}
 	for _, rule := range role.Rules {
 		for _, group := range rule.APIGroups {
 			for _, resource := range rule.Resources {
 				for _, verb := range rule.Verbs {
-					if strings.Contains(verb+group+resource, "*") {
-						tb.Errorf("role %s grants %q on %q of %q", role.Name, verb, resource, group)
-					}
 					found[verb+" "+group+"/"+resource] = strings.Join(rule.ResourceNames[:min(1, len(rule.ResourceNames))], "")
 				}
 			}
