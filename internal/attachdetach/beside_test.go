@@ -26,12 +26,6 @@ import (
 	"belay.dev/belay/internal/testing/wait"
 )
 
-// Lease times of the tests. With them a machine that is slow costs no leader its lease.
-const (
-	leaseDuration = 5 * time.Minute
-	renewDeadline = 4 * time.Minute
-)
-
 // launchAs starts a controller with exactly these options.
 func launchAs(t *testing.T, o Options, wrap func(http.RoundTripper) http.RoundTripper) (stop func()) {
 	t.Helper()
@@ -40,10 +34,10 @@ func launchAs(t *testing.T, o Options, wrap func(http.RoundTripper) http.RoundTr
 	config.Wrap(wrap)
 	mgr, err := kube.NewManager(config, kube.ManagerConfig{
 		Lease: &kube.LeaseConfig{
-			Namespace: "kube-system", Name: "belay-controller", RenewDeadline: renewDeadline,
+			Namespace: "kube-system", Name: "belay-controller", RenewDeadline: 10 * time.Second,
 			Identity: fmt.Sprintf("%s-%d", t.Name(), time.Now().UnixNano()),
 		},
-		LeaseDuration: leaseDuration,
+		LeaseDuration: 15 * time.Second,
 		RetryPeriod:   100 * time.Millisecond,
 	})
 	if err != nil {

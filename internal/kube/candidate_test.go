@@ -328,6 +328,42 @@ func TestLostReplyIsNotASecondProcess(t *testing.T) {
 	})
 }
 
+// A leader that is stopped while it renews the lease abandons that request, which the API server may carry out only when the leader has read
+// the lease in order to release it. It is released all the same: the standby does not wait until it expires.
+func TestReleaseAfterAbandonedRenewal(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := &election{t: t, client: fake.NewClientset()}
+		e.versioned(func() bool { return false })
+		leader, standby := e.stand("a"), e.stand("b")
+		<-time.After(time.Minute)
+		var stopped time.Time
+		var late *coordinationv1.Lease
+		e.client.PrependReactor("update", "leases", func(action clienttesting.Action) (bool, runtime.Object, error) {
+			lease := action.(clienttesting.UpdateAction).GetObject().(*coordinationv1.Lease)
+			switch holder := *lease.Spec.HolderIdentity; {
+			case holder == "a" && stopped.IsZero():
+				stopped, late = time.Now(), lease.DeepCopy()
+				leader.leave()
+				return true, nil, context.Canceled
+			case holder == "" && late != nil:
+				late.ResourceVersion = "late"
+				if err := e.client.Tracker().Update(action.GetResource(), late, testNamespace); err != nil {
+					t.Error(err)
+				}
+				late = nil
+			}
+			return false, nil, nil
+		})
+		led := <-standby.led
+		if <-leader.ended; stopped.IsZero() || late != nil {
+			t.Fatal("no renewal was abandoned and carried out")
+		}
+		if took := led.Sub(stopped); took != 0 {
+			t.Errorf("the standby led %v after the leader had to stop", took)
+		}
+	})
+}
+
 // What refuses the lease to a candidate, or to the leader, is its trouble until a request succeeds.
 func TestLeaseThatIsForbidden(t *testing.T) {
 	forbidden := apierrors.NewForbidden(schema.GroupResource{Group: "coordination.k8s.io", Resource: "leases"}, testLease, errors.New("no rights"))

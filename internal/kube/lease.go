@@ -109,7 +109,14 @@ func (l *Lease) Update(ctx context.Context, record resourcelock.LeaderElectionRe
 	}
 	sent := time.Now()
 	record = l.withTimes(sent, record)
-	return l.recordResult(sent, record, l.Interface.Update(ctx, record))
+	err := l.Interface.Update(ctx, record)
+	for record.HolderIdentity != l.Identity() && apierrors.IsConflict(err) {
+		// The API server has carried out a renewal that the elector abandoned when it was stopped.
+		if _, _, err = l.getOwn(ctx); err == nil {
+			err = l.Interface.Update(ctx, record)
+		}
+	}
+	return l.recordResult(sent, record, err)
 }
 
 // KeepUntilExpiry lets the lease expire instead of releasing it. It is for a leader that exits while something continues that must

@@ -84,7 +84,7 @@ func TestHostileAnotherFieldDoesNotMakeAStatementYoung(t *testing.T) {
 		change(f)
 		return c.Patch(t.Context(), f, before, kubectl)
 	}
-	// A day is not waited for: the statement is some seconds too long, and would count if it were made that much later.
+	// The test does not wait a day: the statement lasts some seconds too long, and would count if it were made that much later.
 	var expires metav1.Time
 	must(t, patch(func(f *fencingv1.NodeFence) {
 		expires = metav1.NewTime(time.Now().Add(fencing.StatementFor + time.Minute + 15*time.Second))

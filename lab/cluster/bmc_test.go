@@ -26,8 +26,8 @@ const (
 	agentOff    = 2
 )
 
-// agent runs fence_ipmilan as recovery does, and returns its exit status. It waits for a BMC that does as it is told, however busy the
-// machine is, and not long for one that does not.
+// agent runs fence_ipmilan as recovery does, and returns its exit status. It waits long for a BMC that carries out its commands, because the machine
+// may be busy, and not long for one that does not.
 func agent(t *testing.T, bmc, action string, want int) (status int, output string) {
 	t.Helper()
 	host, port, err := net.SplitHostPort(bmc)

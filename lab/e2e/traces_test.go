@@ -298,7 +298,7 @@ func (tr trace) checkTimes(t *testing.T) {
 		default:
 			between += time.Duration(max(0, unixNano(s.Start)-covered))
 			covered = max(covered, min(unixNano(s.End), unixNano(root.End)))
-			// What another process has done is seen before that process is told so.
+			// The controller may see what another process has done before that process has the answer to its request.
 			if s.Start < root.Start || s.Start > root.End || s.service == root.service && s.End > root.End {
 				t.Errorf("%s: %s lies outside of the attach", s.service, s.Name)
 			}
