@@ -328,38 +328,87 @@ func TestLostReplyIsNotASecondProcess(t *testing.T) {
 	})
 }
 
-// A leader that is stopped while it renews the lease abandons that request, which the API server may carry out only when the leader has read
-// the lease in order to release it. It is released all the same: the standby does not wait until it expires.
+// A leader stopped during a renewal abandons the request, and the API server may carry it out after the leader has read the lease to release
+// it. The lease is released all the same: the standby does not wait for it to expire. A lease that another process took at that
+// moment stays that process's.
 func TestReleaseAfterAbandonedRenewal(t *testing.T) {
+	for name, taken := range map[string]bool{"carried out late": false, "taken": true} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				e := &election{t: t, client: fake.NewClientset()}
+				e.versioned(func() bool { return false })
+				var leader *candidate
+				var stop atomic.Bool
+				var stopped time.Time
+				var late *coordinationv1.Lease
+				e.client.PrependReactor("update", "leases", func(action clienttesting.Action) (bool, runtime.Object, error) {
+					lease := action.(clienttesting.UpdateAction).GetObject().(*coordinationv1.Lease)
+					switch own := *lease.Spec.HolderIdentity == "a"; {
+					case !stop.Load():
+					case own && stopped.IsZero():
+						stopped, late = time.Now(), lease.DeepCopy()
+						leader.leave()
+						return true, nil, context.Canceled
+					case own:
+						return true, nil, context.Canceled // the elector tries again before it looks whether it is stopped
+					case late != nil:
+						if taken {
+							late.Spec.HolderIdentity = new("b")
+						}
+						e.carriesOut(late)
+						late = nil
+					}
+					return false, nil, nil
+				})
+				leader = e.stand("a")
+				<-time.After(time.Minute)
+				stop.Store(true)
+				<-leader.ended
+				if stopped.IsZero() || late != nil {
+					t.Fatal("no renewal was abandoned and carried out")
+				}
+				holder, lost := *e.stored().Spec.HolderIdentity, leader.lease.Lost()
+				if taken && (holder != "b" || !errors.Is(lost, errLeaseTaken)) || !taken && (holder != "" || lost != nil) {
+					t.Errorf("%q holds the lease, and the leader's error is %v", holder, lost)
+				}
+				if took := time.Since(stopped); took != 0 {
+					t.Errorf("the leader ended %v after it was stopped", took)
+				}
+			})
+		})
+	}
+}
+
+// carriesOut stores a Lease that the API server was sent before.
+func (e *election) carriesOut(late *coordinationv1.Lease) {
+	e.t.Helper()
+	leases := coordinationv1.SchemeGroupVersion.WithResource("leases")
+	stored, err := e.client.Tracker().Get(leases, testNamespace, testLease)
+	if err != nil || stored.(*coordinationv1.Lease).ResourceVersion != late.ResourceVersion {
+		e.t.Errorf("the API server would refuse %v (%v): stored is %v", late, err, stored)
+	}
+	late.ResourceVersion += "-late"
+	if err := e.client.Tracker().Update(leases, late, testNamespace); err != nil {
+		e.t.Error(err)
+	}
+}
+
+// A leader that has not renewed its lease in time may have calls in flight. It lets the lease expire, also if the API server is back when
+// its elector ends.
+func TestNoReleaseAfterDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := &election{t: t, client: fake.NewClientset()}
-		e.versioned(func() bool { return false })
-		leader, standby := e.stand("a"), e.stand("b")
-		<-time.After(time.Minute)
-		var stopped time.Time
-		var late *coordinationv1.Lease
+		var off atomic.Bool
 		e.client.PrependReactor("update", "leases", func(action clienttesting.Action) (bool, runtime.Object, error) {
 			lease := action.(clienttesting.UpdateAction).GetObject().(*coordinationv1.Lease)
-			switch holder := *lease.Spec.HolderIdentity; {
-			case holder == "a" && stopped.IsZero():
-				stopped, late = time.Now(), lease.DeepCopy()
-				leader.leave()
-				return true, nil, context.Canceled
-			case holder == "" && late != nil:
-				late.ResourceVersion = "late"
-				if err := e.client.Tracker().Update(action.GetResource(), late, testNamespace); err != nil {
-					t.Error(err)
-				}
-				late = nil
-			}
-			return false, nil, nil
+			return off.Load() && *lease.Spec.HolderIdentity == "a", nil, errors.New("connection refused")
 		})
-		led := <-standby.led
-		if <-leader.ended; stopped.IsZero() || late != nil {
-			t.Fatal("no renewal was abandoned and carried out")
-		}
-		if took := led.Sub(stopped); took != 0 {
-			t.Errorf("the standby led %v after the leader had to stop", took)
+		leader := e.stand("a")
+		<-time.After(time.Minute)
+		off.Store(true)
+		<-leader.ended
+		if holder := *e.stored().Spec.HolderIdentity; holder != "a" {
+			t.Errorf("%q holds the lease, want that it expires", holder)
 		}
 	})
 }

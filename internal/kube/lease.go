@@ -29,6 +29,9 @@ var errLeaseTaken = errors.New("the leader lease is held by another process")
 // maxSent limits the unanswered renewals that are remembered: a leader exits after a few.
 const maxSent = 20
 
+// releaseAttempts limits how often a release is repeated after a conflict: an elector abandons one renewal, seldom two.
+const releaseAttempts = 3
+
 // Lease is a lock for leader election that knows until when writes may be sent, and wakes candidates when it becomes free. A
 // process that was suspended, and resumes before its elector has noticed that it lost the lease, sends no writes.
 type Lease struct {
@@ -104,19 +107,32 @@ func (l *Lease) Update(ctx context.Context, record resourcelock.LeaderElectionRe
 	if err := l.Lost(); err != nil {
 		return err
 	}
-	if record.HolderIdentity != l.Identity() && l.keepsUntilExpiry() {
-		return nil
+	if record.HolderIdentity != l.Identity() {
+		return l.release(ctx, record)
 	}
 	sent := time.Now()
 	record = l.withTimes(sent, record)
-	err := l.Interface.Update(ctx, record)
-	for record.HolderIdentity != l.Identity() && apierrors.IsConflict(err) {
-		// The API server has carried out a renewal that the elector abandoned when it was stopped.
-		if _, _, err = l.getOwn(ctx); err == nil {
-			err = l.Interface.Update(ctx, record)
+	return l.recordResult(sent, record, l.Interface.Update(ctx, record))
+}
+
+// release makes the lease free at once. It lets the lease expire if something of this process may continue: KeepUntilExpiry was called,
+// or the lease was not renewed in time: an elector that misses its deadline releases the lease before it cancels the context of the leader.
+func (l *Lease) release(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
+	var err error
+	for range releaseAttempts {
+		if l.keepsUntilExpiry() || !l.Held() {
+			return nil
+		}
+		err = l.Interface.Update(ctx, record)
+		if !apierrors.IsConflict(err) {
+			break
+		}
+		// The elector may have abandoned a renewal that the API server carried out late. If it was not that, this fails.
+		if _, _, err := l.getOwn(ctx); err != nil {
+			return err
 		}
 	}
-	return l.recordResult(sent, record, err)
+	return l.recordResult(time.Time{}, record, err)
 }
 
 // KeepUntilExpiry lets the lease expire instead of releasing it. It is for a leader that exits while something continues that must

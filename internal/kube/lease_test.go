@@ -99,8 +99,13 @@ func TestHealthOfTheLease(t *testing.T) {
 		<-time.After(2 * time.Second)
 		try("long lost", false)
 		_ = lease.Update(t.Context(), resourcelock.LeaderElectionRecord{})
+		try("long lost, and not released", false)
+		_ = lease.Update(t.Context(), resourcelock.LeaderElectionRecord{HolderIdentity: "me"})
+		try("renewed", true)
+		_ = lease.Update(t.Context(), resourcelock.LeaderElectionRecord{})
+		<-time.After(26 * time.Second)
 		try("released", true)
-		if len(renewed) != 2 || !renewed[0].Equal(start) || !renewed[1].IsZero() {
+		if len(renewed) != 3 || !renewed[0].Equal(start) || renewed[1].IsZero() || !renewed[2].IsZero() {
 			t.Errorf("notified of renewals %v", renewed)
 		}
 	})
