@@ -86,7 +86,7 @@ func deadKubelet(l *lab) {
 	l.forced("timeout")
 }
 
-// The node is not Ready only when it has the taint, so that the unmount timeout cannot come first.
+// The node gets the taint before it becomes not Ready, so that the unmount timeout cannot come first.
 func taintOfAnyEffect(l *lab) {
 	l.attachedOnA()
 	l.use("a", "v")

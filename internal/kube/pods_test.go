@@ -103,7 +103,7 @@ func heapInUse() int64 {
 func TestPodsAreSeenWhileTheyHaveVolumes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		source := cachetesting.NewFakeControllerSource()
-		t.Cleanup(source.Shutdown) // after the informer has ended: it keeps its lock, and one that watches again would wait for it
+		t.Cleanup(source.Shutdown) // runs after the informer has ended: Shutdown leaves the source locked, and an informer that watches again would block
 		pod := func(name string, volume corev1.VolumeSource) *corev1.Pod {
 			return &corev1.Pod{
 				ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name},

@@ -12,7 +12,7 @@ import (
 	"belay.dev/belay/internal/inspect"
 )
 
-// completionTimeout is how long a shell waits for names when a user presses Tab.
+// completionTimeout is how long a shell waits for names when a user presses Tab. A test makes it longer.
 var completionTimeout = 2 * time.Second
 
 // kinds are the names that completion offers, in the order of the help.

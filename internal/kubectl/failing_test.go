@@ -89,7 +89,10 @@ func failEach(t *testing.T, failures map[string]func(*http.Request) (*http.Respo
 			t.Run(name+"/"+resource, func(t *testing.T) {
 				t.Parallel()
 				kubeconfig := through(t, broken{resource: resource, fail: fail})
-				timeout := map[bool]string{true: "2s", false: "10s"}[name == "cut"]
+				timeout := "10s"
+				if name == "cut" {
+					timeout = "2s"
+				}
 				got := run(t, kubeconfig, "explain", "pod/failing-waiter", "-n", "failing", "--request-timeout", timeout)
 				if got.status == StatusClear && !strings.HasPrefix(got.out, "IN PROGRESS") {
 					t.Errorf("exit status 0:\n%s%s", got.out, got.err)

@@ -125,7 +125,7 @@ func (w *writer) lines(t *testing.T) int {
 	return n
 }
 
-// kill ends the container. That is set first: its mounts go before Wait returns.
+// kill ends the container. ended is set first, because the kernel removes its mounts before Wait returns.
 func (w *writer) kill() {
 	w.ended.Store(true)
 	_ = w.Process.Kill()

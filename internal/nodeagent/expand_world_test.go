@@ -233,7 +233,7 @@ func (w *world) refuseExpand(code codes.Code, text string, attempts ...int) {
 	})
 }
 
-// refuseFinally has expansions end with a final error until made, which counts them, is most. After that they get no answer.
+// refuseFinally has the first most expansions end with a final error, counted in made. Later ones get no answer.
 func (w *world) refuseFinally(made *atomic.Int32, most int32) {
 	w.driver.SetBefore(func(method, _ string, _ int) error {
 		switch {

@@ -196,7 +196,7 @@ func TestBrake(t *testing.T) {
 		m.source()
 		all = append(all, m)
 	}
-	s.run(func(o *Options) { o.Profile.Silence = 10 * time.Second }) // three are quiet together at half of it
+	s.run(func(o *Options) { o.Profile.Silence = 10 * time.Second }) // the brake counts nodes that are silent for half of it
 	for _, m := range all {
 		m.bound()
 	}

@@ -26,8 +26,8 @@ const (
 	agentOff    = 2
 )
 
-// agent runs fence_ipmilan as recovery does, and returns its exit status. It waits long for a BMC that carries out its commands, because the machine
-// may be busy, and not long for one that does not.
+// agent runs fence_ipmilan as recovery does, and returns its exit status. It waits long for a BMC that carries out its commands, because the
+// machine may be busy, and not long for one that does not.
 func agent(t *testing.T, bmc, action string, want int) (status int, output string) {
 	t.Helper()
 	host, port, err := net.SplitHostPort(bmc)
@@ -140,12 +140,5 @@ func TestCleanEndsBMCs(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = holder.Wait()
-	var removed []string
-	// A process that the holder had just forked has its lock until it runs its own program.
-	labtest.Until(t, startWithin, "the lock of the lab", func() (err error) {
-		removed, err = cluster.Clean(t.Context(), name)
-		return err
-	})
-	t.Logf("removed %v", removed) // what did not end with the holder
-	awaitNothingLeft(t, dir)
+	cleanKilled(t, name, dir)
 }

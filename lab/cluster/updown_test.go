@@ -56,9 +56,22 @@ func assertNothingLeft(t *testing.T, dir string) {
 	}
 }
 
-// awaitNothingLeft is assertNothingLeft for a lab whose holder was killed: a child that it had just started sees that, and ends by itself.
-func awaitNothingLeft(t *testing.T, dir string) {
+// cleanKilled cleans up after a lab whose holder was killed. A process that the holder had just forked has its lock until it runs its own
+// program, and one that it had just started ends by itself.
+func cleanKilled(t *testing.T, name, dir string) {
 	t.Helper()
+	var removed []string
+	var failed error
+	labtest.Until(t, startWithin, "the lock of the lab", func() error {
+		if removed, failed = cluster.Clean(t.Context(), name); errors.Is(failed, cluster.ErrRunning) {
+			return failed
+		}
+		return nil
+	})
+	if failed != nil {
+		t.Error(failed)
+	}
+	t.Logf("removed %v, what did not end with the holder; left are %v", removed, scenario.LeftOnMachine(dir))
 	labtest.Until(t, time.Minute, "the last processes of the lab to end", func() error {
 		if left := scenario.LeftOnMachine(dir); len(left) > 0 {
 			return errors.New(strings.Join(left, "\n"))
@@ -250,7 +263,7 @@ func partitionComponent(t *testing.T, lab *cluster.Cluster) {
 	}
 }
 
-// answerWithin is how long an answer is awaited: not long if the request is to be lost, which takes as long.
+// answerWithin is how long to wait for an answer; not long where none is expected, because the wait then takes all of it.
 func answerWithin(answers bool) time.Duration {
 	if answers {
 		return time.Minute
@@ -307,14 +320,7 @@ func TestCleanAfterKilledSupervisor(t *testing.T) {
 				t.Fatal(err)
 			}
 			_ = holder.Wait()
-			var removed []string
-			// A process that the holder had just forked has its lock until it runs its own program.
-			labtest.Until(t, startWithin, "the lock of the lab", func() (err error) {
-				removed, err = cluster.Clean(t.Context(), "killed")
-				return err
-			})
-			t.Logf("removed %v", removed)
-			awaitNothingLeft(t, dir)
+			cleanKilled(t, "killed", dir)
 		})
 	}
 }

@@ -16,7 +16,7 @@ import (
 	"belay.dev/belay/lab/drivercheck"
 )
 
-// settle is longer than what is late in these tests is late by.
+// settle is longer than any delay in these tests.
 const settle = 3 * time.Second
 
 // TestCheckDriver: the check that authors of drivers run finds a driver that carries out calls out of order, and no other.

@@ -114,9 +114,6 @@ func (p Plan) strikesAt(moment Moment) bool {
 	return p.Moment == moment || (p.Moment == RecordBegun && moment == RecordWritten)
 }
 
-// ofRecord reports whether the moment is that of a record, which is there for some milliseconds only.
-func (p Plan) ofRecord() bool { return p.Moment == RecordBegun || p.Moment == RecordWritten }
-
 // String names the plan in one line.
 func (p Plan) String() string {
 	text := fmt.Sprintf("%s, %s", p.Method, p.Moment)

@@ -40,7 +40,7 @@ func (s *Scene) OnStep(ctx context.Context, step timeline.StepName, from string)
 	return node, nil
 }
 
-// askForCall looks for a call that began since a time, in flight or done.
+// askForCall looks for a call that began at or after since, in flight or done.
 func (s *Scene) askForCall(ctx context.Context, sign timeline.Sign, v timeline.Volume, from string, since time.Time, node chan<- string) {
 	ask := time.NewTicker(askForCalls)
 	defer ask.Stop()

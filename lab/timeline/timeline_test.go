@@ -347,7 +347,7 @@ func TestRecorderSeesCreateUpdateDelete(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The recorder has listed, and may not watch yet: the fake API server tells it about what is there then, and of nothing before.
+	// The recorder has listed but may not watch yet: it then gets only what exists when the watch begins.
 	created, stop := r.Next(func(c Change) bool { return c.Kind == AttachmentCreated })
 	defer stop()
 	gone, stop := r.Next(func(c Change) bool { return c.Kind == AttachmentGone })
