@@ -115,8 +115,8 @@ func (l *Lease) Update(ctx context.Context, record resourcelock.LeaderElectionRe
 	return l.recordResult(sent, record, l.Interface.Update(ctx, record))
 }
 
-// release makes the lease free at once. It lets the lease expire if something of this process may continue: KeepUntilExpiry was called,
-// or the lease was not renewed in time: an elector that misses its deadline releases the lease before it cancels the context of the leader.
+// release makes the lease free at once. It lets the lease expire if something of this process may continue: if KeepUntilExpiry was called,
+// or the lease was not renewed in time. An elector that misses its deadline calls it before it cancels the context of the leader.
 func (l *Lease) release(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
 	var err error
 	for range releaseAttempts {

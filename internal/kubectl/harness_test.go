@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"sync"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -19,6 +18,7 @@ import (
 	"belay.dev/belay/internal/kube"
 	"belay.dev/belay/internal/testing/apiserver"
 	"belay.dev/belay/internal/testing/fixture"
+	"belay.dev/belay/internal/testing/process"
 	"belay.dev/belay/internal/testing/wait"
 )
 
@@ -51,29 +51,11 @@ type answer struct {
 	status   int
 }
 
-// locked is a buffer to which goroutines write side by side, as they do to standard error.
-type locked struct {
-	mu     sync.Mutex
-	buffer bytes.Buffer
-}
-
-func (l *locked) Write(data []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.buffer.Write(data)
-}
-
-func (l *locked) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.buffer.String()
-}
-
 // run runs a command as a user does.
 func run(t *testing.T, kubeconfig string, args ...string) answer {
 	t.Helper()
 	var out bytes.Buffer
-	var errOut locked
+	var errOut process.Output // goroutines write to it side by side, as they do to standard error
 	c := NewCommand(genericiooptions.IOStreams{In: &bytes.Buffer{}, Out: &out, ErrOut: &errOut}, "test")
 	c.SetArgs(append(args, "--kubeconfig", kubeconfig))
 	err := c.ExecuteContext(t.Context())

@@ -24,16 +24,24 @@ type Process struct {
 
 	tb     testing.TB
 	exited chan struct{}
-	output output
+	output Output
 }
 
-// output is what the program wrote so far.
-type output struct {
+// Output is what a program wrote so far; several goroutines may write to it.
+type Output struct {
 	mu   sync.Mutex
 	text bytes.Buffer
 }
 
-func (o *output) Write(p []byte) (int, error) {
+// String is what was written so far.
+func (o *Output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.text.String()
+}
+
+// Write appends to the output.
+func (o *Output) Write(p []byte) (int, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.text.Write(p)
@@ -77,11 +85,7 @@ func TestBinary(tb testing.TB, variable, value string, args ...string) *exec.Cmd
 }
 
 // Output is what the program wrote so far.
-func (p *Process) Output() string {
-	p.output.mu.Lock()
-	defer p.output.mu.Unlock()
-	return p.output.text.String()
-}
+func (p *Process) Output() string { return p.output.String() }
 
 // Lines are the lines of the output so far.
 func (p *Process) Lines() []string { return strings.Split(strings.TrimSuffix(p.Output(), "\n"), "\n") }
