@@ -62,6 +62,25 @@ func inBubble(t *testing.T, workerThreads int, test func(b *bubble)) {
 // start runs an attacher, with the defaults of the flags, until the function that is returned is called.
 func (b *bubble) start(change ...func(*Config)) (stop func()) {
 	b.t.Helper()
+	clean := b.create(change...)
+	warm, cold := context.WithCancel(context.Background())
+	b.attacher.Warm(warm)
+	ctx, cancel := context.WithCancel(log.IntoContext(context.Background(), b.logger))
+	ended := make(chan error, 1)
+	go func() { ended <- b.attacher.Run(ctx) }()
+	return func() {
+		cancel()
+		if err := <-ended; err != nil {
+			b.t.Errorf("Run: %v", err)
+		}
+		cold()
+		clean()
+	}
+}
+
+// create makes an attacher that does not run yet. Call the function that is returned when it has ended.
+func (b *bubble) create(change ...func(*Config)) (clean func()) {
+	b.t.Helper()
 	conn := b.driver.Connect(b.t)
 	controller, err := csi.NewController(b.t.Context(), conn)
 	must(b.t, err)
@@ -77,17 +96,7 @@ func (b *bubble) start(change ...func(*Config)) (stop func()) {
 	if b.attacher, err = New(c); err != nil {
 		b.t.Fatal(err)
 	}
-	warm, cold := context.WithCancel(context.Background())
-	b.attacher.Warm(warm)
-	ctx, cancel := context.WithCancel(log.IntoContext(context.Background(), b.logger))
-	ended := make(chan error, 1)
-	go func() { ended <- b.attacher.Run(ctx) }()
 	return func() {
-		cancel()
-		if err := <-ended; err != nil {
-			b.t.Errorf("Run: %v", err)
-		}
-		cold()
 		b.attacher.objects.factory.Shutdown()
 		_ = conn.Close()
 	}

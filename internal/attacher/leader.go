@@ -116,12 +116,11 @@ func (o *Options) lead(ctx context.Context, a *Attacher, lease *kube.Lease, heal
 		LeaseDuration: o.Common.LeaderElectionLeaseDuration, RenewDeadline: o.Common.LeaderElectionRenewDeadline,
 		RetryPeriod: o.Common.LeaderElectionRetryPeriod,
 		Callbacks: leaderelection.LeaderCallbacks{
-			OnStartedLeading: func(held context.Context) {
-				defer releaseLease()
+			OnStartedLeading: func(elected context.Context) {
 				if !state.CompareAndSwap(standby, leading) {
 					return
 				}
-				held, cancel := context.WithCancel(held)
+				held, cancel := context.WithCancel(elected)
 				defer cancel()
 				defer context.AfterFunc(ctx, cancel)()
 				failed = a.Run(held)
@@ -129,6 +128,9 @@ func (o *Options) lead(ctx context.Context, a *Attacher, lease *kube.Lease, heal
 					// The next leader may use another instance of the driver, which does not know of these calls.
 					log.FromContext(ctx).Info("Letting the leader lease expire because calls to the driver are still in flight")
 					lease.KeepUntilExpiry()
+				}
+				if elected.Err() == nil { // otherwise the lease was lost, and lead must not take that for a shutdown
+					releaseLease()
 				}
 			},
 			OnStoppedLeading: func() { // also called for a standby

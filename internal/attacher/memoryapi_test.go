@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"maps"
 	"net/http"
@@ -58,7 +59,7 @@ const resourceAttachments = "volumeattachments"
 
 func newMemoryAPI() *memoryAPI {
 	m := &memoryAPI{version: 100, kinds: map[string]*memoryKind{}}
-	for _, resource := range []string{resourceAttachments, "persistentvolumes", "csinodes"} {
+	for _, resource := range []string{resourceAttachments, "persistentvolumes", "csinodes", "leases"} {
 		m.kinds[resource] = &memoryKind{objects: map[string]client.Object{}}
 	}
 	return m
@@ -207,6 +208,9 @@ func (m *memoryAPI) RoundTrip(r *http.Request) (*http.Response, error) {
 
 func (m *memoryAPI) answer(r *http.Request, resource, name string) ([]byte, error) {
 	kind, group := m.kinds[resource], schema.GroupResource{Resource: resource}
+	if r.Method == http.MethodPost {
+		return m.write(kind, r)
+	}
 	if name == "" {
 		if kind.stale != nil && r.URL.Query().Get("resourceVersion") == "0" {
 			return kind.stale, nil
@@ -220,6 +224,8 @@ func (m *memoryAPI) answer(r *http.Request, resource, name string) ([]byte, erro
 		return nil, apierrors.NewNotFound(group, name)
 	case r.Method == http.MethodGet:
 		return json.Marshal(stored)
+	case r.Method == http.MethodPut:
+		return m.write(kind, r)
 	}
 	patched, err := patch(stored, r)
 	if err != nil {
@@ -230,6 +236,24 @@ func (m *memoryAPI) answer(r *http.Request, resource, name string) ([]byte, erro
 	}
 	m.store(kind, patched)
 	return json.Marshal(patched)
+}
+
+// write stores the object of a request as it is: one process at a time writes it.
+func (m *memoryAPI) write(kind *memoryKind, r *http.Request) ([]byte, error) {
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		return nil, err
+	}
+	decoded, _, err := scheme.Codecs.UniversalDeserializer().Decode(body, nil, nil)
+	if err != nil {
+		return nil, err
+	}
+	o, ok := decoded.(client.Object)
+	if !ok {
+		return nil, fmt.Errorf("%T cannot be stored", decoded)
+	}
+	m.store(kind, o)
+	return json.Marshal(o)
 }
 
 func (m *memoryAPI) list(kind *memoryKind, limit int) []byte {
