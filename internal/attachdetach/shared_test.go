@@ -2,16 +2,11 @@ package attachdetach
 
 import (
 	"fmt"
-	"math"
-	"os"
-	goruntime "runtime"
-	"runtime/debug"
 	"slices"
 	"testing"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -20,6 +15,7 @@ import (
 	"belay.dev/belay/internal/attachment"
 	"belay.dev/belay/internal/kube"
 	"belay.dev/belay/internal/telemetry"
+	"belay.dev/belay/internal/testing/cputime"
 )
 
 func sharedNode(i int) string { return fmt.Sprintf("node-%04d", i) }
@@ -69,31 +65,12 @@ func (m *model) controllerOf() *Controller {
 const sharedNodes = 1000
 
 // TestSharedVolumeOnManyNodes: examining a shared volume at rest, from the caches to the decision that there is nothing to do, is proportional
-// to the nodes that have it, and takes at most five times as long as copying their Nodes and VolumeAttachments. All is measured in one run,
-// because the machines that run it differ by more than the limit: 5 ms for 1,000 nodes held on one, and not on another.
+// to the nodes that have it, and takes at most five times as long as copying their Nodes and VolumeAttachments.
 func TestSharedVolumeOnManyNodes(t *testing.T) {
-	measures(t)
-	const few, batches, mostGrowth, mostCopies = sharedNodes / 4, 20, 6, 5
-	decide, decideFew, copyAll := atRest(t, sharedNodes), atRest(t, few), copying(t, sharedNodes)
-	// What else runs on the machine takes its share of the caches, now and then for a while: one quiet batch is enough.
-	growth, copies := math.Inf(1), math.Inf(1)
-	for range batches {
-		quick, quickFew, quickCopy := quickOf(t, decide), quickOf(t, decideFew), quickOf(t, copyAll)
-		t.Logf("a decision takes %v for %d nodes and %v for %d; to copy the objects takes %v", quick, sharedNodes, quickFew, few, quickCopy)
-		growth, copies = min(growth, float64(quick)/float64(quickFew)), min(copies, float64(quick)/float64(quickCopy))
-		if growth <= mostGrowth && copies <= mostCopies {
-			return
-		}
-	}
-	t.Errorf("four times the nodes take %.1f times as long, want at most %d; a decision takes %.1f copies of the objects, want at most %d", growth, mostGrowth, copies, mostCopies)
-}
-
-// measures skips a test of processor time where the race detector, which costs a multiple of it, or a run without make says nothing about it.
-func measures(t *testing.T) {
-	t.Helper()
-	if raceDetector() || os.Getenv("KUBEBUILDER_ASSETS") == "" {
-		t.Skip("NOT RUN: it measures processor time, which make test does")
-	}
+	cputime.Judges(t)
+	decide := atRest(t, sharedNodes)
+	cputime.AtMost(t, 6, decide, atRest(t, sharedNodes/4))
+	cputime.AtMost(t, 5, decide, copying(t, sharedNodes))
 }
 
 // atRest decides about a shared volume at rest.
@@ -126,23 +103,6 @@ func copying(t *testing.T, nodes int) func() {
 
 // copied keeps the compiler from leaving the copies out.
 var copied runtime.Object
-
-// quickOf is the processor time that a tenth of the calls stay below.
-func quickOf(t *testing.T, do func()) time.Duration {
-	t.Helper()
-	took := make([]time.Duration, 20)
-	for i := range took {
-		took[i] = cpuTimeOf(t, do)
-	}
-	slices.Sort(took)
-	return took[len(took)/10]
-}
-
-// raceDetector reports whether the test was built with it.
-func raceDetector() bool {
-	info, ok := debug.ReadBuildInfo()
-	return ok && slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"})
-}
 
 // TestEventOfSharedVolumeCostsItsNode counts the objects that are read to determine what an event of one node wakes,
 // and how urgent that is: as many for 1,000 nodes as for 10.
@@ -195,23 +155,6 @@ func TestEventOfSharedVolumeCostsItsNode(t *testing.T) {
 	t.Log(costs)
 }
 
-// cpuTimeOf is the processor time that the function takes, whatever else the machine does.
-func cpuTimeOf(tb testing.TB, do func()) time.Duration {
-	tb.Helper()
-	goruntime.LockOSThread()
-	defer goruntime.UnlockOSThread()
-	now := func() time.Duration {
-		var ts unix.Timespec
-		if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &ts); err != nil {
-			tb.Fatal(err)
-		}
-		return time.Duration(ts.Nano())
-	}
-	began := now()
-	do()
-	return now() - began
-}
-
 // each repeats the function and reports the processor time of one call, and that of the
 // fastest: on a busy machine a mean of the time that passed says little.
 func each(b *testing.B, name string, do func()) {
@@ -220,7 +163,7 @@ func each(b *testing.B, name string, do func()) {
 		b.ReportAllocs()
 		total, best, n := time.Duration(0), time.Hour, 0
 		for b.Loop() {
-			took := cpuTimeOf(b, do)
+			took := cputime.Of(b, do)
 			total, best, n = total+took, min(best, took), n+1
 		}
 		b.ReportMetric(float64(total)/float64(n), "cpu-ns/op")

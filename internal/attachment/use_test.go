@@ -2,13 +2,12 @@ package attachment
 
 import (
 	"fmt"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"belay.dev/belay/internal/testing/cputime"
 )
 
 // TestUse is the table of what an in-use entry, or its absence, means. Each of the
@@ -145,42 +144,25 @@ func TestRunSince(t *testing.T) {
 	}
 }
 
-// threadTime is the CPU time of the thread so far: unlike the time of day, it does not pass while others compute.
-func threadTime(t *testing.T) time.Duration {
-	t.Helper()
-	var spent unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &spent); err != nil {
-		t.Fatal(err)
-	}
-	return time.Duration(spent.Nano())
+// TestManyNodes: the cost of a shared volume at rest is proportional to its nodes, with a factor for sorting and caches.
+func TestManyNodes(t *testing.T) {
+	cputime.AtMost(t, 40, atRest(t, 1000), atRest(t, 100))
 }
 
-// TestManyNodes: a shared volume at rest costs no more than its nodes.
-func TestManyNodes(t *testing.T) {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	cost := func(n int) time.Duration {
-		want, seen := shared(Desired{}), Observed{Nodes: map[NodeName]Node{}}
-		for i := range n {
-			name := NodeName(fmt.Sprintf("n%04d", i))
-			want.Wants = append(want.Wants, Want{Node: name, PersistentVolume: "pv", Since: t0})
-			seen.Attachments = append(seen.Attachments, attached(name))
-			seen.Nodes[name] = node(name, reported, inUse)
-		}
-		best := time.Hour
-		for range 5 {
-			began := threadTime(t)
-			if d := Decide(t0, want, seen, policy); len(d.Steps) != 0 {
-				t.Fatalf("%d steps for a volume at rest", len(d.Steps))
-			}
-			best = min(best, threadTime(t)-began)
-		}
-		return best
+// atRest decides about a shared volume at rest.
+func atRest(t *testing.T, nodes int) func() {
+	t.Helper()
+	want, seen := shared(Desired{}), Observed{Nodes: map[NodeName]Node{}}
+	for i := range nodes {
+		name := NodeName(fmt.Sprintf("n%04d", i))
+		want.Wants = append(want.Wants, Want{Node: name, PersistentVolume: "pv", Since: t0})
+		seen.Attachments = append(seen.Attachments, attached(name))
+		seen.Nodes[name] = node(name, reported, inUse)
 	}
-	few, many := cost(100), cost(1000)
-	t.Logf("100 nodes %v, 1,000 nodes %v", few, many)
-	if many > 40*few { // ten times the nodes: linear with a factor for sorting and caches
-		t.Errorf("1,000 nodes cost %v, 100 nodes %v", many, few)
+	return func() {
+		if d := Decide(t0, want, seen, policy); len(d.Steps) != 0 {
+			t.Fatalf("%d steps for a volume at rest", len(d.Steps))
+		}
 	}
 }
 
