@@ -127,11 +127,15 @@ func (n *Newest[T]) CaughtUp(name string) { n.Get(name) }
 
 // Get returns the newest known version of the object. It is shared: do not change it.
 func (n *Newest[T]) Get(name string) (T, bool) {
-	// The mark is read before the object: after an event in between, the own response is kept once longer and never lost.
-	mark := n.store.LastStoreSyncResourceVersion()
-	cached, ok := n.cached(name)
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	return n.get(name, n.store.LastStoreSyncResourceVersion())
+}
+
+// get is Get for a store that is at mark or later. The lock must be held before the store is read: while a reader has an old version,
+// another one would see that the cache caught up, and drop the own response.
+func (n *Newest[T]) get(name, mark string) (T, bool) {
+	cached, ok := n.cached(name)
 	return n.newest(name, cached, ok, mark)
 }
 
@@ -150,7 +154,7 @@ func (n *Newest[T]) Cached() []T {
 func (n *Newest[T]) All() []T {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	mark := n.store.LastStoreSyncResourceVersion() // before the objects are read, as in Get
+	mark := n.store.LastStoreSyncResourceVersion() // before the objects are read, so that no own response is dropped too early
 	found := n.Cached()
 	if len(n.ending) == 0 && len(n.written.ListKeys()) == 0 {
 		return found
@@ -167,6 +171,8 @@ func (n *Newest[T]) All() []T {
 // ByIndex returns, by name, the newest known versions of the objects that have the value in the index, in the cache or in a
 // response to an own write.
 func (n *Newest[T]) ByIndex(index, value string) map[string]T {
+	n.mu.Lock()
+	defer n.mu.Unlock()
 	mark := n.store.LastStoreSyncResourceVersion()
 	place := value
 	if n.coarse {
@@ -177,8 +183,6 @@ func (n *Newest[T]) ByIndex(index, value string) map[string]T {
 		panic("kube: no such index: " + index) // programmer error
 	}
 	found := make(map[string]T, len(items))
-	n.mu.Lock()
-	defer n.mu.Unlock()
 	for _, item := range items {
 		// A newer version that has the value, unlike the cached one, is found below.
 		cached := item.(T)
@@ -197,7 +201,7 @@ func (n *Newest[T]) ByIndex(index, value string) map[string]T {
 		if _, ok := found[name]; ok {
 			continue
 		}
-		if obj, ok := n.newestWritten(name, mark); ok {
+		if obj, ok := n.get(name, mark); ok { // another version of it may be in the cache
 			found[name] = obj
 		}
 	}
@@ -247,12 +251,6 @@ func (n *Newest[T]) newest(name string, cached T, ok bool, mark string) (T, bool
 		cached.SetDeletionTimestamp(&metav1.Time{Time: time.Unix(0, 0)})
 	}
 	return cached, ok
-}
-
-// newestWritten is newest for an object that was not found in the cache's index: another version of it may be in the cache.
-func (n *Newest[T]) newestWritten(name, mark string) (T, bool) {
-	cached, ok := n.cached(name)
-	return n.newest(name, cached, ok, mark)
 }
 
 func older(a, b client.Object) bool {

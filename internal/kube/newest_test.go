@@ -216,6 +216,87 @@ func TestNewestForgetsWhatTheCacheHas(t *testing.T) {
 	}
 }
 
+// interruptedIndexer is a store that an event reaches while a reader has the previous version. Its handler runs if a reader may.
+type interruptedIndexer struct {
+	cache.Indexer
+	n     *Newest[*storagev1.VolumeAttachment]
+	event *storagev1.VolumeAttachment
+}
+
+func (i *interruptedIndexer) GetByKey(name string) (any, bool, error) {
+	item, ok, err := i.Indexer.GetByKey(name)
+	i.interrupt()
+	return item, ok, err
+}
+
+func (i *interruptedIndexer) ByIndex(index, value string) ([]any, error) {
+	items, err := i.Indexer.ByIndex(index, value)
+	i.interrupt()
+	return items, err
+}
+
+func (i *interruptedIndexer) interrupt() {
+	event := i.event
+	if event == nil {
+		return
+	}
+	i.event = nil
+	_ = i.Update(event)
+	if i.n.mu.TryLock() {
+		i.n.mu.Unlock()
+		i.n.CaughtUp(event.Name)
+	}
+}
+
+// No reader sees a version that is older than an own write, also while another one sees that the cache has caught up with it.
+func TestNewestNeverGoesBack(t *testing.T) {
+	get := func(n *Newest[*storagev1.VolumeAttachment]) *storagev1.VolumeAttachment {
+		va, _ := n.Get("x")
+		return va
+	}
+	byIndex := func(n *Newest[*storagev1.VolumeAttachment]) *storagev1.VolumeAttachment {
+		return n.ByIndex(byNodeName, "a")["x"]
+	}
+	deleting := version("x", "u", "7", "a")
+	deleting.DeletionTimestamp = &metav1.Time{Time: time.Unix(1, 0)}
+	for name, tc := range map[string]struct {
+		own   func(n *Newest[*storagev1.VolumeAttachment])
+		event *storagev1.VolumeAttachment
+		read  func(n *Newest[*storagev1.VolumeAttachment]) *storagev1.VolumeAttachment
+		want  func(va *storagev1.VolumeAttachment) bool
+	}{
+		"write, by name": {
+			func(n *Newest[*storagev1.VolumeAttachment]) { n.Wrote(version("x", "u", "7", "a")) }, version("x", "u", "7", "a"), get,
+			func(va *storagev1.VolumeAttachment) bool { return va.ResourceVersion == "7" },
+		},
+		"write, by index": {
+			func(n *Newest[*storagev1.VolumeAttachment]) { n.Wrote(version("x", "u", "7", "a")) }, version("x", "u", "7", "a"), byIndex,
+			func(va *storagev1.VolumeAttachment) bool { return va.ResourceVersion == "7" },
+		},
+		"delete, by name": {
+			func(n *Newest[*storagev1.VolumeAttachment]) { n.Deleted("x", "u") }, deleting, get,
+			func(va *storagev1.VolumeAttachment) bool { return va.DeletionTimestamp != nil },
+		},
+		"delete, by index": {
+			func(n *Newest[*storagev1.VolumeAttachment]) { n.Deleted("x", "u") }, deleting, byIndex,
+			func(va *storagev1.VolumeAttachment) bool { return va.DeletionTimestamp != nil },
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			store := &interruptedIndexer{Indexer: cache.NewIndexer(cache.MetaNamespaceKeyFunc, attachmentIndexers)}
+			store.n = NewNewest[*storagev1.VolumeAttachment](store, attachmentIndexers)
+			_ = store.Add(version("x", "u", "5", "a"))
+			tc.own(store.n)
+			store.event = tc.event
+			for range 2 {
+				if va := tc.read(store.n); va == nil || !tc.want(va) {
+					t.Errorf("read %+v, older than the own write", va)
+				}
+			}
+		})
+	}
+}
+
 // Values that share a bucket of a coarse index are kept apart, and those of no object are
 // found nowhere.
 func TestCoarse(t *testing.T) {
