@@ -141,15 +141,13 @@ func (a *Attacher) workCalls(ctx context.Context, queue *callQueue) {
 	}
 }
 
-// conflictPause is the delay of a call that conflicts with a call under another key of the same volume.
+// conflictPause is the delay of a call that conflicts with a call under another key of the same volume, or whose key is
+// outdated.
 const conflictPause = time.Second
 
 // prepareCall decides again on a key when a call worker has it, because the state may have changed since it was queued.
 // It records the call and returns the function that makes it, or else the delay until the next decision.
 func (a *Attacher) prepareCall(ctx context.Context, queue *callQueue, key publication.Key) (send func(), again time.Duration) {
-	if a.isOutdated(key) {
-		return nil, 0
-	}
 	snap, decision := a.decide(key)
 	for _, step := range decision.Steps {
 		step, ok := step.(publication.CallDriver)
@@ -162,7 +160,7 @@ func (a *Attacher) prepareCall(ctx context.Context, queue *callQueue, key public
 			return nil, 0
 		}
 		try.inputs = inputsOf(subj, a.finalizer)
-		if !a.calls.begin(try, snap.seen.Exclusive) {
+		if !a.calls.begin(try, func() bool { return a.isOutdated(snap) }) {
 			return nil, conflictPause
 		}
 		return func() {

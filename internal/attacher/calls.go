@@ -87,10 +87,15 @@ type attempt struct {
 }
 
 // begin records that a call is about to be made. It returns false while another call excludes it, which the queue's
-// keys prevent except while a volume changes between exclusive and shared.
-func (l *ledger) begin(a attempt, exclusive bool) bool {
+// keys prevent except while a volume changes between exclusive and shared, and if its decision is outdated. That is
+// checked under the lock: a decision under the next key of the volume sees this call.
+func (l *ledger) begin(a attempt, outdated func() bool) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if outdated() {
+		return false
+	}
+	exclusive := a.key.Node == ""
 	for _, r := range l.byVolume[a.volume.handle] {
 		if r.call.Excludes(exclusive, r.node == a.node) {
 			return false

@@ -27,7 +27,7 @@ func TestLedgerBytes(t *testing.T) {
 	l, now := newLedger(), time.Now()
 	before := heapInUse()
 	for _, try := range tries {
-		l.begin(try, true)
+		l.begin(try, func() bool { return false })
 		l.confirm(try.uid, nil, now)
 		l.recorded(try.uid)
 	}

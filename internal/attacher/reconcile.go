@@ -16,8 +16,8 @@ func (a *Attacher) process(ctx context.Context, key publication.Key) (err error)
 	if !a.controller.Capabilities().Attach {
 		return a.markTrivially(ctx, key)
 	}
-	if a.isIdentified(key) {
-		return nil
+	if key.Volume == "" {
+		a.objects.searchVolumeOf(key.Attachment)
 	}
 	var queue *callQueue
 	// If another worker is deciding on the key, it starts a call and enqueues the key again.
@@ -28,32 +28,15 @@ func (a *Attacher) process(ctx context.Context, key publication.Key) (err error)
 	return err
 }
 
-// isIdentified reports whether the volume of an attachment became known since its key was queued. If so, it enqueues
-// the key of the volume.
-func (a *Attacher) isIdentified(key publication.Key) bool {
-	va, ok := a.objects.attachments.Get(key.Attachment)
-	if !ok {
-		return false
-	}
-	a.objects.searchVolumeOf(va.Name)
-	known := a.objects.keyOf(va)
-	if known == key {
-		return false
-	}
-	a.queue.Add(known)
-	a.metrics.Waits(time.Now(), key, nil)
-	return true
-}
-
 // reconcile decides and takes steps. It returns the queue for the call that is left, if there is one.
 func (a *Attacher) reconcile(ctx context.Context, key publication.Key) (*callQueue, error) {
-	if a.isOutdated(key) {
-		a.rekey(key.Volume)
-		a.metrics.Waits(time.Now(), key, nil)
-		return nil, nil
-	}
 	for range maxDecisions {
 		snap, decision := a.decide(key)
+		if a.isOutdated(snap) {
+			a.rekey(key)
+			a.metrics.Waits(time.Now(), key, nil)
+			return nil, nil
+		}
 		queue := a.queueOfCall(snap, &decision)
 		if queue != nil && queue.reserve(key) {
 			return queue, nil // the call starts at once; the other steps are taken meanwhile
@@ -72,9 +55,19 @@ func (a *Attacher) reconcile(ctx context.Context, key publication.Key) (*callQue
 	return nil, nil
 }
 
-// isOutdated reports whether a volume became exclusive or shared since its key was queued.
-func (a *Attacher) isOutdated(key publication.Key) bool {
-	return key.Volume != "" && a.objects.exclusive(key.Volume) != (key.Node == "")
+// isOutdated reports whether a decision lacks attachments that it must consider: its key is that of an attachment whose
+// volume was unknown and has been identified, or its volume became exclusive or shared. Check it after the snapshot was
+// taken, because either may happen between the two.
+func (a *Attacher) isOutdated(snap snapshot) bool {
+	if snap.key.Volume != "" {
+		return a.objects.exclusive(snap.key.Volume) != snap.seen.Exclusive
+	}
+	for _, subj := range snap.subjects {
+		if subj.sourceErr == nil {
+			return true
+		}
+	}
+	return false
 }
 
 func (a *Attacher) decide(key publication.Key) (snapshot, publication.Decision) {
@@ -107,13 +100,17 @@ func (a *Attacher) queueOfCall(snap snapshot, decision *publication.Decision) *c
 	return nil
 }
 
-// rekey enqueues the current keys of a volume that became exclusive or shared since its key was queued.
-func (a *Attacher) rekey(volume string) {
-	for _, va := range a.attachmentsOf(publication.Key{Volume: volume}) {
+// rekey enqueues the current keys of the attachments and records of an outdated key.
+func (a *Attacher) rekey(outdated publication.Key) {
+	outdated.Node = ""
+	for _, va := range a.attachmentsOf(outdated) {
 		a.enqueueAttachment(va)
 	}
-	for _, r := range a.calls.ofVolume(volume) {
-		a.queue.Add(a.objects.keyOfVolume(volume, r.node))
+	if outdated.Volume == "" {
+		return
+	}
+	for _, r := range a.calls.ofVolume(outdated.Volume) {
+		a.queue.Add(a.objects.keyOfVolume(r.handle, r.node))
 	}
 }
 
