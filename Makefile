@@ -112,7 +112,7 @@ mutants: upstream ## Take rules out, one by one, and expect a test to fail for e
 	KUBEBUILDER_ASSETS=$(UPSTREAM) BELAY_UPSTREAM_BIN=$(UPSTREAM) BELAY_CSI_ATTACHER=$(UPSTREAM)/csi-attacher KUBEBUILDER_CONTROLPLANE_START_TIMEOUT=3m go test -count=1 -timeout 3h -v ./hack/mutants $(ARGS)
 
 .PHONY: fuzz
-fuzz: check-go ## Fuzz every target, 30 seconds each (ARGS=5m for longer); make test fuzzes some for seconds.
+fuzz: check-go ## Fuzz every target, 100,000 times each (ARGS=1000000 for longer); make test fuzzes some for seconds.
 	hack/fuzz all $(ARGS)
 
 .PHONY: scale
