@@ -250,50 +250,33 @@ func (i *interruptedIndexer) interrupt() {
 
 // No reader sees a version that is older than an own write, also while another one sees that the cache has caught up with it.
 func TestNewestNeverGoesBack(t *testing.T) {
-	get := func(n *Newest[*storagev1.VolumeAttachment]) *storagev1.VolumeAttachment {
-		va, _ := n.Get("x")
-		return va
-	}
-	byIndex := func(n *Newest[*storagev1.VolumeAttachment]) *storagev1.VolumeAttachment {
-		return n.ByIndex(byNodeName, "a")["x"]
-	}
+	type newest = Newest[*storagev1.VolumeAttachment]
 	deleting := version("x", "u", "7", "a")
 	deleting.DeletionTimestamp = &metav1.Time{Time: time.Unix(1, 0)}
-	for name, tc := range map[string]struct {
-		own   func(n *Newest[*storagev1.VolumeAttachment])
+	for ownName, own := range map[string]struct {
+		make  func(n *newest)
 		event *storagev1.VolumeAttachment
-		read  func(n *Newest[*storagev1.VolumeAttachment]) *storagev1.VolumeAttachment
-		want  func(va *storagev1.VolumeAttachment) bool
 	}{
-		"write, by name": {
-			func(n *Newest[*storagev1.VolumeAttachment]) { n.Wrote(version("x", "u", "7", "a")) }, version("x", "u", "7", "a"), get,
-			func(va *storagev1.VolumeAttachment) bool { return va.ResourceVersion == "7" },
-		},
-		"write, by index": {
-			func(n *Newest[*storagev1.VolumeAttachment]) { n.Wrote(version("x", "u", "7", "a")) }, version("x", "u", "7", "a"), byIndex,
-			func(va *storagev1.VolumeAttachment) bool { return va.ResourceVersion == "7" },
-		},
-		"delete, by name": {
-			func(n *Newest[*storagev1.VolumeAttachment]) { n.Deleted("x", "u") }, deleting, get,
-			func(va *storagev1.VolumeAttachment) bool { return va.DeletionTimestamp != nil },
-		},
-		"delete, by index": {
-			func(n *Newest[*storagev1.VolumeAttachment]) { n.Deleted("x", "u") }, deleting, byIndex,
-			func(va *storagev1.VolumeAttachment) bool { return va.DeletionTimestamp != nil },
-		},
+		"write":  {func(n *newest) { n.Wrote(version("x", "u", "7", "a")) }, version("x", "u", "7", "a")},
+		"delete": {func(n *newest) { n.Deleted("x", "u") }, deleting},
 	} {
-		t.Run(name, func(t *testing.T) {
-			store := &interruptedIndexer{Indexer: cache.NewIndexer(cache.MetaNamespaceKeyFunc, attachmentIndexers)}
-			store.n = NewNewest[*storagev1.VolumeAttachment](store, attachmentIndexers)
-			_ = store.Add(version("x", "u", "5", "a"))
-			tc.own(store.n)
-			store.event = tc.event
-			for range 2 {
-				if va := tc.read(store.n); va == nil || !tc.want(va) {
-					t.Errorf("read %+v, older than the own write", va)
+		for readName, read := range map[string]func(n *newest) *storagev1.VolumeAttachment{
+			"name":  func(n *newest) *storagev1.VolumeAttachment { va, _ := n.Get("x"); return va },
+			"index": func(n *newest) *storagev1.VolumeAttachment { return n.ByIndex(byNodeName, "a")["x"] },
+		} {
+			t.Run(ownName+", by "+readName, func(t *testing.T) {
+				store := &interruptedIndexer{Indexer: cache.NewIndexer(cache.MetaNamespaceKeyFunc, attachmentIndexers)}
+				store.n = NewNewest[*storagev1.VolumeAttachment](store, attachmentIndexers)
+				_ = store.Add(version("x", "u", "5", "a"))
+				own.make(store.n)
+				store.event = own.event
+				for range 2 {
+					if va := read(store.n); va == nil || va.ResourceVersion != "7" && va.DeletionTimestamp == nil {
+						t.Errorf("read %+v, older than the own write", va)
+					}
 				}
-			}
-		})
+			})
+		}
 	}
 }
 
