@@ -322,6 +322,9 @@ func (a *Agent) verifyOwnerOnce(ctx context.Context) error {
 func (a *Agent) waitForOwner(ctx context.Context) error {
 	for failures := 1; ; failures++ {
 		err := a.owner.verify(ctx)
+		if ctx.Err() != nil {
+			return ctx.Err() // the end of the agent says nothing about the records
+		}
 		a.volumes.setBlocker(err, nodevolume.AttachabilityUnknown, nodevolume.NodeUnknown)
 		if _, other := errors.AsType[*OwnerError](err); err == nil || other {
 			return err

@@ -21,6 +21,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"belay.dev/belay/internal/kube"
+	"belay.dev/belay/internal/testing/wait"
 )
 
 // untouched fails if the driver was called since, or the volume left the list.
@@ -137,20 +138,17 @@ func TestUnidentifiedClusterIsNotTouched(t *testing.T) {
 	l := w.live()
 	l.stop()
 	calls, other := w.driver.Made(), &elsewhere{forbidden: true}
-	config := w.config()
-	config.RESTConfig = other.wrap(w.nodeID)
-	agent, err := New(config)
-	must(t, err)
+	agent, stop := w.agent(func(c *Config) { c.RESTConfig = other.wrap(w.nodeID) })
 	agent.PodsSynced()
-	ctx, cancel := context.WithTimeout(w.ctx, 2*time.Second)
-	defer cancel()
-	must(t, agent.Run(ctx))
+	wait.Until(w, "Ready to name what it waits for", func() bool {
+		err := agent.Ready()
+		return err != nil && strings.Contains(err.Error(), "cannot verify") && strings.Contains(err.Error(), "kube-system")
+	})
+	time.Sleep(2 * time.Second) // for what the agent must not do
+	stop()
 	w.untouched(l, calls)
 	if n := other.written.Load(); n > 0 {
 		t.Errorf("%d writes to the other cluster", n)
-	}
-	if err := agent.Ready(); err == nil || !strings.Contains(err.Error(), "cannot verify") || !strings.Contains(err.Error(), "kube-system") {
-		t.Errorf("Ready says: %v", err)
 	}
 }
 

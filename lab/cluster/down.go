@@ -35,6 +35,7 @@ func (c *Cluster) Down(ctx context.Context) error {
 	errs = append(errs, c.disconnect())
 	_, err := cleanLab(ctx, c.paths)
 	errs = append(errs, err)
+	c.chooser.release()
 	if c.lock != nil {
 		errs = append(errs, c.lock.Close())
 	}

@@ -4,13 +4,9 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
-	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
-
-	"golang.org/x/sys/unix"
 
 	"belay.dev/belay/lab/jsonfile"
 	"belay.dev/belay/lab/proc"
@@ -38,67 +34,53 @@ const (
 	lastPort  = 31999
 )
 
-// portChooser chooses ports that are free and that no other lab of this cache has chosen.
+// portChooser chooses ports that are free and that no other lab on this machine has chosen, whatever its cache.
 type portChooser struct {
-	taken map[int]bool
-	err   error
-}
-
-func newPortChooser(cache string) *portChooser {
-	c := &portChooser{taken: map[int]bool{}}
-	states, _ := filepath.Glob(filepath.Join(cache, "labs", "*", "lab.json"))
-	for _, path := range states {
-		s, err := readState(path)
-		if err != nil {
-			continue
-		}
-		for _, port := range s.Ports.all() {
-			c.taken[port] = true
-		}
-	}
-	return c
+	claims []net.Listener
+	err    error
 }
 
 func (c *portChooser) choose() int {
+	var last error
 	for range 1000 {
 		port := firstPort + rand.IntN(lastPort-firstPort+1) //nolint:gosec // not a secret
-		if c.taken[port] {
-			continue
+		claim, err := claimPort(port)
+		if err == nil {
+			c.claims = append(c.claims, claim)
+			return port
 		}
-		listener, err := net.Listen("tcp", net.JoinHostPort(loopback, strconv.Itoa(port)))
-		if err != nil {
-			continue
-		}
-		_ = listener.Close()
-		c.taken[port] = true
-		return port
+		last = err
 	}
-	c.err = fmt.Errorf("no free port between %d and %d on %s", firstPort, lastPort, loopback)
+	c.err = fmt.Errorf("no free port between %d and %d on %s: %w", firstPort, lastPort, loopback, last)
 	return 0
 }
 
-// claimPorts chooses ports and writes the lab's state with them. Two labs that start at the same
-// moment do so one after the other, so that the second sees what the first has chosen.
-func claimPorts(p paths, s *state) error {
-	lock, err := os.OpenFile(filepath.Join(p.cache, "labs", ".ports.lock"), os.O_CREATE|os.O_RDWR, 0o600)
+// claimPort reserves a port until the claim is closed: its server starts later and may be restarted. The claim is an abstract unix
+// socket, because such a socket belongs to a network namespace, as ports do, and the kernel removes it when this process dies.
+func claimPort(port int) (net.Listener, error) {
+	claim, err := net.Listen("unix", fmt.Sprintf("@belay-lab-port-%d", port))
 	if err != nil {
-		return fmt.Errorf("opening the lock of ports: %w", err)
+		return nil, fmt.Errorf("claim port %d: %w", port, err)
 	}
-	defer func() { _ = lock.Close() }()
-	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
-		return fmt.Errorf("locking the choice of ports: %w", err)
+	listener, err := net.Listen("tcp", address(port))
+	if err != nil {
+		_ = claim.Close()
+		return nil, fmt.Errorf("try port %d: %w", port, err)
 	}
-	if s.Ports, err = choosePorts(p.cache, s.Options); err != nil {
-		return err
-	}
-	if err := jsonfile.Write(p.state(), s); err != nil {
-		return fmt.Errorf("writing the lab's state: %w", err)
-	}
-	return nil
+	_ = listener.Close()
+	return claim, nil
 }
 
-func choosePorts(cache string, o Options) (ports, error) {
-	c := newPortChooser(cache)
+// release lets other labs choose the ports.
+func (c *portChooser) release() {
+	for _, claim := range c.claims {
+		_ = claim.Close()
+	}
+	c.claims = nil
+}
+
+// choosePorts chooses the ports of a lab.
+func (c *portChooser) choosePorts(o Options) (ports, error) {
 	p := ports{
 		Etcd: c.choose(), EtcdPeer: c.choose(), APIServer: c.choose(), ControllerManager: c.choose(), Scheduler: c.choose(),
 		ControllerHealth: c.choose(), ControllerMetrics: c.choose(),
@@ -117,16 +99,6 @@ func choosePorts(cache string, o Options) (ports, error) {
 		}
 	}
 	return p, c.err
-}
-
-func (p ports) all() []int {
-	all := []int{p.Etcd, p.EtcdPeer, p.APIServer, p.ControllerManager, p.Scheduler, p.ControllerHealth, p.ControllerMetrics}
-	for _, more := range []map[string]int{p.Sidecars, p.Uplinks, p.Kubelets, p.BMCs} {
-		for _, port := range more {
-			all = append(all, port)
-		}
-	}
-	return all
 }
 
 // nodeAddress is the loopback address of a node. The port of the API server is no other lab's, and makes it the node's alone.

@@ -5,7 +5,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -158,39 +157,5 @@ func TestAttachableDriversSetAllocatableUpdatePeriod(t *testing.T) {
 	}
 	if drivers != 3 {
 		t.Errorf("%d drivers, want 3", drivers)
-	}
-}
-
-// Two labs side by side, even if they are started at the same moment, have no port in common.
-func TestLabsShareNoPort(t *testing.T) {
-	cache := t.TempDir()
-	o, err := Options{NodeKind: NodeKindBelay}.withDefaults()
-	if err != nil {
-		t.Fatal(err)
-	}
-	names := []string{"one", "two", "three", "four"}
-	states := make([]state, len(names))
-	errs := make([]error, len(names))
-	var group sync.WaitGroup
-	for i, name := range names {
-		p := paths{cache: cache, name: name}
-		if err := os.MkdirAll(p.dir(), 0o700); err != nil {
-			t.Fatal(err)
-		}
-		states[i].Options = o
-		group.Go(func() { errs[i] = claimPorts(p, &states[i]) })
-	}
-	group.Wait()
-	seen := map[int]string{}
-	for i, name := range names {
-		if errs[i] != nil {
-			t.Fatal(errs[i])
-		}
-		for _, port := range states[i].Ports.all() {
-			if other, taken := seen[port]; taken {
-				t.Errorf("port %d of %s is %s's", port, name, other)
-			}
-			seen[port] = name
-		}
 	}
 }

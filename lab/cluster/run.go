@@ -19,6 +19,7 @@ import (
 	"k8s.io/client-go/transport"
 
 	"belay.dev/belay/internal/kube"
+	"belay.dev/belay/lab/jsonfile"
 	"belay.dev/belay/lab/labdisk"
 	"belay.dev/belay/lab/nodes"
 	"belay.dev/belay/lab/proc"
@@ -31,6 +32,7 @@ import (
 type Cluster struct {
 	options Options
 	paths   paths
+	chooser portChooser
 	ports   ports
 	specs   specs
 	group   proc.Group
@@ -166,11 +168,13 @@ func (c *Cluster) prepare(programs upstream.Programs, own siblings) error {
 	if err != nil {
 		return err
 	}
-	s := state{Options: c.options, Holder: holder, Upstream: programs.Dir}
-	if err := claimPorts(c.paths, &s); err != nil {
+	if c.ports, err = c.chooser.choosePorts(c.options); err != nil {
 		return err
 	}
-	c.ports = s.Ports
+	s := state{Options: c.options, Ports: c.ports, Holder: holder, Upstream: programs.Dir}
+	if err := jsonfile.Write(c.paths.state(), s); err != nil {
+		return fmt.Errorf("writing the lab's state: %w", err)
+	}
 	if err := writePKI(c.paths, c.ports, c.options.nodeNames()); err != nil {
 		return err
 	}

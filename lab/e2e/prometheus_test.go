@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"net"
 	"net/http"
 	"net/url"
 	"os"
@@ -22,6 +21,7 @@ import (
 
 	"sigs.k8s.io/yaml"
 
+	"belay.dev/belay/internal/testing/process"
 	"belay.dev/belay/lab/labtest"
 )
 
@@ -40,12 +40,7 @@ func startPrometheus(t *testing.T, program, lab string, metrics map[string]strin
 	if err := os.WriteFile(config, raw, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	p := &prometheusServer{address: listener.Addr().String()}
-	_ = listener.Close()
+	p := &prometheusServer{address: process.FreeAddress()}
 	log, err := os.Create(filepath.Join(dir, "log"))
 	if err != nil {
 		t.Fatal(err)
