@@ -34,10 +34,10 @@ func launchAs(t *testing.T, o Options, wrap func(http.RoundTripper) http.RoundTr
 	config.Wrap(wrap)
 	mgr, err := kube.NewManager(config, kube.ManagerConfig{
 		Lease: &kube.LeaseConfig{
-			Namespace: "kube-system", Name: "belay-controller", RenewDeadline: 10 * time.Second,
+			Namespace: "kube-system", Name: "belay-controller", RenewDeadline: wait.Timeout, // on a busy machine, the API server may not answer for a while
 			Identity: fmt.Sprintf("%s-%d", t.Name(), time.Now().UnixNano()),
 		},
-		LeaseDuration: 15 * time.Second,
+		LeaseDuration: wait.Timeout + 5*time.Second,
 		RetryPeriod:   100 * time.Millisecond,
 	})
 	if err != nil {
