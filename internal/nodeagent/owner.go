@@ -322,11 +322,9 @@ func (a *Agent) verifyOwnerOnce(ctx context.Context) error {
 func (a *Agent) waitForOwner(ctx context.Context) error {
 	for failures := 1; ; failures++ {
 		err := a.owner.verify(ctx)
-		if ctx.Err() != nil {
-			return ctx.Err() // the end of the agent says nothing about the records
-		}
 		a.volumes.setBlocker(err, nodevolume.AttachabilityUnknown, nodevolume.NodeUnknown)
-		if _, other := errors.AsType[*OwnerError](err); err == nil || other {
+		// An attempt that the agent's end cuts off says nothing about the records; an OwnerError does, also at the end.
+		if _, other := errors.AsType[*OwnerError](err); err == nil || other || ctx.Err() != nil {
 			return err
 		}
 		a.log.Error(err, "Failed to verify that the records belong to this node, retrying", "failures", failures)
