@@ -24,7 +24,7 @@ func TestOnePublishPerAttach(t *testing.T) {
 	labtest.Needs(t)
 	const volumes, rounds = 20, 5
 	ctx := t.Context()
-	scene := labtest.Open(t, labOptions(cluster.PlaneBelay, "bench", 2))
+	scene := labtest.Open(t, labtest.Steady(labOptions(cluster.PlaneBelay, "bench", 2)))
 	fleet, err := scene.NewFleet(ctx, "vol", volumes)
 	if err != nil {
 		t.Fatal(err)

@@ -71,12 +71,18 @@ type rigOptions struct {
 	audit bool
 	// later leaves it to the caller to equip the rig.
 	later bool
-	say   func(format string, args ...any)
+	// change, if set, changes the lab's options; belay's programs are then not as shipped.
+	change func(cluster.Options) cluster.Options
+	say    func(format string, args ...any)
 }
 
 // openRig starts a lab. If it fails nothing is left behind.
 func openRig(ctx context.Context, o rigOptions) (r *rig, err error) {
-	lab, err := cluster.Up(ctx, cluster.Options{Name: o.name, Bare: true, Audit: o.audit, Progress: o.say})
+	options := cluster.Options{Name: o.name, Bare: true, Audit: o.audit, Progress: o.say}
+	if o.change != nil {
+		options = o.change(options)
+	}
+	lab, err := cluster.Up(ctx, options)
 	if err != nil {
 		return nil, err
 	}

@@ -127,7 +127,7 @@ func knownOfKubelet(plan Plan) bool {
 // seed makes one move with one kill, or one cut.
 func (r *run) seed(t *testing.T, plan Plan) {
 	t.Helper()
-	ctx, stop := context.WithTimeout(t.Context(), 5*time.Minute)
+	ctx, stop := context.WithTimeout(t.Context(), 15*time.Minute)
 	defer stop()
 	t.Log(plan)
 	from, err := r.scene.WriterNode()

@@ -63,7 +63,7 @@ func TestAttacherKilledWhileVolumesMove(t *testing.T) {
 	r.Driver.FailUnpublish(10)
 	start := func() {
 		// It comes back at once, as a container does; with a lease it would wait for its own.
-		if err := r.Start(cluster.PlaneBelay, "--leader-election=false", "--worker-threads=24", "--retry-interval-start=50ms"); err != nil {
+		if err := r.Start(cluster.PlaneBelay, "--leader-election=false", "--worker-threads=24", "--retry-interval-start=50ms", "--timeout=2m"); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -16,6 +16,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"belay.dev/belay/lab/nodes"
+	"belay.dev/belay/lab/proc"
 )
 
 // Bounds of the start; a loaded machine takes a multiple of the usual three seconds.
@@ -24,8 +25,8 @@ const (
 	nodesWithin = 4 * time.Minute
 	downWithin  = 2 * time.Minute
 	lookAgain   = 50 * time.Millisecond
-	// A component that ended so often while the lab starts will not come up.
-	hopelessRestarts = 4
+	// A component that ended so often in a row, each time soon after its start, will not come up.
+	hopelessRestarts = 6
 )
 
 // await polls until ready succeeds. It returns early when a component keeps
@@ -36,7 +37,7 @@ func (c *Cluster) await(ctx context.Context, what string, within time.Duration, 
 		if last = ready(ctx); last == nil {
 			return true, nil
 		}
-		return false, c.restarted(hopelessRestarts)
+		return false, c.restarted(func(s proc.State) bool { return s.RestartsInARow >= hopelessRestarts })
 	})
 	switch {
 	case err == nil:
@@ -44,16 +45,19 @@ func (c *Cluster) await(ctx context.Context, what string, within time.Duration, 
 	case ctx.Err() != nil:
 		return fmt.Errorf("waiting for %s: %w", what, context.Cause(ctx))
 	case wait.Interrupted(err):
-		return fmt.Errorf("%s is not ready after %v: %w", what, within, errors.Join(last, c.restarted(1)))
+		return fmt.Errorf("%s is not ready after %v: %w", what, within, errors.Join(last, c.restarted(ever)))
 	default:
 		return fmt.Errorf("waiting for %s: %w", what, err)
 	}
 }
 
-// restarted is an error for the first component that was restarted so often since the start.
-func (c *Cluster) restarted(times int) error {
+// ever reports whether a component was restarted at all.
+func ever(s proc.State) bool { return s.Restarts > 0 }
+
+// restarted is an error for the first component that was restarted as often as that.
+func (c *Cluster) restarted(often func(proc.State) bool) error {
 	for _, s := range c.states() {
-		if s.Restarts >= times {
+		if often(s) {
 			return fmt.Errorf("%s was restarted %d times (%s); the end of its log:\n%s", s.Name, s.Restarts, s.LastError, tail(c.paths.log(s.Name), 12))
 		}
 	}
@@ -96,7 +100,7 @@ func (c *Cluster) awaitNode(ctx context.Context, client kubernetes.Interface, na
 		adopt, cancel := context.WithTimeoutCause(ctx, nodesWithin, fmt.Errorf("the kubelet of %s has not registered after %v", name, nodesWithin))
 		defer cancel()
 		if err := nodes.AdoptNode(adopt, client, name, c.ports.nodeAddress(name)); err != nil {
-			return errors.Join(err, c.restarted(1))
+			return errors.Join(err, c.restarted(ever))
 		}
 	}
 	return c.await(ctx, name, nodesWithin, func(ctx context.Context) error {

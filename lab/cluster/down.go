@@ -76,16 +76,17 @@ func (c *Cluster) stopNode(ctx context.Context, node *nodes.Node) error {
 	if slices.Contains(c.frozenNodes(), name) {
 		return c.PowerOff(name)
 	}
+	process, err := c.process(name)
+	if err != nil {
+		return nil // it never started
+	}
 	if c.IsOn(name) {
+		process.LetEnd() // it would boot again
 		orderly, cancel := context.WithTimeout(ctx, shutdownWithin)
 		defer cancel()
 		if err := node.Shutdown(orderly); err != nil {
 			c.options.Progress("%s does not shut down in order, its power is cut: %v", name, err)
 		}
-	}
-	process, err := c.process(name)
-	if err != nil {
-		return nil // it never started
 	}
 	return process.PowerOff()
 }

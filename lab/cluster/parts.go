@@ -25,14 +25,14 @@ func Unthrottled() []string { return []string{"--kube-api-qps=10000", "--kube-ap
 
 // StartController starts the attach/detach controller of a plane, and no other controller, in a
 // bare lab, and returns the component's name. Both are run as shipped, but that nothing throttles upstream's client, and with
-// the given environment variables (NAME=value) besides. One that exits is not started again. The caller makes sure
-// that no two run at the same time.
+// the lab's ControllerArgs for belay's, and the given environment variables (NAME=value), besides. One that exits is not
+// started again. The caller makes sure that no two run at the same time.
 func (c *Cluster) StartController(plane string, environment ...string) (component string, err error) {
 	s := c.specs
 	var spec proc.Spec
 	switch plane {
 	case PlaneBelay:
-		spec = s.shippedController(componentController, s.paths.kubeconfig(identityController))
+		spec = s.shippedController(componentController, s.paths.kubeconfig(identityController), s.options.ControllerArgs...)
 	case PlaneUpstream:
 		spec = s.manager("persistentvolume-attach-detach-controller", Unthrottled()...)
 	default:

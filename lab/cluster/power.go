@@ -51,6 +51,9 @@ func (c *Cluster) takePower(name string) error {
 			errs = append(errs, err)
 		}
 	}
+	if node := c.Node(name); node != nil {
+		errs = append(errs, node.AwaitEnd()) // after the cut: I/O that hangs would keep them
+	}
 	_, err := releaseLoops(context.Background(), c.paths.node(name))
 	return errors.Join(append(errs, err)...)
 }

@@ -22,7 +22,7 @@ type Sidecar struct {
 }
 
 // StartSidecar starts csi-attacher or belay-attacher as drivers' manifests do: flags as shipped, with leader election, but
-// for what Args say. One that exits is not started again.
+// for what the lab's AttacherArgs, and then Args, say. One that exits is not started again.
 func (c *Cluster) StartSidecar(plane string, o Sidecar) error {
 	s := c.specs
 	var program, config string
@@ -37,7 +37,7 @@ func (c *Cluster) StartSidecar(plane string, o Sidecar) error {
 	spec := s.component(o.Component, program, slices.Concat([]string{
 		"--csi-address=" + o.Socket, "--kubeconfig=" + s.paths.kubeconfig(config), "--leader-election",
 		"--leader-election-namespace=" + SidecarNamespace(plane), "--v=" + strconv.Itoa(s.options.Verbosity),
-	}, o.Args)...)
+	}, s.options.AttacherArgs, o.Args)...)
 	spec.Env = append(spec.Env, o.Env...)
 	return c.launchOnce(spec)
 }

@@ -1,12 +1,16 @@
 package e2e
 
 import (
+	"errors"
+	"fmt"
 	"testing"
+	"time"
 
 	"belay.dev/belay/lab/cluster"
 	"belay.dev/belay/lab/demo"
 	"belay.dev/belay/lab/labdisk"
 	"belay.dev/belay/lab/labtest"
+	"belay.dev/belay/lab/scenario"
 	"belay.dev/belay/lab/timeline"
 )
 
@@ -31,13 +35,23 @@ func goesAllTheWay(t *testing.T, name, plane string) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	labtest.Until(t, time.Minute, "the watches to bring all of the move", func() error {
+		move, err = scene.Timeline(ctx, timeline.Query{
+			Title: move.Title, From: move.From, To: move.To, Start: move.Start, Volume: move.Volume,
+			NextPod: scenario.Namespace + "/" + scenario.WriterPod,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, step := range move.Steps {
+			if !step.Seen {
+				err = errors.Join(err, fmt.Errorf("step %q was not seen", step.Name))
+			}
+		}
+		return err
+	})
 	if err := timeline.Chart(t.Output(), move, timeline.Style{}); err != nil {
 		t.Error(err)
-	}
-	for _, step := range move.Steps {
-		if !step.Seen {
-			t.Errorf("step %q of the move was not seen", step.Name)
-		}
 	}
 	if err := scene.AwaitSettled(ctx, move.To); err != nil {
 		t.Error(err)

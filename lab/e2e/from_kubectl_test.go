@@ -86,7 +86,7 @@ func TestFromKubectl(t *testing.T) {
 	if err := scene.Cluster.PowerOff(node); err != nil {
 		t.Fatal(err)
 	}
-	labtest.Until(t, time.Minute, node+" to be taken for dead", func() error {
+	labtest.Until(t, 5*time.Minute, node+" to be taken for dead", func() error {
 		n, err := scene.Client.CoreV1().Nodes().Get(t.Context(), node, metav1.GetOptions{})
 		if err != nil || kube.Ready(n) {
 			return fmt.Errorf("%s is Ready (%w)", node, err)

@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"belay.dev/belay/internal/testing/wait"
 	"belay.dev/belay/lab/cluster"
 	"belay.dev/belay/lab/labdisk"
 	"belay.dev/belay/lab/labtest"
@@ -112,28 +113,30 @@ func (u turn) take(t *testing.T, scene *scenario.Scene, claim string, before []t
 	labtest.UntilPod(t, scene, u.name, "is gone", func(pod *corev1.Pod) bool { return pod == nil })
 }
 
-// untilWritten follows the pod's log until it has acknowledged enough records.
+// untilWritten waits until the pod's log acknowledges enough records.
 func untilWritten(t *testing.T, scene *scenario.Scene, pod string) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), wait.Timeout)
 	defer cancel()
-	log, err := scene.Client.CoreV1().Pods(scenario.Namespace).GetLogs(pod, &corev1.PodLogOptions{Follow: true}).Stream(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer log.Close()
-	var said []string
-	written := 0
-	for lines := bufio.NewScanner(log); lines.Scan(); {
-		said = append(said, lines.Text())
-		if strings.HasPrefix(lines.Text(), "acknowledged ") {
-			written++
+	labtest.Until(t, wait.Timeout, "records of pod "+pod, func() error {
+		log, err := scene.Client.CoreV1().Pods(scenario.Namespace).GetLogs(pod, &corev1.PodLogOptions{Follow: true}).Stream(ctx)
+		if err != nil {
+			return err
 		}
-		if written == enough {
-			return
+		defer log.Close()
+		var said []string
+		written := 0
+		for lines := bufio.NewScanner(log); lines.Scan(); {
+			said = append(said, lines.Text())
+			if strings.HasPrefix(lines.Text(), "acknowledged ") {
+				written++
+			}
+			if written == enough {
+				return nil
+			}
 		}
-	}
-	t.Fatalf("pod %s wrote %d records, want %d; it said:\n%s", pod, written, enough, strings.Join(said, "\n"))
+		return fmt.Errorf("it wrote %d, want %d; it said:\n%s", written, enough, strings.Join(said, "\n"))
+	})
 }
 
 // mountOf is where the pod's volume is mounted, seen through the process that made the node's namespaces.

@@ -34,7 +34,7 @@ func TestInstall(t *testing.T) {
 			t.Errorf("VolumeAttachment %s was not created by belay: %+v", a.Name, a.ManagedFields)
 		}
 	}
-	if out, err := r.run("kubectl-belay", "check"); err != nil {
+	if out, err := r.run("kubectl-belay", "check", "--wait", "--timeout", "3m"); err != nil {
 		t.Errorf("%v\n%s", err, out)
 	}
 	r.uninstall()

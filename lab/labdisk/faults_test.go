@@ -56,36 +56,57 @@ func (b *bench) serveSocket() (client *Client, socket string) {
 // A call that is late is carried out after its caller has abandoned it, before a later one of the volume and node is answered; or, from a
 // driver that breaks its promise, after it.
 func TestLateCalls(t *testing.T) {
-	for effect, attached := range map[string]bool{EffectLate: false, EffectDisorder: true} {
+	for effect, overtakes := range map[string]bool{EffectLate: false, EffectDisorder: true} {
 		t.Run(effect, func(t *testing.T) {
-			b := newBench(t, false)
-			v := b.newDisk(DriverDisk, "pvc-1")
-			client, controller := b.serve()
-			if _, err := client.SetFault(t.Context(), Fault{Effect: effect, Delay: 2 * time.Second, Method: "ControllerPublishVolume", Count: 1}); err != nil {
-				t.Fatal(err)
-			}
-			impatient, abandon := context.WithCancel(t.Context())
-			defer abandon()
-			go func() { // as soon as the driver has it
-				for len(b.record.callsSince(time.Time{})) == 0 && impatient.Err() == nil {
-					time.Sleep(time.Millisecond)
-				}
-				time.Sleep(100 * time.Millisecond) // and has it in order
-				abandon()
-			}()
-			_, err := controller.ControllerPublishVolume(impatient, &csi.ControllerPublishVolumeRequest{VolumeId: v, NodeId: "n1", VolumeCapability: mountCapability(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER, "")})
-			if status.Code(err) != codes.Canceled {
-				t.Fatalf("publish: %v", err)
-			}
-			if _, err := controller.ControllerUnpublishVolume(t.Context(), &csi.ControllerUnpublishVolumeRequest{VolumeId: v, NodeId: "n1"}); err != nil {
-				t.Fatalf("unpublish: %v", err)
-			}
-			time.Sleep(3 * time.Second)
-			if now := b.attachments(); (len(now) > 0) != attached {
-				t.Errorf("attachments after the unpublish %v, want some: %v", now, attached)
-			}
+			untilRight(t, func() (string, bool) { return lateCall(t, effect, overtakes) })
 		})
 	}
+}
+
+// lateCall abandons a publish that is late, unpublishes, and says what is wrong.
+func lateCall(t *testing.T, effect string, overtakes bool) (wrong string, forGood bool) {
+	t.Helper()
+	const delay = 2 * time.Second
+	b := newBench(t, false)
+	v := b.newDisk(DriverDisk, "pvc-1")
+	client, controller := b.serve()
+	if _, err := client.SetFault(t.Context(), Fault{Effect: effect, Delay: delay, Method: "ControllerPublishVolume", Count: 1}); err != nil {
+		t.Fatal(err)
+	}
+	impatient, abandon := context.WithCancel(t.Context())
+	defer abandon()
+	go func() { // as soon as the driver has it
+		for len(b.record.callsSince(time.Time{})) == 0 && impatient.Err() == nil {
+			time.Sleep(time.Millisecond)
+		}
+		time.Sleep(100 * time.Millisecond) // and has it in order
+		abandon()
+	}()
+	began := time.Now()
+	_, err := controller.ControllerPublishVolume(impatient, &csi.ControllerPublishVolumeRequest{VolumeId: v, NodeId: "n1", VolumeCapability: mountCapability(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER, "")})
+	if status.Code(err) != codes.Canceled {
+		return fmt.Sprintf("publish: %v", err), err != nil
+	}
+	if _, err := controller.ControllerUnpublishVolume(t.Context(), &csi.ControllerUnpublishVolumeRequest{VolumeId: v, NodeId: "n1"}); err != nil {
+		t.Fatalf("unpublish: %v", err)
+	}
+	if overtakes {
+		if took := time.Since(began); took >= delay {
+			return fmt.Sprintf("the unpublish was answered after %v and may not have overtaken the publish", took), false
+		}
+		eventually(t, "attachment after the unpublish", func() error {
+			if len(b.attachments()) == 0 {
+				return errors.New("there is none")
+			}
+			return nil
+		})
+		return "", false
+	}
+	time.Sleep(delay + time.Second)
+	if now := b.attachments(); len(now) > 0 {
+		return fmt.Sprintf("attachments after the unpublish: %v", now), true
+	}
+	return "", false
 }
 
 func TestFaults(t *testing.T) {
@@ -104,10 +125,10 @@ func TestFaults(t *testing.T) {
 		"an error of the volume, by its name":     {Fault{Effect: EffectError, Code: "Aborted", Volume: "pvc-1"}, []outcome{{codes.Aborted, false}, {codes.Aborted, false}}},
 		"an error of another driver":              {Fault{Effect: EffectError, Code: "Aborted", Driver: DriverShare}, []outcome{{codes.OK, true}}},
 		"a lost reply with a code":                {Fault{Effect: EffectLostReply, Code: "Unavailable", Count: 1}, []outcome{{codes.Unavailable, true}, {codes.OK, true}}},
-		"a lost reply":                            {Fault{Effect: EffectLostReply, Count: 1}, []outcome{{codes.DeadlineExceeded, true}, {codes.OK, true}}},
-		"a hang until the caller abandons it":     {Fault{Effect: EffectHang, Count: 1}, []outcome{{codes.DeadlineExceeded, false}, {codes.OK, true}}},
+		"a lost reply":                            {Fault{Effect: EffectLostReply, Count: 1}, []outcome{{codes.Canceled, true}, {codes.OK, true}}},
+		"a hang until the caller abandons it":     {Fault{Effect: EffectHang, Count: 1}, []outcome{{codes.Canceled, false}, {codes.OK, true}}},
 		"a delay":                                 {Fault{Effect: EffectDelay, Delay: time.Millisecond}, []outcome{{codes.OK, true}}},
-		"a delay longer than the caller's wait":   {Fault{Effect: EffectDelay, Delay: time.Hour}, []outcome{{codes.DeadlineExceeded, false}}},
+		"a delay longer than the caller's wait":   {Fault{Effect: EffectDelay, Delay: time.Hour}, []outcome{{codes.Canceled, false}}},
 		"a limit of none":                         {Fault{Effect: EffectLimit, Limit: 0, Node: "n1"}, []outcome{{codes.ResourceExhausted, false}}},
 		"a limit that the volume itself is under": {Fault{Effect: EffectLimit, Limit: 1, Node: "n1"}, []outcome{{codes.OK, true}, {codes.OK, true}}},
 	} {
@@ -120,12 +141,17 @@ func TestFaults(t *testing.T) {
 				t.Fatal(err)
 			}
 			var got []outcome
-			for _, want := range test.want {
-				patience := 2 * time.Minute
-				if want.Code == codes.DeadlineExceeded {
-					patience = 3 * time.Second // the driver's own work is to be done in it
+			for i, want := range test.want {
+				ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+				if want.Code == codes.Canceled {
+					go func() { // once the driver has the call, and has done what it does of it
+						for ctx.Err() == nil && (len(b.record.callsSince(time.Time{})) <= i || (len(b.attachments()) == 1) != want.Attached) {
+							time.Sleep(time.Millisecond)
+						}
+						time.Sleep(500 * time.Millisecond) // an answer would have come
+						cancel()
+					}()
 				}
-				ctx, cancel := context.WithTimeout(t.Context(), patience)
 				_, err := controller.ControllerPublishVolume(ctx, &csi.ControllerPublishVolumeRequest{VolumeId: v, NodeId: "n1",
 					VolumeCapability: mountCapability(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER, "")})
 				cancel()

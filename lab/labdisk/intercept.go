@@ -143,7 +143,7 @@ type nodeRecord struct {
 }
 
 // recordPatience bounds how long a call waits to be recorded.
-const recordPatience = 2 * time.Second
+const recordPatience = 10 * time.Second
 
 func (n *nodeRecord) begin(ctx context.Context, c Call) (Call, *Fault, error) {
 	n.flush()

@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -233,19 +234,41 @@ func TestRootFabricRestartUnderIO(t *testing.T) {
 	s, a := oneNode(t)
 	d := s.ext4()
 	d.bringUp(a)
-	done := make(chan error, 1)
+	done, stop := make(chan error, 1), make(chan struct{})
+	var writes atomic.Int64
 	go func() {
-		var err error
-		for i := 0; i < 50 && err == nil; i++ {
-			err = d.write(a, "x", strings.Repeat("y", 100_000+i))
+		for i := 0; ; i++ {
+			select {
+			case <-stop:
+				done <- nil
+				return
+			default:
+			}
+			if err := d.write(a, "x", strings.Repeat("y", 100_000+i)); err != nil {
+				done <- err
+				return
+			}
+			writes.Add(1)
 		}
-		done <- err
 	}()
 	for range 3 {
 		time.Sleep(30 * time.Millisecond)
 		s.kill()
 		s.start()
+		before := writes.Load()
+		eventually(t, "write that ends after the restart", func() error { // one write is not to meet all restarts
+			select {
+			case err := <-done:
+				t.Fatalf("write while the fabric was killed and came back: %v", err)
+			default:
+			}
+			if writes.Load() == before {
+				return errors.New("it hangs")
+			}
+			return nil
+		})
 	}
+	close(stop)
 	if err := <-done; err != nil {
 		t.Errorf("write while the fabric was killed and came back: %v", err)
 	}

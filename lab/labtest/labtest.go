@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -49,6 +50,15 @@ func Open(t *testing.T, o cluster.Options) *scenario.Scene {
 		}
 	})
 	return scene
+}
+
+// Steady has leaders keep their leases, and calls of the driver wait, through the stalls of a busy machine. It is for tests that count
+// what is done once: after a lease that was lost, or a call that was abandoned, the next leader or call does it again.
+func Steady(o cluster.Options) cluster.Options {
+	o.ControllerArgs = append(slices.Clone(o.ControllerArgs), "--leader-elect-lease-duration=4m", "--leader-elect-renew-deadline=3m")
+	o.AttacherArgs = append(slices.Clone(o.AttacherArgs),
+		"--leader-election-lease-duration=4m", "--leader-election-renew-deadline=3m", "--timeout=2m")
+	return o
 }
 
 // Number is the number in an environment variable, or otherwise where there is none.

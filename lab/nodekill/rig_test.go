@@ -32,7 +32,7 @@ const (
 	machine = "node-1"
 	edge    = "edge"
 	// limit bounds every wait for what has to come.
-	limit = time.Minute
+	limit = 4 * time.Minute
 	look  = 15 * time.Millisecond
 )
 

@@ -120,11 +120,37 @@ func (n *Node) Thaw() error { return n.setFrozen("THAWED", "0") }
 
 // KillFrozen kills all processes of a frozen node. The kernel carries it out when the node is thawed, before any of them runs.
 func (n *Node) KillFrozen() error {
+	pids, err := n.pids()
+	for _, pid := range pids {
+		_ = unix.Kill(pid, unix.SIGKILL) // it may have ended before it was frozen
+	}
+	return err
+}
+
+// AwaitEnd waits until the node's processes, which were killed, have died.
+func (n *Node) AwaitEnd() error {
+	var left []int
+	var err error
+	within(cgroupPatience, func() bool {
+		left, err = n.pids()
+		return len(left) == 0 && (err == nil || errors.Is(err, fs.ErrNotExist))
+	})
+	if errors.Is(err, fs.ErrNotExist) { // it has no cgroup any more
+		err = nil
+	}
+	if err == nil && len(left) > 0 {
+		err = fmt.Errorf("processes %v of node %s do not end", left, n.Config.Name)
+	}
+	return err
+}
+
+// pids are the node's processes.
+func (n *Node) pids() (pids []int, err error) {
 	root := filepath.Join(cgroupMount, "freezer", n.Config.Cgroup())
 	if isCgroup2() {
 		root = filepath.Join(cgroupMount, n.Config.Cgroup())
 	}
-	return filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
+	err = filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil || entry.Name() != "cgroup.procs" {
 			return err
 		}
@@ -134,11 +160,12 @@ func (n *Node) KillFrozen() error {
 		}
 		for field := range strings.FieldsSeq(string(content)) {
 			if pid, err := strconv.Atoi(field); err == nil && pid > 1 {
-				_ = unix.Kill(pid, unix.SIGKILL) // it may have ended before it was frozen
+				pids = append(pids, pid)
 			}
 		}
 		return nil
 	})
+	return pids, err
 }
 
 func (n *Node) setFrozen(v1, v2 string) error {
@@ -170,14 +197,18 @@ func Cgroups(labDir string) ([]string, error) {
 }
 
 // RemoveCgroups removes what the nodes of the lab in a folder left below /sys/fs/cgroup.
-// Their processes must be gone. Safe to call when there is nothing.
-func RemoveCgroups(labDir string) error {
-	groups, err := Cgroups(labDir)
-	problems := []error{err}
-	for _, group := range groups {
-		problems = append(problems, removeCgroup(group))
-	}
-	return errors.Join(problems...)
+// Their processes must be gone, or dying. Safe to call when there is nothing.
+func RemoveCgroups(labDir string) (err error) {
+	within(cgroupPatience, func() bool {
+		groups, problem := Cgroups(labDir)
+		problems := []error{problem}
+		for _, group := range groups {
+			problems = append(problems, removeCgroup(group))
+		}
+		err = errors.Join(problems...)
+		return err == nil
+	})
+	return err
 }
 
 // RemoveCgroup removes what one node left below /sys/fs/cgroup.

@@ -52,18 +52,15 @@ func running(pod *corev1.Pod) bool {
 func gone(pod *corev1.Pod) bool { return pod == nil }
 
 // logs asks the API server, as kubectl logs does.
-func (p *plane) logs(t *testing.T, pod string) []string {
+func (p *plane) logs(t *testing.T, pod string) ([]string, error) {
 	t.Helper()
 	stream, err := p.client.CoreV1().Pods("default").GetLogs(pod, &corev1.PodLogOptions{}).Stream(t.Context())
 	if err != nil {
-		t.Fatalf("logs of %s: %v", pod, err)
+		return nil, err
 	}
 	defer func() { _ = stream.Close() }()
 	all, err := io.ReadAll(stream)
-	if err != nil {
-		t.Fatalf("logs of %s: %v", pod, err)
-	}
-	return lines(string(all))
+	return lines(string(all)), err
 }
 
 func (p *plane) create(t *testing.T, pod *corev1.Pod) *corev1.Pod {
@@ -95,9 +92,10 @@ func life(t *testing.T, kind Kind) {
 	first := p.awaitPod(t, "writer", "running", running)
 	t.Logf("running after %v", time.Since(began))
 	var log []string
-	within(testPatience, func() bool { log = p.logs(t, "writer"); return len(log) > 2 })
+	var err error
+	within(testPatience, func() bool { log, err = p.logs(t, "writer"); return err == nil && len(log) > 2 })
 	if len(log) == 0 || !strings.HasSuffix(log[0], "continuing as node-1/writer") {
-		t.Errorf("log: %q", log)
+		t.Errorf("log: %q (%v)", log, err)
 	}
 
 	if err := node.Kill(ChildAgent); err != nil {

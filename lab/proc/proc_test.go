@@ -108,7 +108,7 @@ func TestStateShowsStoppedBySignal(t *testing.T) {
 		if err := p.Signal(step.signal); err != nil {
 			t.Fatal(err)
 		}
-		deadline := time.Now().Add(10 * time.Second)
+		deadline := time.Now().Add(patience)
 		for p.State().Stopped != step.want {
 			if time.Now().After(deadline) {
 				t.Fatalf("after %v the state is %+v", step.signal, p.State())
@@ -165,6 +165,25 @@ func TestKilledComponentComesBack(t *testing.T) {
 	}
 	if got := p.State(); got.Restarts != 1 || got.PID != second.PID {
 		t.Errorf("state is %+v, want one restart and pid %d", got, second.PID)
+	}
+}
+
+// TestRestartsInARow: a run that was long enough is no failed start.
+func TestRestartsInARow(t *testing.T) {
+	for steadyAfter, counts := range map[time.Duration]bool{patience: true, 50 * time.Millisecond: false} {
+		group := proc.Group{RunDir: t.TempDir(), SteadyAfter: steadyAfter}
+		p, err := group.Start(proc.Spec{Name: "again", Path: "sleep", Args: []string{"0.1"}, Restart: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = p.PowerOff() })
+		deadline := time.Now().Add(patience)
+		for p.State().Restarts < 3 && time.Now().Before(deadline) {
+			time.Sleep(5 * time.Millisecond)
+		}
+		if got := p.State(); got.Restarts < 3 || (got.RestartsInARow > 1) != counts {
+			t.Errorf("with runs of 0.1 s and SteadyAfter %v: %+v", steadyAfter, got)
+		}
 	}
 }
 

@@ -41,10 +41,10 @@ type Spec struct {
 const (
 	defaultGrace = 5 * time.Second
 	// A program that fails at once is started again after firstBackOff, then twice that, up to
-	// lastBackOff; after a run of steadyAfter the back-off starts over.
-	firstBackOff = 100 * time.Millisecond
-	lastBackOff  = 5 * time.Second
-	steadyAfter  = 10 * time.Second
+	// lastBackOff; after a run that took longer than Group.SteadyAfter the back-off starts over.
+	firstBackOff       = 100 * time.Millisecond
+	lastBackOff        = 5 * time.Second
+	defaultSteadyAfter = 10 * time.Second
 )
 
 // Group starts processes that share a run folder for their records.
@@ -55,6 +55,8 @@ type Group struct {
 	Shim string
 	// Env is the environment of every process of the group; default: this process's own.
 	Env []string
+	// SteadyAfter is how long a program has to run for its end not to count as a failed start; default 10 s.
+	SteadyAfter time.Duration
 }
 
 // Process is one supervised component. All its methods may be called from any goroutine.
@@ -67,7 +69,9 @@ type Process struct {
 	mu       sync.Mutex
 	current  *exec.Cmd     // nil between runs
 	ended    chan struct{} // closed when current has been reaped
+	started  time.Time     // when the last run began
 	restarts int
+	inARow   int // restarts since a run that was steady
 	lastErr  error
 }
 
@@ -76,6 +80,9 @@ type Process struct {
 func (g Group) Start(spec Spec) (*Process, error) {
 	if spec.Grace == 0 {
 		spec.Grace = defaultGrace
+	}
+	if g.SteadyAfter == 0 {
+		g.SteadyAfter = defaultSteadyAfter
 	}
 	path, err := exec.LookPath(spec.Path)
 	if err != nil {
@@ -125,6 +132,7 @@ func (p *Process) launch() error {
 	// A reader that sees the new process, or its record, must see it in the state too.
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.started = time.Now()
 	if err := command.Start(); err != nil {
 		return fmt.Errorf("starting %s: %w", p.spec.Name, err)
 	}
@@ -151,7 +159,6 @@ func (p *Process) supervise(ctx context.Context) {
 	defer close(p.done)
 	delay := firstBackOff
 	for {
-		started := time.Now()
 		err := p.reap()
 		if p.spec.Exited != nil {
 			p.spec.Exited(err)
@@ -159,9 +166,12 @@ func (p *Process) supervise(ctx context.Context) {
 		if !p.spec.Restart || ctx.Err() != nil {
 			return
 		}
-		if time.Since(started) > steadyAfter {
+		p.mu.Lock()
+		if time.Since(p.started) > p.group.SteadyAfter {
 			delay = firstBackOff
+			p.inARow = 0
 		}
+		p.mu.Unlock()
 		for {
 			if !rest(ctx, delay) {
 				return
@@ -179,6 +189,7 @@ func (p *Process) relaunch(ctx context.Context) error {
 	// Counted first: a reader that sees the new process must see the count.
 	p.mu.Lock()
 	p.restarts++
+	p.inARow++
 	p.mu.Unlock()
 	err := p.launch()
 	p.mu.Lock()
@@ -235,6 +246,8 @@ type State struct {
 	Stopped bool `json:"stopped,omitempty"`
 	// Restarts counts how often it was started again.
 	Restarts int `json:"restarts"`
+	// RestartsInARow counts those since it last ran for longer than Group.SteadyAfter.
+	RestartsInARow int `json:"-"`
 	// LastError says how the last run ended, or why it could not be started.
 	LastError string `json:"lastError,omitempty"`
 }
@@ -243,7 +256,7 @@ type State struct {
 func (p *Process) State() State {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	s := State{Name: p.spec.Name, Restarts: p.restarts}
+	s := State{Name: p.spec.Name, Restarts: p.restarts, RestartsInARow: p.inARow}
 	if p.current != nil {
 		s.PID = p.current.Process.Pid
 		s.Stopped = Stopped(s.PID)
@@ -287,6 +300,9 @@ func (p *Process) Signal(sig unix.Signal) error {
 	return nil
 }
 
+// LetEnd makes the current run the last one.
+func (p *Process) LetEnd() { p.cancel() }
+
 // Stop ends the component for good: SIGTERM, after its grace SIGKILL. With ctx done it is killed
 // at once. It returns when the process is gone.
 func (p *Process) Stop(ctx context.Context) error {
@@ -322,7 +338,7 @@ func (p *Process) killForGood() error {
 	select {
 	case <-p.done:
 		return nil
-	case <-time.After(killedWithin):
+	case <-time.After(4 * killedWithin): // Spec.Exited may wait for what the process has left
 		return fmt.Errorf("%s does not end", p.spec.Name)
 	}
 }

@@ -24,10 +24,10 @@ import (
 // ends in them says what it waited for.
 const (
 	// moveLimit holds kubelet's status ticks, a restart of any component and its lease.
-	moveLimit = 120 * time.Second
+	moveLimit = 5 * time.Minute
 	// notReadyLimit holds the grace period of the controller manager (50 s by default).
 	notReadyLimit = 90 * time.Second
-	shortLimit    = 60 * time.Second
+	shortLimit    = 3 * time.Minute
 )
 
 // Place creates the writer and waits until it runs and has written.
