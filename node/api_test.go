@@ -143,7 +143,7 @@ func TestProviderBindsSubPaths(t *testing.T) {
 	if _, err := agent.MountSubPath(pod.UID, node.SubPath{Volume: "data", Container: "web", Path: "../etc"}); !errors.Is(err, node.ErrSubPathOutsideVolume) {
 		t.Errorf("a subPath that leads out: %v", err)
 	}
-	if err := p.DeletePod(t.Context(), pod); err != nil {
+	if err := deletePod(t.Context(), p, pod); err != nil {
 		t.Error(err)
 	}
 	table, err := os.ReadFile("/proc/self/mountinfo")

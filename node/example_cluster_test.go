@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync/atomic"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
@@ -19,7 +20,18 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"belay.dev/belay/internal/testing/wait"
 )
+
+// deletePod asks again after an error, as virtual-kubelet does.
+func deletePod(ctx context.Context, p *Provider, pod *corev1.Pod) error {
+	err := p.DeletePod(ctx, pod)
+	for end := time.Now().Add(wait.Timeout); err != nil && time.Now().Before(end); err = p.DeletePod(ctx, pod) {
+		time.Sleep(100 * time.Millisecond)
+	}
+	return err
+}
 
 // exampleCluster plays what the example needs of a cluster: one claim of one
 // volume, and a driver that needs no attach.

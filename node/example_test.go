@@ -332,7 +332,7 @@ func Example() {
 	check(provider.CreatePod(ctx, first))
 	twice(driver.refused) // the agent tries again, and again
 	tellStatus(provider, first)
-	check(provider.DeletePod(ctx, first))
+	check(deletePod(ctx, provider, first))
 	driver.find()
 
 	second := examplePod("web-1", "c55e")
@@ -348,7 +348,7 @@ func Example() {
 	agent, stopAgent = start()
 	provider = NewProvider(ctx, agent, runtime, second)
 	provider.awaitStart(second)
-	check(provider.DeletePod(ctx, second))
+	check(deletePod(ctx, provider, second))
 	stopAgent()
 	// Output:
 	// web-0 is Pending, ContainerCreating: NodePublishVolume of volume share-1: rpc error: code = Unavailable desc = the server of the share does not answer
@@ -385,12 +385,12 @@ func tellStatus(p *Provider, pod *corev1.Pod) {
 type printing struct {
 	root string
 
-	mu   sync.Mutex
-	runs map[string]bool // guarded by mu; by pod
+	mu          sync.Mutex
+	runs, ended map[string]bool // guarded by mu; by pod
 }
 
 func newPrinting(root string) *printing {
-	return &printing{root: root, runs: map[string]bool{}}
+	return &printing{root: root, runs: map[string]bool{}, ended: map[string]bool{}}
 }
 
 func (r *printing) Start(pod *corev1.Pod, binds map[string][]Bind) error {
@@ -412,11 +412,15 @@ func (r *printing) Start(pod *corev1.Pod, binds map[string][]Bind) error {
 func (r *printing) Stop(pod *corev1.Pod) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if r.ended[pod.Name] {
+		return nil
+	}
 	words := "never ran"
 	if r.runs[pod.Name] {
 		words = "has ended"
 	}
 	delete(r.runs, pod.Name)
+	r.ended[pod.Name] = true
 	fmt.Println(pod.Name, words)
 	return nil
 }

@@ -133,7 +133,7 @@ func TestPodsThatCannotBeMountedBlockNoOthers(t *testing.T) {
 	twice(driver.refused)
 	gone := pods[len(pods)-1]
 	for range 2 { // it may come again
-		if err := p.DeletePod(t.Context(), gone); err != nil {
+		if err := deletePod(t.Context(), p, gone); err != nil {
 			t.Error(err)
 		}
 	}

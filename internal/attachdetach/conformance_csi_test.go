@@ -132,11 +132,12 @@ func missingSpec(name string) scenario {
 }
 
 func csiDriver(name, driverName string, attachRequired *bool, exists, attaches bool) scenario {
-	return play("TestAttacherWithCSIDriver/"+name, func(l *lab) {
-		driverName := l.name(driverName)
+	return prepared("TestAttacherWithCSIDriver/"+name, func(l *lab) {
 		if exists {
-			l.driverObject(strings.TrimPrefix(driverName, l.prefix+"-"), attachRequired)
+			l.driverObject(driverName, attachRequired)
 		}
+	}, func(l *lab) {
+		driverName := l.name(driverName)
 		l.readyNode("a")
 		l.pvOf("v", csiPV(driverName, l.name("v")))
 		l.pod("p", "a", "v")
@@ -255,11 +256,12 @@ func detachAPIError(l *lab) {
 func attachOnceForTwoPods(modes ...corev1.PersistentVolumeAccessMode) func(*lab) {
 	return func(l *lab) {
 		l.readyNode("a")
-		l.volume("v", modes...)
-		attaches := l.counts(isAttach)
-		l.attacher.set(func() { l.attacher.stalled = true })
 		l.pod("p", "a", "v")
 		l.pod("q", "a", "v")
+		l.settled("a") // the controller knows both
+		attaches := l.counts(isAttach)
+		l.attacher.set(func() { l.attacher.stalled = true })
+		l.volume("v", modes...)
 		l.await("attach begun", func() bool { return l.attachment("v", "a") != nil })
 		l.attacher.set(func() { l.attacher.stalled = false })
 		l.awaitReported("v", "a")

@@ -49,7 +49,7 @@ func lackingCases() []scenario {
 		play("pod on no node", podOnNoNode),
 		play("keep-terminated-pod-volumes has no effect", keepTerminated),
 		play("volume bound to another claim", boundToAnotherClaim),
-		play("attachRequired turned on", attachRequiredTurnedOn),
+		prepared("attachRequired turned on", func(l *lab) { l.driverObject("d", new(false)) }, attachRequiredTurnedOn),
 		play("CSIDriver without attach deployed late", driverDeployedLate),
 		play("pod made anew under its name", podMadeAnew),
 		play("claim and volume gone before the pod", claimGoneFirst),
@@ -218,7 +218,7 @@ func boundToAnotherClaim(l *lab) {
 }
 
 func attachRequiredTurnedOn(l *lab) {
-	name := l.driverObject("d", new(false))
+	name := l.name("d")
 	l.readyNode("a")
 	l.pvOf("v", csiPV(name, l.name("v")))
 	l.pod("p", "a", "v")

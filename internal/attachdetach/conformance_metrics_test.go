@@ -1,5 +1,11 @@
 package attachdetach
 
+import (
+	storagev1 "k8s.io/api/storage/v1"
+
+	"belay.dev/belay/internal/explain"
+)
+
 // The cases of upstream's metrics_test.go, and what it measures without one.
 
 // metric reads a metric of the controller that leads; 0 where there is none.
@@ -61,13 +67,24 @@ func operationsMetric(l *lab) {
 			"status": "success", "migrated": "false",
 		}
 	}
+	// An attach that ends before the next decision is not measured. The driver refuses each until the controller has seen that.
+	attached := func(pod, node string) {
+		const refusal = "not yet"
+		l.attacher.set(func() {
+			l.attacher.mood = func(va *storagev1.VolumeAttachment) (bool, string) {
+				return false, map[bool]string{va.Spec.NodeName == l.name(node): refusal}[true]
+			}
+		})
+		l.pod(pod, node, "v")
+		l.awaitPodEvent(pod, explain.FailedAttachVolume, explain.AttachFailed(l.name("v"), refusal))
+		l.attacher.set(func() { l.attacher.mood = nil })
+		l.awaitAt(driverName, l.name("v"), node)
+	}
 	l.readyNode("a", "b")
 	l.pvOf("v", csiPV(driverName, l.name("v")))
-	l.pod("p", "a", "v")
-	l.awaitAt(driverName, l.name("v"), "a")
+	attached("p", "a")
 	l.gone("p")
-	l.pod("q", "b", "v")
-	l.awaitAt(driverName, l.name("v"), "b") // so the end of the detach was seen
+	attached("q", "b") // so the end of the detach was seen
 	l.wantMetric(2, name, labels("volume_attach"))
 	l.wantMetric(1, name, labels("volume_detach"))
 }

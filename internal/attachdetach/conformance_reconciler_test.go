@@ -182,6 +182,7 @@ func updateNodeStatusFailBeforeDetach(l *lab) {
 		l.Error("the report is gone though its withdrawal failed")
 	}
 	l.pod("q", "a", "v")
+	l.settledQuietly() // the controller knows it
 	l.breaks(nil)
 	l.settled("a")
 	l.kept("v", "a", uid)
@@ -339,7 +340,7 @@ func multiAttach(name, words string, holders ...string) scenario {
 		if len(holders) == 0 { // attached, and no pod wants it
 			l.pod("first", "b", "v")
 			l.awaitReported("v", "b")
-			l.use("b", "v")
+			l.awaitUsing("v", "b", "a")
 			l.gone("first")
 		}
 		l.awaitReported("v", "b")

@@ -116,6 +116,7 @@ func TestDetachEmitsEventOnVolumeWithoutClaim(t *testing.T) {
 	pvc := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: l.prefix, Name: "v"}}
 	l.must(l.Patch(l.ctx, pvc, client.RawPatch(types.MergePatchType, []byte(`{"metadata": {"finalizers": null}}`))))
 	l.must(client.IgnoreNotFound(l.Delete(l.ctx, pvc)))
+	l.settled("a") // the controller has seen that
 	l.use("a")
 	node := attachment.NodeName(l.name("a"))
 	l.awaitObjectEvent("PersistentVolume", l.name("v"), explain.SuccessfulDetachVolume, explain.DetachSucceeded(l.name("v"), node))

@@ -2,6 +2,7 @@ package attachdetach
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -57,6 +58,7 @@ type lab struct {
 	mu      sync.Mutex
 	changed chan struct{} // closed and replaced at each event
 	vas     map[string]*storagev1.VolumeAttachment
+	last    map[string]*storagev1.VolumeAttachment // of those that are gone, the last version
 	nodes   map[string]*corev1.Node
 	events  map[string]*corev1.Event
 	history []string // what became visible, in order
@@ -73,7 +75,7 @@ func newLab(t *testing.T) *lab {
 	l := &lab{
 		T: t, Client: cluster.Client, ctx: t.Context(), prefix: prefix, changed: make(chan struct{}),
 		options: Options{Policy: attachment.Policy{OutOfService: true}},
-		vas:     map[string]*storagev1.VolumeAttachment{}, nodes: map[string]*corev1.Node{}, events: map[string]*corev1.Event{},
+		vas:     map[string]*storagev1.VolumeAttachment{}, last: map[string]*storagev1.VolumeAttachment{}, nodes: map[string]*corev1.Node{}, events: map[string]*corev1.Event{},
 	}
 	l.must(l.Create(l.ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: prefix}}))
 	l.Cleanup(l.sweep)
@@ -175,6 +177,7 @@ func remember[T any](m map[string]T, name string, obj T, gone bool) {
 
 func (l *lab) seeAttachment(va *storagev1.VolumeAttachment, gone bool) {
 	remember(l.vas, va.Name, va, gone)
+	remember(l.last, va.Name, va, !gone)
 	word := "made"
 	switch {
 	case gone:
@@ -456,12 +459,13 @@ func (l *lab) awaitDetached(volume, node string) {
 	})
 }
 
-// awaitWaiting returns once the controller has written that a detach waits.
+// awaitWaiting returns once the controller has written that a detach waits. Where that does not take long, the VolumeAttachment may be gone
+// before the test looks.
 func (l *lab) awaitWaiting(volume, node string) {
 	l.Helper()
 	begun := false
 	l.await("detach of "+volume+" from "+node+" waits", func() bool {
-		va := l.attachment(volume, node)
+		va := cmp.Or(l.attachment(volume, node), l.last[kube.AttachmentName(l.name(volume), driver, l.name(node))])
 		waits := va != nil && va.Annotations[kube.DetachRequestedAnnotation] != ""
 		begun = va != nil && va.DeletionTimestamp != nil && !waits
 		return waits || begun

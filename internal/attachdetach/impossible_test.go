@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -27,7 +28,17 @@ import (
 func TestThousandImpossiblePods(t *testing.T) {
 	l := newLab(t)
 	l.node("a")
-	l.attacher.set(func() { l.attacher.stalled = true }) // no driver
+	answers := func(silent bool, refusal string) {
+		l.attacher.set(func() {
+			l.attacher.mood = func(va *storagev1.VolumeAttachment) (bool, string) {
+				if va.DeletionTimestamp != nil || strings.HasPrefix(*va.Spec.Source.PersistentVolumeName, l.name("mark")) {
+					return false, ""
+				}
+				return silent, refusal
+			}
+		})
+	}
+	answers(true, "") // no driver
 	l.run()
 	const withVolume = 300
 	inParallel(l, 350, func(i int) { l.pod(fmt.Sprintf("noclaim-%d", i), "a", fmt.Sprintf("noclaim-%d", i)) })
@@ -42,9 +53,10 @@ func TestThousandImpossiblePods(t *testing.T) {
 		l.pod(name, "a", name)
 	})
 	l.await("all attachments are made", func() bool { return len(l.vas) == withVolume })
+	l.settled("a") // the controller has seen them
 	l.quiet("without a driver")
 
-	l.attacher.set(func() { l.attacher.stalled, l.attacher.refusal = false, "no such volume" })
+	answers(false, "no such volume")
 	l.await("all are refused", func() bool {
 		n := 0
 		for _, va := range l.vas {
@@ -54,6 +66,7 @@ func TestThousandImpossiblePods(t *testing.T) {
 		}
 		return n == withVolume
 	})
+	l.settled("a")
 	l.quiet("with a driver that refuses")
 
 	l.volume("other")
@@ -65,7 +78,9 @@ func TestThousandImpossiblePods(t *testing.T) {
 	if looks > 50 {
 		t.Errorf("%v looks at volumes until another is attached: it waits behind those that cannot be", looks)
 	}
-	l.must(l.DeleteAllOf(l.ctx, &corev1.Pod{}, client.InNamespace(l.prefix), client.GracePeriodSeconds(0)))
+	wait.Until(l, "the pods are deleted", func() bool {
+		return l.DeleteAllOf(l.ctx, &corev1.Pod{}, client.InNamespace(l.prefix), client.GracePeriodSeconds(0)) == nil
+	})
 	l.await("all are detached", func() bool { return len(l.vas) == 0 })
 }
 

@@ -78,7 +78,7 @@ func TestObjectsInAnyOrder(t *testing.T) {
 	l := newLab(t)
 	l.run()
 	random := seeded(t)
-	var waits []time.Duration
+	var waits, plain []time.Duration
 	permutations(4, func(order []int) {
 		name := fmt.Sprintf("o%d", len(waits))
 		csiNode := random.IntN(5)
@@ -102,15 +102,30 @@ func TestObjectsInAnyOrder(t *testing.T) {
 		l.await(name+" is attached", func() bool { return l.attachment(name, name) != nil })
 		waits = append(waits, time.Since(began))
 		l.awaitReported(name, name)
+		plain = append(plain, l.plain(name))
 	})
 	if len(waits) != 24 {
 		t.Fatalf("%d orders, want 24", len(waits))
 	}
 	slices.Sort(waits)
+	slices.Sort(plain)
 	t.Logf("from the last object to the VolumeAttachment: quartiles %v, %v, %v, longest %v", waits[6], waits[12], waits[18], waits[23])
-	if waits[6] > time.Second { // a machine that is busy with much else may delay many
+	if waits[6] > max(time.Second, 10*plain[12]) { // a machine that is busy with much else may delay many
 		t.Errorf("the attach begins %v after the last object is there, or later, in three orders of four", waits[6])
 	}
+}
+
+// plain is how long it takes until an object is seen that no controller waits for.
+func (l *lab) plain(name string) time.Duration {
+	l.Helper()
+	event := &corev1.Event{
+		ObjectMeta:     metav1.ObjectMeta{Namespace: l.prefix, Name: "plain-" + name},
+		InvolvedObject: corev1.ObjectReference{Namespace: l.prefix, Name: name},
+	}
+	began := time.Now()
+	l.must(l.Create(l.ctx, event))
+	l.await("an event is seen", func() bool { return l.events[l.prefix+"/"+event.Name] != nil })
+	return time.Since(began)
 }
 
 // csiNode makes the CSINode of a node that may not be there yet.
@@ -171,6 +186,7 @@ func TestMultiAttachIsRefusedUntilTheVolumeIsFree(t *testing.T) {
 	isSecond := func(message string) bool {
 		return strings.Contains(message, fmt.Sprintf("for node %q to unmount it", l.name("a")))
 	}
+	got = slices.DeleteFunc(got, func(message string) bool { return strings.Contains(message, "to detach it from node") }) // where that takes long
 	if len(got) != 2 || !slices.Contains(got, first) || !slices.ContainsFunc(got, isSecond) {
 		t.Errorf("got %q, want once %q and once that the node has to unmount it", got, first)
 	}

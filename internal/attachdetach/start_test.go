@@ -99,9 +99,9 @@ func startFailover(l *lab) *failover {
 	})
 	mgr, err := kube.NewManager(config, kube.ManagerConfig{
 		Lease: &kube.LeaseConfig{
-			Namespace: "kube-system", Name: "belay-controller", RenewDeadline: 10 * time.Second, Identity: l.prefix + "-standby",
+			Namespace: "kube-system", Name: "belay-controller", RenewDeadline: wait.Timeout, Identity: l.prefix + "-standby",
 		},
-		LeaseDuration: 15 * time.Second, RetryPeriod: 100 * time.Millisecond,
+		LeaseDuration: wait.Timeout + 5*time.Second, RetryPeriod: 100 * time.Millisecond,
 	})
 	l.must(err)
 	ctx, cancel := context.WithCancel(context.WithoutCancel(l.Context()))

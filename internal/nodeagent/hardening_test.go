@@ -106,8 +106,8 @@ func TestSecondPersistentVolumeOfOneHandleIsNeverUnpublished(t *testing.T) {
 	time.Sleep(3 * time.Second) // until the volume is not to be looked at any more because of what was before
 	agent.RemovePod(pod.UID)
 	err := agent.WaitUnmounted(w.ctx, pod.UID)
-	if !within(20*time.Second, func() bool { return len(w.mountedForPod(pod.UID)) == 0 }) {
-		t.Errorf("20 s after the pod was removed (WaitUnmounted: %v) it is still published: %v; calls %v", err, w.mountedForPod(pod.UID), w.driver.Made())
+	if !within(wait.Timeout, func() bool { return len(w.mountedForPod(pod.UID)) == 0 }) {
+		t.Errorf("long after the pod was removed (WaitUnmounted: %v) it is still published: %v; calls %v", err, w.mountedForPod(pod.UID), w.driver.Made())
 	}
 }
 
@@ -123,11 +123,11 @@ func TestPodThatEndsBeforeItsMountAndComesBackWaitsForever(t *testing.T) {
 	agent.PodEnding(pod.UID, errors.New("its object says that it is over"))
 	w.untilNotInUse(handle)
 	agent.SetPod(pod) // it is not, after all
-	if !within(20*time.Second, func() bool { return len(w.node().Status.VolumesInUse) > 0 }) {
+	if !within(wait.Timeout, func() bool { return len(w.node().Status.VolumesInUse) > 0 }) {
 		ctx, cancel := context.WithTimeout(w.ctx, time.Second)
 		defer cancel()
 		_, err := agent.WaitMounted(ctx, pod.UID)
-		t.Errorf("20 s after the pod was set again its volume is not listed in use; WaitMounted: %v", err)
+		t.Errorf("long after the pod was set again its volume is not listed in use; WaitMounted: %v", err)
 	}
 }
 
@@ -486,7 +486,7 @@ func TestRecordThatWasNotSyncedIsLeftBehind(t *testing.T) {
 		return len(agent.volumes.all) == 0
 	})
 	var left []string
-	if !within(5*time.Second, func() bool { left = w.leftovers(); return len(left) == 0 }) {
+	if !within(wait.Timeout, func() bool { left = w.leftovers(); return len(left) == 0 }) {
 		t.Errorf("the volume is forgotten, but there is %v", left)
 	}
 }

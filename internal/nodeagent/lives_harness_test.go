@@ -18,6 +18,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	csispec "github.com/container-storage-interface/spec/lib/go/csi"
 	gocmp "github.com/google/go-cmp/cmp"
@@ -328,11 +329,14 @@ func (s *transcript) isNews(drivers string) bool {
 	return was != drivers
 }
 
+// patient is for lives without an event of a long wait: on a busy machine, each wait may be one.
+func patient(c *Config) { c.waitEventDelay, c.claimEventDelay = time.Hour, time.Hour }
+
 // starts runs an agent, and says how, until its driver is registered if it is there.
 func (s *transcript) starts(how string, options ...func(*Config)) {
 	s.Helper()
 	s.say("agent", "%s", how)
-	s.agent, s.stop = s.world.agent(append(append([]func(*Config){s.writes}, s.options...), options...)...)
+	s.agent, s.stop = s.world.agent(slices.Concat([]func(*Config){s.writes, patient}, s.options, options)...)
 	if _, err := os.Stat(s.driver.Address); err == nil {
 		s.driver.Registered()
 	}

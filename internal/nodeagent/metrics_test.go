@@ -220,9 +220,9 @@ func TestHangingDriverIsCounted(t *testing.T) {
 			if waited < age {
 				t.Errorf("the call is %v s old and the volume waits for %v s", age, waited)
 			}
+			made := w.driver.Count(method, "data")
 			answers <- status.Error(codes.Internal, "no")
-			wait.Until(w, "the call has ended", func() bool { return !inFlight() })
-			wait.Until(w, "it is made again", inFlight)
+			wait.Until(w, "it is made again", func() bool { return w.driver.Count(method, "data") > made && inFlight() })
 			if again := pending(); again <= waited {
 				t.Errorf("the wait was %v s long and is %v s after a failure", waited, again)
 			}

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/go-logr/logr"
 	"github.com/google/go-cmp/cmp"
@@ -17,6 +16,7 @@ import (
 	k8stesting "k8s.io/client-go/testing"
 
 	"belay.dev/belay/internal/nodevolume"
+	"belay.dev/belay/internal/testing/wait"
 )
 
 // nodeWorld is a nodeStatus without an Agent, and what its handlers got.
@@ -71,15 +71,6 @@ func (w *nodeWorld) serve(t *testing.T) {
 	t.Cleanup(func() { cancel(); running.Wait() })
 }
 
-func (w *nodeWorld) soon(t *testing.T, what string, is func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); !is(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("never: %s", what)
-		}
-	}
-}
-
 // TestNodeEventDuringFirstRead: the watch delivers that version of the Node once, so it must not be lost.
 func TestNodeEventDuringFirstRead(t *testing.T) {
 	w := newNodeWorld(t, nil, nodeAt("5", nil, nil))
@@ -116,8 +107,8 @@ func TestInUseCountsOnlyOnceItIsWritten(t *testing.T) {
 		return nodevolume.Decision{InUse: nodevolume.Yes}
 	})
 	w.serve(t)
-	w.soon(t, "listed in use", func() bool { return w.view("v").InUse == nodevolume.Yes })
-	w.soon(t, "no trouble any more", func() bool { w.mu.Lock(); defer w.mu.Unlock(); return w.trouble == nil })
+	wait.Until(t, "the volume is listed in use", func() bool { return w.view("v").InUse == nodevolume.Yes })
+	wait.Until(t, "there is no trouble any more", func() bool { w.mu.Lock(); defer w.mu.Unlock(); return w.trouble == nil })
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if len(w.learned) == 0 {

@@ -168,12 +168,12 @@ func TestRestartRepublishesOnce(t *testing.T) {
 	pod := w.pod("p", "data")
 	w.bringUp(agent, pod, handle)
 	stop()
-	agent, _ = w.agent()
+	agent, _ = w.agent(every(time.Hour))
 	agent.SetPod(pod)
 	w.untilPublished(2)
-	wait.Until(w, "the next one is due in a minute or more", func() bool {
+	wait.Until(w, "the next one is due in an hour", func() bool {
 		_, decision := agent.volumes.decide(string(w.unique(handle)), time.Now())
-		return decision.Next == nil && time.Until(decision.RecheckAt) > 50*time.Second
+		return decision.Next == nil && time.Until(decision.RecheckAt) > 50*time.Minute
 	})
 	if diff := cmp.Diff([]string{"Stage data", "Publish data", "Publish data"}, w.driver.Made()); diff != "" {
 		t.Errorf("calls (-want +got):\n%s", diff)

@@ -177,7 +177,7 @@ func TestUninstall(t *testing.T) {
 		}
 		return found
 	}
-	deadline := time.Now().Add(fencing.SettleFor + 60*time.Second)
+	deadline := time.Now().Add(fencing.SettleFor + wait.Timeout)
 	for len(left()) > 0 && time.Now().Before(deadline) {
 		time.Sleep(time.Second)
 	}

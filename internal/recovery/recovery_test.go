@@ -9,7 +9,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -67,6 +66,7 @@ func TestHungMachine(t *testing.T) {
 	m.mu.Lock()
 	m.silent = true // its node still counts as Ready: that its kubelet does not answer is the second signal
 	m.mu.Unlock()
+	m.shortens()
 	evicting := m.past(fencing.Evicting) // hole 18: kube-controller-manager's timer may run from here on
 	if c := meta.FindStatusCondition(evicting.Status.Conditions, conditionUpstreamForces); c == nil || evicting.Status.Phase != fencingv1.Phase(fencing.Moved) && c.Status != metav1.ConditionTrue {
 		t.Errorf("%s, and UpstreamForces is %+v", evicting.Status.Phase, c)
@@ -196,13 +196,15 @@ func TestBrake(t *testing.T) {
 		m.source()
 		all = append(all, m)
 	}
-	s.run(func(o *Options) { o.Profile.Silence = 10 * time.Second }) // the brake counts nodes that are silent for half of it
+	stop := s.run()
 	for _, m := range all {
 		m.bound()
 	}
+	stop() // until all three are silent: recovery sees all of them at the same time
 	for _, m := range all[:3] {
 		m.dies(fencing.PowerOff)
 	}
+	s.run()
 	wait.Until(t, "an event says why", func() bool {
 		return s.event(string(fencing.TooManySilent))
 	})
@@ -295,17 +297,13 @@ func TestStatement(t *testing.T) {
 		f.Spec.Statement = &fencingv1.Statement{By: by, Reason: "pulled the plug", MachineID: machine, Expires: metav1.NewTime(time.Now().Add(counts))}
 		return c.Patch(t.Context(), f, before)
 	}
-	bind := func(user, role string) {
-		must(t, client.IgnoreAlreadyExists(s.client.Create(t.Context(), &rbacv1.ClusterRoleBinding{
-			ObjectMeta: metav1.ObjectMeta{Name: user},
-			Subjects:   []rbacv1.Subject{{Kind: rbacv1.UserKind, APIGroup: rbacv1.GroupName, Name: user}},
-			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role},
-		})))
-	}
-	bind("alice", "belay-fence-confirm")
-	bind("bob", "belay-recovery-actor") // may write fences, and not confirm
+	s.bind("alice", "belay-fence-confirm")
+	s.bind("bob", "belay-recovery-actor") // may write fences, and not confirm
 	machine := m.fence().Spec.MachineID
-	wait.Until(t, "the policy is in force", func() bool { return state("bob", "bob", machine) != nil })
+	wait.Until(t, "the policy is in force", func() bool {
+		err := state("bob", "bob", machine)
+		return err != nil && strings.Contains(err.Error(), "may not confirm")
+	})
 	for name, c := range map[string]struct{ user, by, machine, want string }{
 		"no permission":   {"bob", "bob", machine, "may not confirm"},
 		"for another":     {"alice", "bob", machine, "must be alice"},

@@ -12,6 +12,7 @@ import (
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -78,6 +79,8 @@ type machine struct {
 
 	name, uuid string
 	port       int // of its kubelet, which never answers: it is asked when it is silent
+
+	renewing sync.Mutex // held while the lease is written
 
 	mu       sync.Mutex
 	power    fencing.Power
@@ -147,9 +150,23 @@ func (s *site) machine(name string) *machine {
 	ctx := s.Context()
 	must(s, s.client.Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}))
 	m.report(corev1.ConditionTrue)
-	must(s, s.client.Create(ctx, leaseOf(name)))
+	lease := leaseOf(name)
+	lease.Spec.LeaseDurationSeconds = new(living)
+	must(s, s.client.Create(ctx, lease))
 	go m.beat(ctx)
 	return m
+}
+
+// living is the duration of the lease of a machine that runs, in seconds: on a busy machine, a renewal may take longer than quick.Silence.
+const living int32 = 60
+
+// shortens has the silence of a machine that renews its lease no more count as quick says.
+func (m *machine) shortens() {
+	m.Helper()
+	m.renewing.Lock()
+	defer m.renewing.Unlock()
+	short := client.RawPatch(types.MergePatchType, []byte(`{"spec":{"leaseDurationSeconds":1}}`))
+	must(m, m.client.Patch(m.Context(), leaseOf(m.name), short))
 }
 
 // leaseOf is the lease of a kubelet that renews it often.
@@ -179,20 +196,27 @@ func (m *machine) report(ready corev1.ConditionStatus) {
 // beat renews the lease, until the test ends.
 func (m *machine) beat(ctx context.Context) {
 	for ctx.Err() == nil {
-		m.mu.Lock()
-		silent := m.silent
-		m.mu.Unlock()
-		lease := &coordinationv1.Lease{}
-		if !silent && m.client.Get(ctx, client.ObjectKey{Namespace: corev1.NamespaceNodeLease, Name: m.name}, lease) == nil {
-			now := metav1.NowMicro()
-			lease.Spec.RenewTime = &now
-			_ = m.client.Update(ctx, lease) // the next one will do
-		}
+		m.renew(ctx)
 		select {
 		case <-ctx.Done():
 		case <-time.After(250 * time.Millisecond):
 		}
 	}
+}
+
+func (m *machine) renew(ctx context.Context) {
+	m.renewing.Lock()
+	defer m.renewing.Unlock()
+	m.mu.Lock()
+	silent := m.silent
+	m.mu.Unlock()
+	lease := &coordinationv1.Lease{}
+	if silent || m.client.Get(ctx, client.ObjectKey{Namespace: corev1.NamespaceNodeLease, Name: m.name}, lease) != nil {
+		return
+	}
+	now := metav1.NowMicro()
+	lease.Spec.RenewTime, lease.Spec.LeaseDurationSeconds = &now, new(living)
+	_ = m.client.Update(ctx, lease) // the next one will do
 }
 
 // event reports whether an event of a reason is there.
@@ -201,6 +225,19 @@ func (s *site) event(reason string) bool {
 	events := &corev1.EventList{}
 	must(s, s.client.List(s.Context(), events))
 	return slices.ContainsFunc(events.Items, func(e corev1.Event) bool { return e.Reason == reason })
+}
+
+// bind gives a user the rights of a ClusterRole.
+func (s *site) bind(user, role string) {
+	s.Helper()
+	must(s, client.IgnoreAlreadyExists(s.client.Create(s.Context(), &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: user},
+		Subjects:   []rbacv1.Subject{{Kind: rbacv1.UserKind, APIGroup: rbacv1.GroupName, Name: user}},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role},
+	})))
+	granted := rbacv1.ClusterRole{}
+	must(s, s.client.Get(s.Context(), client.ObjectKey{Name: role}, &granted))
+	cluster.AwaitRights(s, []rbacv1.ClusterRole{granted}, user)
 }
 
 // source adds the FenceSource of a machine.
@@ -231,6 +268,7 @@ func (m *machine) dies(power fencing.Power) {
 	m.mu.Lock()
 	m.silent, m.power = true, power
 	m.mu.Unlock()
+	m.shortens()
 	m.report(corev1.ConditionUnknown)
 }
 
