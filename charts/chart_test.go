@@ -32,6 +32,12 @@ func TestMain(m *testing.M) {
 	cluster.Prepare = func(tb testing.TB) {
 		tb.Helper()
 		cluster.Apply(tb, "testdata/monitoring-crds.yaml")
+		for _, kind := range []string{"PodMonitor", "PrometheusRule"} {
+			list := &unstructured.UnstructuredList{}
+			list.SetAPIVersion("monitoring.coreos.com/v1")
+			list.SetKind(kind + "List")
+			wait.Until(tb, kind+" is served", func() bool { return cluster.Client.List(context.Background(), list) == nil })
+		}
 		must(tb, cluster.Client.Create(context.Background(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{
 			Name: namespace, Labels: map[string]string{"pod-security.kubernetes.io/enforce": "restricted"},
 		}}))

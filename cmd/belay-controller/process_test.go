@@ -51,9 +51,9 @@ func TestEndsAtOnce(t *testing.T) {
 			if code := p.Wait(); code != 0 {
 				t.Errorf("exit code %d", code)
 			}
-			// A second is a long time, but not on a busy machine. A request that waits for something that does not end
-			// is cut off after 30 s.
-			if took := time.Since(sent); took > 20*time.Second {
+			// A second is a long time, but not on a busy machine. A part that does not end is cut off after 30 s, with an
+			// exit code other than 0, and the process ends after abandonStop at the latest.
+			if took := time.Since(sent); took > 35*time.Second {
 				t.Errorf("it took %v", took)
 			}
 			if holder := lease(t).Spec.HolderIdentity; holder != nil && *holder != "" {
@@ -66,7 +66,7 @@ func TestEndsAtOnce(t *testing.T) {
 // A leader that another has deposed ends, and says why.
 func TestLostLeaseEndsTheProcess(t *testing.T) {
 	p := startWith(t, "one", shipped)
-	p.leads()
+	p.WaitLog("Successfully acquired lease")
 	wait.Until(t, "the lease is taken away", func() bool {
 		l := lease(t)
 		now := metav1.NowMicro()
@@ -123,10 +123,8 @@ func TestPausedLeaderSendsNothing(t *testing.T) {
 	old.leads()
 	s.pod(0)
 	wait.Until(t, "it attaches", func() bool { return s.attachment(0) != nil })
+	old.pause() // before the next one starts, because it must renew its lease until then
 	next := startWith(t, "next", lasting)
-	next.ready()
-
-	old.pause()
 	next.leads()
 	// The new leader is frozen too, so that the old one finds all the work undone.
 	next.pause()
@@ -231,9 +229,9 @@ func TestNodeCredentialsDoNotHalt(t *testing.T) {
 		wait.Until(t, "the report is restored", restored)
 	}
 	s.awaitEvent("changed status.volumesAttached of the node")
-	if !strings.Contains(p.metric("attachdetach_foreign_writes_total"), `{resource="nodes/status"} 3`) {
-		t.Error(p.metric("attachdetach_foreign_writes_total"))
-	}
+	wait.Until(t, "the foreign writes are counted", func() bool {
+		return strings.Contains(p.metric("attachdetach_foreign_writes_total"), `{resource="nodes/status"} 3`)
+	})
 	s.foreignEvent(node, "forged")
 	p.WaitLog(`resource="events"`)
 	for n := 1; n < 3; n++ {

@@ -90,8 +90,9 @@ func TestSecretsNeverShow(t *testing.T) {
 	}
 	wait.Until(t, "the failed login is recorded", func() bool { return status().FailedLogins > 0 })
 	power("ON")
+	before := client.MergeFrom(source.DeepCopy())
 	source.Spec.Levels[0].Feeds[0].Options["ip"] = "192.0.2.8" // it is asked again at once
-	must(t, c.Update(ctx, source))
+	must(t, c.Patch(ctx, source, before))
 	wait.Until(t, "the switch is bound", func() bool { return status().Bound != nil })
 	power("OFF")
 	stop()
@@ -144,9 +145,10 @@ func livingNode(t *testing.T, c client.Client, name string) (stop func()) {
 	must(t, c.Create(ctx, node))
 	ready := func(status corev1.ConditionStatus) {
 		must(t, c.Get(ctx, client.ObjectKeyFromObject(node), node))
+		before := client.MergeFrom(node.DeepCopy())
 		node.Status.NodeInfo = corev1.NodeSystemInfo{BootID: "boot-" + name, SystemUUID: "hw-" + name}
 		node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: status}}
-		must(t, c.Status().Update(ctx, node))
+		must(t, c.Status().Patch(ctx, node, before))
 	}
 	ready(corev1.ConditionTrue)
 	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: corev1.NamespaceNodeLease, Name: name}}

@@ -32,9 +32,7 @@ func attachArray(d *csidriver.Driver) *array {
 		s.serve(c)
 		return nil, nil
 	})
-	d.Lock()
-	defer d.Unlock()
-	d.List = s.list
+	d.SetList(s.list)
 	return s
 }
 

@@ -154,25 +154,25 @@ func TestPublishAgainThatFailsIsRetried(t *testing.T) {
 	w.start(often)
 	va := w.attachment("pv1", "node1")
 	w.until(va, "attached", isAttached)
-	inner := w.driver.Answer
+	inner, fails := w.driver.Answer, &trouble{method: "Publish", fail: always(status.Error(codes.Internal, "array is away"))}
 	w.driver.SetAnswer(func(ctx context.Context, c call, nth int) (map[string]string, error) {
-		if nth < 4 {
-			return nil, status.Error(codes.Internal, "array is away")
+		if _, err := fails.answer(ctx, c, nth); err != nil {
+			return nil, err
 		}
 		return inner(ctx, c, nth)
 	})
 	s.take(w.name("pv1"), "id-node1")
-	if stored := w.until(va, "failed", hasAttachError("array is away")); !stored.Status.Attached || *stored.Status.AttachError.ErrorCode != int32(codes.Internal) {
+	if stored := w.untilWas(va, "failed", hasAttachError("array is away")); !stored.Status.Attached || *stored.Status.AttachError.ErrorCode != int32(codes.Internal) {
 		t.Errorf("status %+v, want attached with the error's code", stored.Status)
 	}
-	w.driver.Lock() // it is not the next list that has it tried again
-	w.driver.List = func(context.Context, *csispec.ListVolumesRequest) (*csispec.ListVolumesResponse, error) {
+	// It is not the next list that has it tried again.
+	w.driver.SetList(func(context.Context, *csispec.ListVolumesRequest) (*csispec.ListVolumesResponse, error) {
 		return nil, status.Error(codes.Unavailable, "no list")
-	}
-	w.driver.Unlock()
+	})
+	fails.over.Store(true)
 	w.until(va, "mended", func(va *storagev1.VolumeAttachment) bool { return isAttached(va) && va.Status.AttachError == nil })
 	w.driver.WaitLists(4)
-	w.wantCalls(slices.Repeat([]string{"Publish id-node1"}, 5)...)
+	w.wantCalls(slices.Repeat([]string{"Publish id-node1"}, 1+int(fails.calls.Load())+1)...)
 }
 
 // A list that leaves volumes out, or names no nodes, or names nodes in another form, costs few
@@ -256,10 +256,14 @@ func TestAbandonedVolumeIsFreed(t *testing.T) {
 	w.node("node1")
 	w.node("node2")
 	w.volume("pv1")
+	w.driver.SetList(func(context.Context, *csispec.ListVolumesRequest) (*csispec.ListVolumesResponse, error) {
+		return nil, status.Error(codes.Unavailable, "no list before the refusal was seen")
+	})
 	w.start(often)
 	s.put(w.name("pv1"), "id-node1")
 	va := w.attachment("pv1", "node2")
-	w.until(va, "refused", hasAttachError("held by another node"))
+	w.untilRefused(va, "held by another node")
+	w.driver.SetList(s.list)
 	w.until(va, "attached", isAttached)
 	if got := w.driver.Made(); got[len(got)-1] != "Publish id-node2" || !slices.Contains(got, "Unpublish id-node1") {
 		t.Errorf("calls: %v", got)

@@ -74,6 +74,7 @@ func TestRunsUnprivilegedWithReadOnlyFileSystems(t *testing.T) {
 	address := process.FreeAddress()
 	cmd := exec.Command(executable, append([]string{programPath(t)}, containerArgs(c, w.driver.Address, address)...)...)
 	cmd.Args = append(cmd.Args, "--kubeconfig", kubeconfig, "--leader-election-namespace", shippedNamespace)
+	cmd.Args = append(cmd.Args, patientTimes...)
 	cmd.Env = []string{confinedVariable + "=" + strconv.Itoa(user)}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS}
 	p := process.Start(t, cmd)

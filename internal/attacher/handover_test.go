@@ -30,7 +30,8 @@ var (
 	aloofTimes = leaseTimes(30*time.Minute, 20*time.Minute, 10*time.Minute)
 )
 
-// lateAnswers is the timeout of calls that a test answers only after it has created many objects.
+// lateAnswers is the timeout of the candidates' calls. A test may answer them only after it has created many objects, and a call that times
+// out is repeated.
 const lateAnswers = "--timeout=2m"
 
 func leaseTimes(duration, renew, retry time.Duration) []string {
@@ -65,7 +66,7 @@ func (w *world) candidateOf(program, host, socket string, args ...string) *proce
 	if os.Geteuid() != 0 {
 		unshare = append([]string{"--map-root-user"}, unshare...)
 	}
-	args = w.arguments(socket, slices.Concat([]string{"--leader-election", "--leader-election-namespace", shippedNamespace}, patientTimes, args)...)
+	args = w.arguments(socket, slices.Concat([]string{"--leader-election", "--leader-election-namespace", shippedNamespace, lateAnswers}, patientTimes, args)...)
 	return w.launch(exec.Command("unshare", append(unshare, args...)...))
 }
 
@@ -194,7 +195,7 @@ func TestHandoffOnSIGTERM(t *testing.T) {
 	w := newWorld(t)
 	a, b, health := w.socket("a"), w.socket("b"), process.FreeAddress()
 	// With as many calls in flight as there are attachments, all could be sent before the signal arrives.
-	leader := w.candidate("host-a", a, append(aloofTimes, lateAnswers, "--worker-threads=50", "--leader-election-labels=owner:storage")...)
+	leader := w.candidate("host-a", a, append(aloofTimes, "--worker-threads=50", "--leader-election-labels=owner:storage")...)
 	w.untilLeads("host-a")
 	if labels := w.lease().Labels; labels["owner"] != "storage" {
 		t.Errorf("labels of the lease: %v", labels)
@@ -228,7 +229,7 @@ func TestHandoffOnSIGTERM(t *testing.T) {
 func TestFailoverOnCrash(t *testing.T) {
 	w := newWorld(t)
 	a, b, health := w.socket("a"), w.socket("b"), process.FreeAddress()
-	leader := w.candidate("host-a", a, append(aloofTimes, lateAnswers, "--worker-threads=10")...)
+	leader := w.candidate("host-a", a, append(aloofTimes, "--worker-threads=10")...)
 	w.untilLeads("host-a")
 	w.candidate("host-b", b, append(aloofTimes, "--http-endpoint="+health)...)
 	w.untilReady(health)
@@ -277,11 +278,11 @@ func TestThawedLeaderSendsNothing(t *testing.T) {
 		}
 		return nil, nil
 	})
+	// Before the leader starts, because it must renew its lease until it is frozen.
+	attachments := w.fleet(30)
 	// Each volume that gets its answer makes room for another one.
 	const renewDeadline = 10 * time.Second
 	leader := w.candidate("host-a", a, append(leaseTimes(15*time.Second, renewDeadline, time.Second), "--worker-threads=3")...)
-	w.untilLeads("host-a")
-	attachments := w.fleet(30)
 	w.driver.WaitCalls(3)
 
 	leader.Signal(syscall.SIGSTOP)

@@ -106,6 +106,7 @@ type world struct {
 	prefix string
 
 	logger logr.Logger // the attacher's; set it before start
+	made   sync.Map    // the resource version of each VolumeAttachment as attachment made it, by name
 
 	stop func() // ends the attacher and waits for it
 }
@@ -130,7 +131,7 @@ func (w *world) start(change ...func(*Config)) {
 	ctx, cancel := context.WithCancel(log.IntoContext(context.Background(), w.logger))
 	c := Config{
 		Client: kubernetes.NewForConfigOrDie(w.attacherConfig()), Driver: w.driver.Name, Controller: w.controller(),
-		Timeout: 15 * time.Second, RetryStart: 50 * time.Millisecond, RetryMax: time.Second,
+		Timeout: wait.Timeout, RetryStart: 50 * time.Millisecond, RetryMax: time.Second,
 		WorkerThreads: 10, DrainTimeout: 5 * time.Second,
 	}
 	for _, f := range change {
@@ -271,10 +272,10 @@ func (w *world) attachment(volume, node string, change ...func(*storagev1.Volume
 	must(w.t, err)
 	if status.Attached {
 		stored.Status = status
-		if _, err := w.client.StorageV1().VolumeAttachments().UpdateStatus(w.t.Context(), stored, metav1.UpdateOptions{}); err != nil {
-			w.t.Fatal(err)
-		}
+		stored, err = w.client.StorageV1().VolumeAttachments().UpdateStatus(w.t.Context(), stored, metav1.UpdateOptions{})
+		must(w.t, err)
 	}
+	w.made.Store(stored.Name, stored.ResourceVersion)
 	return stored.Name
 }
 
@@ -316,9 +317,7 @@ func (w *world) patchPV(name, patch string) {
 // until waits for a VolumeAttachment to be as wanted; nil means that it is gone.
 func (w *world) until(name, what string, is func(va *storagev1.VolumeAttachment) bool) *storagev1.VolumeAttachment {
 	w.t.Helper()
-	ctx, cancel := context.WithTimeout(w.t.Context(), wait.Timeout)
-	defer cancel()
-	all, err := w.client.StorageV1().VolumeAttachments().List(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", name).String()})
+	all, err := w.client.StorageV1().VolumeAttachments().List(w.t.Context(), metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", name).String()})
 	must(w.t, err)
 	var seen *storagev1.VolumeAttachment
 	if len(all.Items) > 0 {
@@ -327,8 +326,46 @@ func (w *world) until(name, what string, is func(va *storagev1.VolumeAttachment)
 	if is(seen) {
 		return seen
 	}
+	return w.follow(name, what, all.ResourceVersion, is)
+}
+
+// untilWas waits until a VolumeAttachment is, or at any time since attachment returned was, as wanted. A state that the next attempt ends is
+// over before a busy machine looks for it. It fails at once where the attachment is gone without it.
+func (w *world) untilWas(name, what string, was func(va *storagev1.VolumeAttachment) bool) *storagev1.VolumeAttachment {
+	w.t.Helper()
+	version, ok := w.made.Load(name)
+	if !ok {
+		w.t.Fatalf("VolumeAttachment %s was not made by attachment", name)
+	}
+	return w.follow(name, what, version.(string), func(va *storagev1.VolumeAttachment) bool {
+		w.t.Helper()
+		if va == nil {
+			w.t.Fatalf("VolumeAttachment %s is gone and was never %s; calls %v", name, what, w.driver.Made())
+		}
+		return was(va)
+	})
+}
+
+// untilRefused waits for an attachError. It fails at once where the volume is attached, or the attachment gone, without it.
+func (w *world) untilRefused(name, text string) *storagev1.VolumeAttachment {
+	w.t.Helper()
+	return w.untilWas(name, "refused", func(va *storagev1.VolumeAttachment) bool {
+		w.t.Helper()
+		refused := hasAttachError(text)(va)
+		if !refused && va.Status.Attached {
+			w.t.Fatalf("VolumeAttachment %s was not refused: %+v; calls %v", name, va, w.driver.Made())
+		}
+		return refused
+	})
+}
+
+// follow goes through the states of a VolumeAttachment after a version until one is as wanted.
+func (w *world) follow(name, what, version string, is func(va *storagev1.VolumeAttachment) bool) (seen *storagev1.VolumeAttachment) {
+	w.t.Helper()
+	ctx, cancel := context.WithTimeout(w.t.Context(), wait.Timeout)
+	defer cancel()
 	watch, err := w.client.StorageV1().VolumeAttachments().Watch(ctx, metav1.ListOptions{
-		FieldSelector: fields.OneTermEqualSelector("metadata.name", name).String(), ResourceVersion: all.ResourceVersion})
+		FieldSelector: fields.OneTermEqualSelector("metadata.name", name).String(), ResourceVersion: version})
 	must(w.t, err)
 	defer watch.Stop()
 	for event := range watch.ResultChan() {
@@ -346,21 +383,6 @@ func (w *world) until(name, what string, is func(va *storagev1.VolumeAttachment)
 	}
 	w.t.Fatalf("VolumeAttachment %s is not %s: %+v; calls %v", name, what, seen, w.driver.Made())
 	return nil
-}
-
-// untilRefused waits for an error in the status. It fails at once where the volume is attached, or the attachment gone, without it.
-func (w *world) untilRefused(name string, refused func(va *storagev1.VolumeAttachment) bool) *storagev1.VolumeAttachment {
-	w.t.Helper()
-	return w.until(name, "refused", func(va *storagev1.VolumeAttachment) bool {
-		w.t.Helper()
-		if refused(va) {
-			return true
-		}
-		if va == nil || va.Status.Attached && va.DeletionTimestamp == nil {
-			w.t.Fatalf("VolumeAttachment %s was not refused: %+v; calls %v", name, va, w.driver.Made())
-		}
-		return false
-	})
 }
 
 func isAttached(va *storagev1.VolumeAttachment) bool { return va != nil && va.Status.Attached }

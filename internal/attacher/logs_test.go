@@ -18,6 +18,8 @@ import (
 	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+
+	"belay.dev/belay/internal/testing/wait"
 )
 
 // line is one line of the log.
@@ -81,11 +83,23 @@ func claimed(name string) func(*corev1.PersistentVolume) {
 func TestLogsNameTheVolume(t *testing.T) {
 	w := newWorld(t)
 	out := w.logs()
-	w.driver.SetAnswer(failing("Publish", 1, status.Error(codes.Internal, "array is away")))
+	waits := make(chan struct{})
+	w.driver.SetAnswer(func(ctx context.Context, _ call, nth int) (map[string]string, error) {
+		if nth > 0 {
+			return nil, nil
+		}
+		select { // the attachment waits for this call
+		case <-waits:
+		case <-ctx.Done():
+		}
+		return nil, status.Error(codes.Internal, "array is away")
+	})
 	w.node("node1")
 	w.volume("pv1", claimed("data"))
 	w.start()
 	va := w.attachment("pv1", "node1")
+	wait.Until(t, "a wait is logged", func() bool { return len(out.of("Waiting to attach volume")) > 0 })
+	close(waits)
 	w.until(va, "attached", isAttached)
 	w.delete(va)
 	w.until(va, "gone", isGone)
@@ -114,9 +128,6 @@ func TestLogsNameTheVolume(t *testing.T) {
 				t.Errorf("a wait names (-want +got):\n%s", diff)
 			}
 		}
-	}
-	if len(out.of("Waiting to attach volume")) == 0 {
-		t.Error("no wait was logged")
 	}
 	if strings.Contains(out.text.String(), "0001-01-01") {
 		t.Errorf("a time that is none was logged:\n%s", out.text.String())
@@ -188,11 +199,11 @@ func TestHungCallIsNamed(t *testing.T) {
 // The driver's own message about a deadline is stored unchanged.
 func TestDriversOwnDeadlineIsKept(t *testing.T) {
 	w := newWorld(t)
-	w.driver.SetAnswer(failing("Publish", 1, status.Error(codes.DeadlineExceeded, "the array took too long")))
+	w.driver.SetAnswer(failing("Publish", 1<<30, status.Error(codes.DeadlineExceeded, "the array took too long")))
 	w.node("node1")
 	w.volume("pv1")
 	w.start()
-	stored := w.until(w.attachment("pv1", "node1"), "failed", hasAttachError("took too long"))
+	stored := w.untilRefused(w.attachment("pv1", "node1"), "took too long")
 	if got, want := stored.Status.AttachError.Message, "rpc error: code = DeadlineExceeded desc = the array took too long"; got != want {
 		t.Errorf("message %q, want %q", got, want)
 	}

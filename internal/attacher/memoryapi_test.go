@@ -59,7 +59,7 @@ const resourceAttachments = "volumeattachments"
 
 func newMemoryAPI() *memoryAPI {
 	m := &memoryAPI{version: 100, kinds: map[string]*memoryKind{}}
-	for _, resource := range []string{resourceAttachments, "persistentvolumes", "csinodes", "leases"} {
+	for _, resource := range []string{resourceAttachments, "persistentvolumes", "csinodes", "leases", "secrets"} {
 		m.kinds[resource] = &memoryKind{objects: map[string]client.Object{}}
 	}
 	return m
@@ -71,8 +71,11 @@ type memoryClient struct{ *kubernetes.Clientset }
 // IsWatchListSemanticsUnSupported makes informers list before they watch.
 func (memoryClient) IsWatchListSemanticsUnSupported() bool { return true }
 
-func (m *memoryAPI) client() (kubernetes.Interface, error) {
-	clients, err := kubernetes.NewForConfigAndClient(&rest.Config{Host: "http://memory", QPS: -1}, &http.Client{Transport: m})
+func (m *memoryAPI) client() (kubernetes.Interface, error) { return clientThrough(m) }
+
+// clientThrough is a client whose requests go through a transport that leads to a memoryAPI.
+func clientThrough(transport http.RoundTripper) (kubernetes.Interface, error) {
+	clients, err := kubernetes.NewForConfigAndClient(&rest.Config{Host: "http://memory", QPS: -1}, &http.Client{Transport: transport})
 	return memoryClient{clients}, err
 }
 

@@ -50,8 +50,8 @@ func cycle(t *testing.T, program, driver string) map[string]metrics.Family {
 		return nil, nil
 	})
 	address := process.FreeAddress()
-	p := process.Start(t, exec.Command(program, "--kubeconfig", shippedKubeconfig(t), "--csi-address", w.driver.Address, "--http-endpoint", address,
-		fmt.Sprintf("--leader-election=%t", leads), "--leader-election-namespace", shippedNamespace, "--retry-interval-start=50ms"))
+	p := process.Start(t, exec.Command(program, append(slices.Clone(patientTimes), "--kubeconfig", shippedKubeconfig(t), "--csi-address", w.driver.Address, "--http-endpoint", address,
+		fmt.Sprintf("--leader-election=%t", leads), "--leader-election-namespace", shippedNamespace, "--retry-interval-start=50ms")...))
 	va := w.attachment("pv1", "node1")
 	w.until(va, "attached", isAttached)
 	w.delete(va)

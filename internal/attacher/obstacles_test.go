@@ -162,10 +162,11 @@ func TestPVFinalizerRefused(t *testing.T) {
 	w.node("node1")
 	w.volume("pv1")
 	refuses := &refusing{path: "persistentvolumes"}
-	refuses.left.Store(requeuesBeforeReport + 3)
+	refuses.left.Store(1 << 30)
 	w.start(w.through(func(next http.RoundTripper) http.RoundTripper { refuses.RoundTripper = next; return refuses }))
 	va := w.attachment("pv1", "node1")
-	w.untilRefused(va, hasAttachError("could not add PersistentVolume finalizer: "))
+	w.untilRefused(va, "could not add PersistentVolume finalizer: ")
+	refuses.left.Store(0)
 	if stored := w.until(va, "attached", isAttached); stored.Status.AttachError != nil {
 		t.Errorf("attachError %q was not cleared", stored.Status.AttachError.Message)
 	}

@@ -106,6 +106,7 @@ func TestUpstreamsExampleWithTheProgramSwapped(t *testing.T) {
 	w.volume("pv1")
 	began, address := time.Now(), process.FreeAddress()
 	cmd := exec.Command(programPath(t), append(containerArgs(c, w.driver.Address, address), "--kubeconfig", apiserver.Kubeconfig(t, user))...)
+	cmd.Args = append(cmd.Args, patientTimes...)
 	cmd.Env = []string{"MY_NAME=csi-attacher-0", "ADDRESS=" + w.driver.Address} // no PATH, no HOME, as in the image
 	p := process.Start(t, cmd)
 
@@ -147,7 +148,8 @@ func TestShippedRightsAreWhatIsUsed(t *testing.T) {
 	w.volume("pv1", withSecret(w, "s1"))
 	began := time.Now()
 	args := []string{"--kubeconfig", throughLossyProxy(t, user), "--csi-address", w.driver.Address,
-		"--leader-election", "--leader-election-namespace", "belay-system", "--leader-election-retry-period=100ms"}
+		"--leader-election", "--leader-election-namespace", "belay-system"}
+	args = append(args, leaseTimes(5*time.Minute, 4*time.Minute, 100*time.Millisecond)...)
 	p := process.Start(t, exec.Command(programPath(t), args...))
 	attachAndDetach(w, "pv1")
 	if !held(w.lease()) {

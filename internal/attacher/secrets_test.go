@@ -12,12 +12,14 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"belay.dev/belay/internal/csi"
+	"belay.dev/belay/internal/testing/fixture"
 	"belay.dev/belay/internal/testing/process"
 )
 
@@ -31,12 +33,11 @@ func TestSecretsAreNeitherLoggedNorStored(t *testing.T) {
 			const secret, later = "xK4vQ9zR2mT7wB5nJ8cL", "pD6hY3gF8sA1uE0iO7qZkM"
 			w.secret("s1", map[string][]byte{"password": []byte(secret)})
 			w.volume("pv1", withSecret(w, "s1"))
-			unpublished := false
+			var seen atomic.Bool // the error of the detach
 			w.driver.SetAnswer(func(_ context.Context, c call, _ int) (map[string]string, error) {
-				if c.Secrets["password"] == later && (c.Method == "Publish" || unpublished) {
+				if c.Secrets["password"] == later && (c.Method == "Publish" || seen.Load()) {
 					return nil, nil
 				}
-				unpublished = c.Method == "Unpublish"
 				return nil, status.Errorf(codes.Unauthenticated, "login with %q refused, all of %v", c.Secrets["password"], c.Secrets)
 			})
 			p := process.Start(t, exec.Command(programPath(t), "--kubeconfig", shippedKubeconfig(t), "--csi-address", w.driver.Address,
@@ -51,7 +52,8 @@ func TestSecretsAreNeitherLoggedNorStored(t *testing.T) {
 			w.changeSecret("s1", later) // it is read again for the next call
 			w.until(va, "attached", isAttached)
 			w.delete(va)
-			w.until(va, "not detached", hasDetachError("login with"))
+			w.untilWas(va, "not detached", hasDetachError("login with"))
+			seen.Store(true)
 			w.until(va, "gone", isGone)
 			p.Stop(syscall.SIGTERM)
 			w.holdsNone(p.Output(), "the log", secret, later)
@@ -123,31 +125,39 @@ func (s *secretReads) RoundTrip(r *http.Request) (*http.Response, error) {
 // The Secret is read once for each call, the first one included, and the time that this takes
 // is not the driver's.
 func TestSecretIsReadOncePerCall(t *testing.T) {
-	w := newWorld(t)
-	w.node("node1")
-	w.secret("s1", map[string][]byte{"password": []byte("x")})
-	w.volume("pv1", withSecret(w, "s1"))
-	const timeout = time.Second
-	w.driver.SetAnswer(func(ctx context.Context, c call, nth int) (map[string]string, error) {
-		if c.Secrets["password"] != "x" {
-			t.Errorf("%s without the secret", c.Method)
+	synctest.Test(t, func(t *testing.T) {
+		b := newBubble(t)
+		b.api.put("secrets", &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "s1", Namespace: "default"}, Data: map[string][]byte{"password": []byte("x")}})
+		pv := fixture.PersistentVolume("v", bubbleDriver, "v")
+		pv.Spec.CSI.ControllerPublishSecretRef = &corev1.SecretReference{Name: "s1", Namespace: "default"}
+		b.api.put("persistentvolumes", pv)
+		refused := false
+		b.answers(func(_ context.Context, c call) error {
+			if c.Secrets["password"] != "x" {
+				t.Errorf("%s without the secret", c.Method)
+			}
+			if !refused {
+				refused = true
+				return errFull
+			}
+			return nil
+		})
+		const timeout = time.Second
+		reads := &secretReads{RoundTripper: b.api, delay: 2 * timeout}
+		clients, err := clientThrough(reads)
+		must(t, err)
+		defer b.start(func(c *Config) { c.Client, c.Timeout = clients, timeout })()
+		b.attach("v", "node1")
+		b.within(time.Minute, "attached", func() bool { return b.isAttached("v", "node1") })
+		b.detach("v", "node1")
+		b.within(time.Minute, "detached", func() bool { return b.isGone("v", "node1") })
+		if diff := cmp.Diff([]string{"Publish id-node1", "Publish id-node1", "Unpublish id-node1"}, b.received("v")); diff != "" {
+			t.Errorf("calls (-want +got):\n%s", diff)
 		}
-		if nth == 0 {
-			return nil, errFull
+		if got := reads.n.Load(); got != 3 {
+			t.Errorf("the Secret was read %d times for 3 calls", got)
 		}
-		return nil, nil
 	})
-	reads := &secretReads{delay: 2 * timeout}
-	w.start(w.through(func(next http.RoundTripper) http.RoundTripper { reads.RoundTripper = next; return reads }),
-		func(c *Config) { c.Timeout = timeout })
-	va := w.attachment("pv1", "node1")
-	w.until(va, "attached", isAttached)
-	w.delete(va)
-	w.until(va, "gone", isGone)
-	w.wantCalls("Publish id-node1", "Publish id-node1", "Unpublish id-node1")
-	if got := reads.n.Load(); got != 3 {
-		t.Errorf("the Secret was read %d times for 3 calls", got)
-	}
 }
 
 // Secrets are held for one call, and not for long.

@@ -25,7 +25,7 @@ func TestProgramsTakeOverFromEachOther(t *testing.T) {
 		started++
 		return process.Start(t, exec.Command("unshare", "--uts", "sh", "-c", `echo "$0" >/proc/sys/kernel/hostname && exec "$@"`,
 			fmt.Sprint("pod-", started), program, "--kubeconfig", shippedKubeconfig(t), "--csi-address", w.driver.Address,
-			"--leader-election", "--leader-election-namespace", shippedNamespace, "--kube-api-qps=100", "--kube-api-burst=100",
+			"--leader-election", "--leader-election-namespace", shippedNamespace, lateAnswers, "--kube-api-qps=100", "--kube-api-burst=100",
 			patientTimes[0], patientTimes[1], patientTimes[2]))
 	}
 	const batch = 5

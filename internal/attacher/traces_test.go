@@ -3,6 +3,7 @@ package attacher
 import (
 	"context"
 	"encoding/hex"
+	"fmt"
 	"net"
 	"os"
 	"os/exec"
@@ -62,8 +63,8 @@ func (c *collector) got() (method, content string) {
 	return c.method, c.taken.String()
 }
 
-// traceCycle attaches and detaches a volume with a secret, which the driver repeats in an error, and ends the program.
-// It returns the trace parent that the driver received.
+// traceCycle attaches and detaches a volume with a secret, which the driver repeats in an error. It returns the program,
+// and the trace parent that the driver received.
 func traceCycle(t *testing.T, w *world, env ...string) (p *process.Process, parent string) {
 	t.Helper()
 	w.node("node1")
@@ -81,7 +82,6 @@ func traceCycle(t *testing.T, w *world, env ...string) (p *process.Process, pare
 	cmd.Env = append(os.Environ(), env...)
 	p = process.Start(t, cmd)
 	attachAndDetach(w, "pv1")
-	p.Stop(syscall.SIGTERM)
 	return p, <-parents
 }
 
@@ -89,21 +89,24 @@ func traceCycle(t *testing.T, w *world, env ...string) (p *process.Process, pare
 // it.
 func TestTracesOfCalls(t *testing.T) {
 	w, c := newWorld(t), startCollector(t)
-	_, parent := traceCycle(t, w, "OTEL_EXPORTER_OTLP_ENDPOINT=http://"+c.address, "OTEL_SERVICE_NAME=attacher-of-the-test")
+	p, parent := traceCycle(t, w, "OTEL_EXPORTER_OTLP_ENDPOINT=http://"+c.address, "OTEL_SERVICE_NAME=attacher-of-the-test", "OTEL_BSP_SCHEDULE_DELAY=100")
+	id := strings.Split(parent, "-")
+	if len(id) != 4 {
+		t.Fatalf("the driver got the trace parent %q", parent)
+	}
+	wanted := []string{unhex(t, id[1]), unhex(t, id[2]), "attach by driver", "detach by driver", "ControllerPublishVolume", "UNAUTHENTICATED", "attacher-of-the-test", w.driver.Name, w.name("pv1"), w.name("node1"), "id-node1", "belay.attachment", "refused [REDACTED]"}
+	for _, want := range wanted { // before the program ends: it does not send for long then
+		wait.Until(t, fmt.Sprintf("the traces of %s say %q", parent, want), func() bool {
+			_, content := c.got()
+			return strings.Contains(content, want)
+		})
+	}
+	p.Stop(syscall.SIGTERM)
 	method, content := c.got()
 	if method != "/opentelemetry.proto.collector.trace.v1.TraceService/Export" {
 		t.Errorf("called %s", method)
 	}
-	for _, want := range []string{"attach by driver", "detach by driver", "ControllerPublishVolume", "UNAUTHENTICATED", "attacher-of-the-test", w.driver.Name, w.name("pv1"), w.name("node1"), "id-node1", "belay.attachment", "refused [REDACTED]"} {
-		if !strings.Contains(content, want) {
-			t.Errorf("the traces do not say %q: %q", want, content)
-		}
-	}
 	w.holdsNone(content, "the trace", "xK4vQ9zR2mT7wB5nJ8cL")
-	id := strings.Split(parent, "-")
-	if len(id) != 4 || !strings.Contains(content, unhex(t, id[1])) || !strings.Contains(content, unhex(t, id[2])) {
-		t.Errorf("the driver got the trace parent %q, but its span was not exported", parent)
-	}
 }
 
 // Without the variables there are no traces, and an unreachable collector costs nothing but the bounded wait at the
@@ -117,6 +120,7 @@ func TestTracesAreOptional(t *testing.T) {
 	t.Run("collector away", func(t *testing.T) {
 		began := time.Now()
 		p, _ := traceCycle(t, newWorld(t), "OTEL_EXPORTER_OTLP_ENDPOINT=http://"+process.FreeAddress())
+		p.Stop(syscall.SIGTERM)
 		if took := time.Since(began); took > wait.Timeout {
 			t.Errorf("took %v", took)
 		}
@@ -129,13 +133,15 @@ func TestTracesAreOptional(t *testing.T) {
 		must(t, err)
 		t.Cleanup(func() { _ = listener.Close() })
 		began := time.Now()
-		traceCycle(t, newWorld(t), "OTEL_EXPORTER_OTLP_ENDPOINT=http://"+listener.Addr().String(), "OTEL_BSP_MAX_QUEUE_SIZE=1", "OTEL_BSP_MAX_EXPORT_BATCH_SIZE=1")
+		p, _ := traceCycle(t, newWorld(t), "OTEL_EXPORTER_OTLP_ENDPOINT=http://"+listener.Addr().String(), "OTEL_BSP_MAX_QUEUE_SIZE=1", "OTEL_BSP_MAX_EXPORT_BATCH_SIZE=1")
+		p.Stop(syscall.SIGTERM)
 		if took := time.Since(began); took > wait.Timeout {
 			t.Errorf("took %v", took)
 		}
 	})
 	for name, env := range map[string]string{"exporter": "OTEL_TRACES_EXPORTER=zipkin", "protocol": "OTEL_EXPORTER_OTLP_PROTOCOL=http/json"} {
 		t.Run("unknown "+name, func(t *testing.T) {
+			t.Parallel() // each waits 30 s for the driver
 			cmd := exec.Command(programPath(t), "--kubeconfig", shippedKubeconfig(t), "--csi-address=/none")
 			cmd.Env = append(os.Environ(), "OTEL_EXPORTER_OTLP_ENDPOINT=http://127.0.0.1:1", env)
 			p := process.Start(t, cmd)

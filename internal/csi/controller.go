@@ -13,9 +13,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// shortTimeout limits the calls that a driver answers from memory: GetPluginInfo, and the two capability calls together (as
-// csi-attacher).
-const shortTimeout = time.Second
+// shortTimeout limits the calls that a driver answers from memory: GetPluginInfo, and the two capability calls together. The process
+// exits when it passes. On a busy machine an answer can take longer than csi-attacher's 1 s.
+const shortTimeout = 10 * time.Second
 
 // PublishRequest is ControllerPublishVolumeRequest in Kubernetes' terms.
 type PublishRequest struct {

@@ -87,12 +87,11 @@ type NodeInfo struct {
 	Topology   map[string]string
 }
 
-// connectTimeout is how long Info waits for a connection, several times the pause between two attempts. It sends the request
-// infoAttempts times at most.
-const (
-	connectTimeout = 2 * time.Second
-	infoAttempts   = 4
-)
+// connectTimeout is how long Info waits for a connection, several times the pause between two attempts. Tests raise it.
+var connectTimeout = 2 * time.Second
+
+// infoAttempts is how often Info sends the request at most.
+const infoAttempts = 4
 
 // awaitConnection waits until the driver accepts the connection or ctx ends. The last attempt may have reached the socket of a
 // driver that was just restarting.

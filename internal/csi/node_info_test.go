@@ -25,6 +25,7 @@ func TestInfoWhileTheDriverRestarts(t *testing.T) {
 		return nil, ctx.Err()
 	}
 	first.Start()
+	waitLongToConnect(t)
 	node, err := DialNode(socket, nil)
 	if err != nil {
 		t.Fatal(err)

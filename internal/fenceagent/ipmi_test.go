@@ -14,25 +14,21 @@ import (
 	"time"
 
 	"belay.dev/belay/internal/fencing"
+	"belay.dev/belay/internal/testing/process"
 	"belay.dev/belay/internal/testing/wait"
 )
 
 const password = "Tr0ub4dor"
 
-// bmc starts a real BMC whose power is a file, and returns its port.
-func bmc(t *testing.T) (port, power string) {
+// bmc starts a real BMC whose power is a file, and returns its address.
+func bmc(t *testing.T) (host, port, power string) {
 	t.Helper()
 	sim, err := exec.LookPath("ipmi_sim")
 	if err != nil {
 		t.Skip("ipmi_sim is not installed: apt-get install openipmi ipmitool fence-agents")
 	}
 	dir := t.TempDir()
-	free, err := (&net.ListenConfig{}).ListenPacket(t.Context(), "udp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, port, _ = net.SplitHostPort(free.LocalAddr().String())
-	_ = free.Close()
+	host, port, _ = net.SplitHostPort(process.FreeAddress())
 	power = filepath.Join(dir, "power")
 	for name, content := range map[string]string{
 		"power": "1",
@@ -47,7 +43,7 @@ esac
 		"lan.conf": fmt.Sprintf(`name "node"
 set_working_mc 0x20
   startlan 1
-    addr 127.0.0.1 %s
+    addr %s %s
     priv_limit admin
     allowed_auths_callback none md2 md5 straight
     allowed_auths_user none md2 md5 straight
@@ -58,7 +54,7 @@ set_working_mc 0x20
   chassis_control "%s/chassis %s 0x20"
   user 1 true "" "test" user 10 none md2 md5 straight
   user 2 true "admin" "%s" admin 10 none md2 md5 straight
-`, port, dir, dir, password),
+`, host, port, dir, dir, password),
 		"bmc.emu": "mc_setbmc 0x20\nmc_add 0x20 0 no-device-sdrs 0x23 9 8 0x9f 0x1291 0xf02 persist_sdr\nsel_enable 0x20 1000 0x0a\nmc_enable 0x20\n",
 	} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o700); err != nil {
@@ -72,7 +68,7 @@ set_working_mc 0x20
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
-	return port, power
+	return host, port, power
 }
 
 // TestRealBMC: a real fence_ipmilan asks and commands a real BMC, and no other process sees the password.
@@ -81,9 +77,9 @@ func TestRealBMC(t *testing.T) {
 	if err != nil {
 		t.Skip("fence_ipmilan is not installed: apt-get install openipmi ipmitool fence-agents")
 	}
-	port, power := bmc(t)
+	host, port, power := bmc(t)
 	a, err := New(t.Context(), path, map[string]string{
-		"ip": "127.0.0.1", "ipport": port, "lanplus": "1", "cipher": "3", "power_wait": "0", "power_timeout": "60",
+		"ip": host, "ipport": port, "lanplus": "1", "cipher": "3", "power_wait": "0", "power_timeout": "60",
 	}, "", map[string][]byte{"username": []byte("admin"), "password": []byte(password)})
 	if err != nil {
 		t.Fatal(err)
@@ -101,10 +97,10 @@ func TestRealBMC(t *testing.T) {
 	if err := a.Off(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	got, raw, err := a.Status(t.Context())
-	if got != fencing.PowerOff || err != nil {
-		t.Errorf("%v %q (%v)", got, raw, err)
-	}
+	wait.Until(t, "the BMC says Off", func() bool {
+		got, _, _ := a.Status(t.Context())
+		return got == fencing.PowerOff
+	})
 	t.Logf("identity %s; off and read back in %v", id, time.Since(began))
 	if content, _ := os.ReadFile(power); strings.TrimSpace(string(content)) != "0" {
 		t.Errorf("the power is %s", content)

@@ -16,12 +16,11 @@ import (
 	"time"
 )
 
-const (
-	// maxOutput and maxRaw bound what is read of an answer, and what is kept of it.
-	maxOutput, maxRaw = 64 << 10, 1 << 10
-	// killed is how long a process may take to disappear after it was killed.
-	killed = 2 * time.Second
-)
+// maxOutput and maxRaw bound what is read of an answer, and what is kept of it.
+const maxOutput, maxRaw = 64 << 10, 1 << 10
+
+// killed is how long the output of a process may stay open after it has ended or was killed. Tests raise it.
+var killed = 2 * time.Second
 
 // run carries out one action. The exit status counts only without an error.
 func (a *Agent) run(ctx context.Context, action string) (exit int, text string, err error) {

@@ -12,6 +12,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/rest"
+
+	"belay.dev/belay/internal/testing/process"
 )
 
 func TestIsAnswer(t *testing.T) {
@@ -45,8 +47,9 @@ func TestReach(t *testing.T) {
 		t.Errorf("a refusal: %v", err)
 	}
 	server.Close()
+	config.Host = "http://" + process.FreeAddress()
 	err := Reach(t.Context(), config)
-	if err == nil || !strings.HasPrefix(err.Error(), "cannot reach "+server.URL+": dial tcp") {
+	if err == nil || !strings.HasPrefix(err.Error(), "cannot reach "+config.Host+": dial tcp") {
 		t.Errorf("no answer: %v", err)
 	}
 }

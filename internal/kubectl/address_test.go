@@ -87,7 +87,7 @@ func TestSilentServer(t *testing.T) {
 			defer cancel()
 			errOut := &hears{text: "Waiting for the API server " + address, heard: cancel}
 			c := NewCommand(genericiooptions.IOStreams{In: &bytes.Buffer{}, Out: io.Discard, ErrOut: errOut}, "test")
-			c.SetArgs(append(strings.Fields(command), "--server", address, "--request-timeout", "15s"))
+			c.SetArgs(append(strings.Fields(command), "--server", address, "--request-timeout", "2m"))
 			if err := c.ExecuteContext(ctx); err == nil || err.Error() != "interrupted" {
 				t.Errorf("%v", err)
 			}

@@ -98,7 +98,7 @@ func TestCheck(t *testing.T) {
 		t.Errorf("--wait, exit status %d:\n%s%s", waited.status, waited.out, waited.err)
 	}
 	done := make(chan answer)
-	go func() { done <- run(t, kubeconfig, "check", "--wait", "--timeout=1m", "-o", "short") }()
+	go func() { done <- run(t, kubeconfig, "check", "--wait", "--timeout=5m", "-o", "short") }()
 	tainted.Spec.Taints = nil
 	if err := server.Client.Update(t.Context(), tainted); err != nil {
 		t.Fatal(err)

@@ -89,7 +89,7 @@ func failEach(t *testing.T, failures map[string]func(*http.Request) (*http.Respo
 			t.Run(name+"/"+resource, func(t *testing.T) {
 				t.Parallel()
 				kubeconfig := through(t, broken{resource: resource, fail: fail})
-				timeout := "10s"
+				timeout := "2m"
 				if name == "cut" {
 					timeout = "2s"
 				}

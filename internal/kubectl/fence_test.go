@@ -65,6 +65,11 @@ func confirmer(t *testing.T, name string) (kubeconfig string) {
 		Subjects: []rbacv1.Subject{{Kind: rbacv1.UserKind, Name: name}},
 	}
 	create(t, binding)
+	role := rbacv1.ClusterRole{}
+	if err := server.Client.Get(t.Context(), client.ObjectKey{Name: binding.RoleRef.Name}, &role); err != nil {
+		t.Fatal(err)
+	}
+	server.AwaitRights(t, []rbacv1.ClusterRole{role}, name)
 	return apiserver.Kubeconfig(t, server.User(t, name))
 }
 

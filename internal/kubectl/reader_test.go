@@ -36,7 +36,7 @@ func TestReaderSuffices(t *testing.T) {
 	kubeconfig := apiserver.Kubeconfig(t, server.ServiceAccount(t, "belay-system", "belay-reader", readerFile))
 	for _, args := range []string{
 		"explain pod/reading-waiter -n reading", "explain node/reading-a", "stuck -A", "map", "timeline pv/v-reading", "orphans", "evidence node/reading-a",
-		"wait-detached node/reading-a --timeout=5s", "check", "check --take-over --observe=100ms", "bundle -f " + filepath.Join(t.TempDir(), "b.tar.gz"),
+		"wait-detached node/reading-a --timeout=7s", "check", "check --take-over --observe=100ms", "bundle -f " + filepath.Join(t.TempDir(), "b.tar.gz"),
 	} {
 		got := run(t, kubeconfig, strings.Fields(args)...)
 		if text := got.out + got.err; strings.Contains(text, "forbidden") || strings.Contains(text, "ermission to ") || strings.Contains(text, "you lack permissions") || strings.Contains(got.err, "error:") || text == "" {

@@ -28,6 +28,7 @@ func member(t *testing.T, name, namespace string) (kubeconfig string) {
 		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: name},
 		Subjects:   []rbacv1.Subject{{Kind: rbacv1.UserKind, Name: name}},
 	})
+	server.AwaitRights(t, []rbacv1.ClusterRole{{ObjectMeta: role.ObjectMeta, Rules: role.Rules}}, name)
 	return apiserver.Kubeconfig(t, server.User(t, name))
 }
 

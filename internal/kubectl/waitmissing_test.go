@@ -13,12 +13,12 @@ import (
 func TestWaitDetachedFromNoNode(t *testing.T) {
 	server.Start(t)
 	kubeconfig := apiserver.Kubeconfig(t, server.Config())
-	if got := run(t, kubeconfig, "wait-detached", "node/mistyped", "--timeout=20s"); got.status != StatusError || !strings.Contains(got.err, "nodes/mistyped does not exist") || got.out != "" {
+	if got := run(t, kubeconfig, "wait-detached", "node/mistyped", "--timeout=2m"); got.status != StatusError || !strings.Contains(got.err, "nodes/mistyped does not exist") || got.out != "" {
 		t.Errorf("exit status %d: %s%s", got.status, got.out, got.err)
 	}
 	va := fixture.Attachment("left-behind", driver, "deleted", "gone")
 	create(t, va)
-	if got := run(t, kubeconfig, "wait-detached", "node/deleted", "--timeout=5s"); got.status != StatusBlocked {
+	if got := run(t, kubeconfig, "wait-detached", "node/deleted", "--timeout=7s"); got.status != StatusBlocked {
 		t.Errorf("with a VolumeAttachment, exit status %d: %s%s", got.status, got.out, got.err)
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -78,8 +79,16 @@ func waiting(leases ...*coordinationv1.Lease) func(*diagnosis.Snapshot) {
 	}
 }
 
-// TestHealth: one thing is wrong in a cluster that is well, and the check about it shows it.
-func TestHealth(t *testing.T) {
+// illness is one thing that is wrong in a cluster that is well, and the check about it.
+type illness struct {
+	objects []runtime.Object
+	change  func(*diagnosis.Snapshot)
+	check   string
+	want    Result
+	says    string
+}
+
+func illnesses() map[string]illness {
 	unready := runs("belay-system", "b", "belay-controller:v1")
 	unready.Status.Conditions = nil
 	own, upstream := heldLease("kube-system", kube.FieldManager, "belay-0_u"), heldLease("kube-system", upstreamProgram, "cp-1_u")
@@ -99,13 +108,7 @@ func TestHealth(t *testing.T) {
 	expired := leaseOf("attacher-0", time.Now().Add(-time.Hour))
 	expired.Namespace, expired.Name = "csi", "external-attacher-leader-disk-example-com"
 	expired.Spec.RenewTime = new(metav1.NewMicroTime(time.Now().Add(-time.Hour)))
-	tests := map[string]struct {
-		objects []runtime.Object
-		change  func(*diagnosis.Snapshot)
-		check   string
-		want    Result
-		says    string
-	}{
+	return map[string]illness{
 		"upstream works":             {[]runtime.Object{upstreamPod("kube-controller-manager", on)}, leases(upstream), "controller", OK, "kube-controller-manager attaches"},
 		"belay works":                {[]runtime.Object{upstreamPod("kube-controller-manager", off)}, leases(own, upstream), "controller", OK, "belay-controller attaches"},
 		"belay leads, acts not":      {[]runtime.Object{upstreamPod("kube-controller-manager", off)}, waiting(own), "controller", Failed, "neither attached nor detached"},
@@ -174,23 +177,29 @@ func TestHealth(t *testing.T) {
 			s.Unread = append(s.Unread, diagnosis.Unread{Ref: diagnosis.Ref{Resource: diagnosis.Events}, Verb: "list", Message: "timeout"})
 		}, "read", Unknown, "could not be read"},
 	}
-	for name, tt := range tests {
+}
+
+// TestHealth: the check about what is wrong shows it.
+func TestHealth(t *testing.T) {
+	for name := range illnesses() {
 		t.Run(name, func(t *testing.T) {
-			s := clusterOf()
-			if tt.change != nil {
-				tt.change(s)
-			}
-			report := Health(t.Context(), Config{Clients: fake.NewClientset(tt.objects...)}, s, false)
-			c := check(t, Report{Checks: report.Checks}, tt.check)
-			if c.Result != tt.want || !strings.Contains(c.Message, tt.says) {
-				t.Errorf("%+v; want %s with %q", c, tt.want, tt.says)
-			}
-			if c.Result != OK && c.Result != Unknown && c.Hint == "" {
-				t.Errorf("no hint: %+v", c)
-			}
-			if report.Result.severity() < c.Result.severity() {
-				t.Errorf("the whole is %s, and a part of it %s", report.Result, c.Result)
-			}
+			synctest.Test(t, func(t *testing.T) { // in which no lease ages
+				tt, s := illnesses()[name], clusterOf()
+				if tt.change != nil {
+					tt.change(s)
+				}
+				report := Health(t.Context(), Config{Clients: fake.NewClientset(tt.objects...)}, s, false)
+				c := check(t, Report{Checks: report.Checks}, tt.check)
+				if c.Result != tt.want || !strings.Contains(c.Message, tt.says) {
+					t.Errorf("%+v; want %s with %q", c, tt.want, tt.says)
+				}
+				if c.Result != OK && c.Result != Unknown && c.Hint == "" {
+					t.Errorf("no hint: %+v", c)
+				}
+				if report.Result.severity() < c.Result.severity() {
+					t.Errorf("the whole is %s, and a part of it %s", report.Result, c.Result)
+				}
+			})
 		})
 	}
 }

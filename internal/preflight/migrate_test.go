@@ -9,10 +9,11 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"k8s.io/client-go/kubernetes/fake"
 	"sigs.k8s.io/yaml"
+
+	"belay.dev/belay/internal/testing/wait"
 )
 
 // setting is one of the settings in docs/migrate.md: where the page has it, and how it becomes flags.
@@ -107,7 +108,7 @@ func controllerManager() string {
 // it says so shows that it has accepted the flags.
 func startControllerManager(t *testing.T, flags ...string) string {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), wait.Timeout)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, controllerManager(), append(flags, "--kubeconfig=/nonexistent")...)
 	out, err := cmd.CombinedOutput()

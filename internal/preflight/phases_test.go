@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -14,8 +15,15 @@ import (
 	"belay.dev/belay/internal/kube"
 )
 
-// TestPhases walks through a migration and back: at each step preflight is ready for that step only, and names the next one.
-func TestPhases(t *testing.T) {
+// phase is a step of a migration, and what preflight says in it.
+type phase struct {
+	phase   Phase
+	objects []runtime.Object
+	ready   bool
+	says    []string
+}
+
+func phases() map[string]phase {
 	const on, off = "--controllers=*", "--controllers=*,-persistentvolume-attach-detach-controller"
 	first := func(controllers string) *corev1.Pod { return upstreamPod("kube-controller-manager", controllers) }
 	recent := attachmentBy(upstreamProgram, time.Now().Add(-time.Minute))
@@ -25,12 +33,7 @@ func TestPhases(t *testing.T) {
 	pod := runs("belay-system", "belay-0", "belay-controller:v1")
 	pod.Labels = map[string]string{"app.kubernetes.io/name": kube.FieldManager}
 	flex := flexVolume("pv", "x/attaches")
-	tests := map[string]struct {
-		phase   Phase
-		objects []runtime.Object
-		ready   bool
-		says    []string
-	}{
+	return map[string]phase{
 		"before: it attaches":            {Prepare, []runtime.Object{first(on), lead, recent}, true, []string{"its attach/detach controller is on\n", "Next: disable persistentvolume-attach-detach-controller in every"}},
 		"before: one is off":             {Prepare, []runtime.Object{first(on), second(off), lead}, true, []string{"WARNING", "on in 1 of 2 pods", "cp-1_u has held"}},
 		"before: no pod":                 {Prepare, []runtime.Object{lead, attachmentBy("k3s", time.Now())}, true, []string{"WARNING", "you have to confirm", "program that contains it (k3s)"}},
@@ -46,21 +49,28 @@ func TestPhases(t *testing.T) {
 		"back: gone":                     {RollBack, []runtime.Object{first(off), gone}, true, []string{"its attach/detach controller is off", "Next: enable persistentvolume-attach-detach-controller in every"}},
 		"back: gone, upstream is no pod": {RollBack, nil, true, []string{"cannot be read", "may be enabled"}},
 	}
-	for name, tt := range tests {
+}
+
+// TestPhases walks through a migration and back: at each step preflight is ready for that step only, and names the next one.
+func TestPhases(t *testing.T) {
+	for name := range phases() {
 		t.Run(name, func(t *testing.T) {
-			report := Run(t.Context(), Config{Clients: fake.NewClientset(tt.objects...), Phase: tt.phase})
-			var out bytes.Buffer
-			if err := report.Text(&out); err != nil {
-				t.Fatal(err)
-			}
-			if report.Ready != tt.ready {
-				t.Errorf("ready: %v, want %v:\n%s", report.Ready, tt.ready, &out)
-			}
-			for _, want := range tt.says {
-				if !strings.Contains(out.String(), want) {
-					t.Errorf("it does not say %q:\n%s", want, &out)
+			synctest.Test(t, func(t *testing.T) { // in which no lease ages
+				tt := phases()[name]
+				report := Run(t.Context(), Config{Clients: fake.NewClientset(tt.objects...), Phase: tt.phase})
+				var out bytes.Buffer
+				if err := report.Text(&out); err != nil {
+					t.Fatal(err)
 				}
-			}
+				if report.Ready != tt.ready {
+					t.Errorf("ready: %v, want %v:\n%s", report.Ready, tt.ready, &out)
+				}
+				for _, want := range tt.says {
+					if !strings.Contains(out.String(), want) {
+						t.Errorf("it does not say %q:\n%s", want, &out)
+					}
+				}
+			})
 		})
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -22,8 +23,13 @@ import (
 
 const hostileOff = "--controllers=*,-persistentvolume-attach-detach-controller"
 
-// TestHostilePhases: states in which the next step would make two attach/detach controllers run, and preflight says READY.
-func TestHostilePhases(t *testing.T) {
+// hostilePhase is a state in which the next step would make two attach/detach controllers run.
+type hostilePhase struct {
+	phase   Phase
+	objects []runtime.Object
+}
+
+func hostilePhases() map[string]hostilePhase {
 	two := int32(2)
 	// helm's Deployment still wants two pods; at this moment it has none (drained, evicted, quota). They come back after the switch.
 	deployment := &appsv1.Deployment{
@@ -46,10 +52,7 @@ func TestHostilePhases(t *testing.T) {
 	node := func(name string) *corev1.Node {
 		return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"node-role.kubernetes.io/control-plane": ""}, Annotations: map[string]string{kube.ManagedAttachAnnotation: "true"}}}
 	}
-	for name, tt := range map[string]struct {
-		phase   Phase
-		objects []runtime.Object
-	}{
+	return map[string]hostilePhase{
 		"back: the Deployment still wants pods":             {RollBack, []runtime.Object{deployment, upstreamPod("kube-controller-manager", hostileOff)}},
 		"back: the Deployment has not seen its 0 replicas":  {RollBack, []runtime.Object{scaling}},
 		"back: the Deployment still has a replica":          {RollBack, []runtime.Object{ending}},
@@ -59,11 +62,19 @@ func TestHostilePhases(t *testing.T) {
 		"between: as many pods as control-plane nodes, and one of them elsewhere": {TakeOver, []runtime.Object{
 			node("cp-1"), node("cp-2"), onNode(upstreamPod("kube-controller-manager", hostileOff), "cp-1"), onNode(second(hostileOff), "worker-1"),
 		}},
-	} {
+	}
+}
+
+// TestHostilePhases: preflight never says READY.
+func TestHostilePhases(t *testing.T) {
+	for name := range hostilePhases() {
 		t.Run(name, func(t *testing.T) {
-			if r := Run(t.Context(), Config{Clients: fake.NewClientset(tt.objects...), Phase: tt.phase}); r.Ready {
-				t.Errorf("%s %+v", r.Verdict(), r.Checks)
-			}
+			synctest.Test(t, func(t *testing.T) { // in which no lease ages
+				tt := hostilePhases()[name]
+				if r := Run(t.Context(), Config{Clients: fake.NewClientset(tt.objects...), Phase: tt.phase}); r.Ready {
+					t.Errorf("%s %+v", r.Verdict(), r.Checks)
+				}
+			})
 		})
 	}
 }

@@ -98,16 +98,37 @@ func TestWriters(t *testing.T) {
 // The flags of a kube-controller-manager that is no pod cannot be read. What it did since
 // it began to lead shows that the controller is on; that it did nothing shows nothing.
 func TestUpstreamOutsideAPod(t *testing.T) {
+	for name := range outsideAPod() {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) { // in which no lease ages
+				tt := outsideAPod()[name]
+				clients := fake.NewClientset(tt.objects...)
+				r := Run(t.Context(), Config{Clients: clients})
+				if c := check(t, r, tt.check); c.Result != tt.want || !strings.Contains(c.Message, tt.says) || r.Ready {
+					t.Errorf("%+v, ready %v; want %s with %q, and not ready", c, r.Ready, tt.want, tt.says)
+				}
+				if r := Run(t.Context(), Config{Clients: clients, Confirmed: true}); r.Ready != tt.readyIfConfirmed {
+					t.Errorf("confirmed, it is ready: %v, want %v; %+v", r.Ready, tt.readyIfConfirmed, r.Checks)
+				}
+			})
+		})
+	}
+}
+
+// outside is what a kube-controller-manager that is no pod has done, and what preflight says about it.
+type outside struct {
+	objects          []runtime.Object
+	check            string
+	want             Result
+	says             string
+	readyIfConfirmed bool
+}
+
+func outsideAPod() map[string]outside {
 	now := time.Now()
 	since := now.Add(-time.Hour)
 	const old, recent = -61 * time.Minute, -30 * time.Minute
-	tests := map[string]struct {
-		objects          []runtime.Object
-		check            string
-		want             Result
-		says             string
-		readyIfConfirmed bool
-	}{
+	return map[string]outside{
 		"no lease": {nil, "kube-controller-manager", Unconfirmed, "none holds its lease", true},
 		"quiet": {
 			[]runtime.Object{leaseOf("cp-1_u", since)}, "kube-controller-manager", Unconfirmed, "cp-1_u has held its lease since", true,
@@ -135,18 +156,6 @@ func TestUpstreamOutsideAPod(t *testing.T) {
 			[]runtime.Object{leaseOf("cp-1_u", since), eventBy("k3s", now.Add(old))}, "attach/detach events", OK, "1;", true,
 		},
 	}
-	for name, tt := range tests {
-		t.Run(name, func(t *testing.T) {
-			clients := fake.NewClientset(tt.objects...)
-			r := Run(t.Context(), Config{Clients: clients})
-			if c := check(t, r, tt.check); c.Result != tt.want || !strings.Contains(c.Message, tt.says) || r.Ready {
-				t.Errorf("%+v, ready %v; want %s with %q, and not ready", c, r.Ready, tt.want, tt.says)
-			}
-			if r := Run(t.Context(), Config{Clients: clients, Confirmed: true}); r.Ready != tt.readyIfConfirmed {
-				t.Errorf("confirmed, it is ready: %v, want %v; %+v", r.Ready, tt.readyIfConfirmed, r.Checks)
-			}
-		})
-	}
 }
 
 // Any node may create a static pod that claims to be a kube-controller-manager. It is
@@ -160,28 +169,34 @@ func TestStaticPods(t *testing.T) {
 	}
 	labelled := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "cp-1", Labels: map[string]string{"node-role.kubernetes.io/control-plane": ""}}}
 	plain := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "w-1"}}
-	tests := map[string]struct {
+	type placed struct {
 		objects []runtime.Object
 		refuses bool
 		want    Result
-	}{
-		"control-plane node":   {[]runtime.Object{static("cp-1"), labelled}, true, Refused},
-		"worker":               {[]runtime.Object{static("w-1"), plain, leaseOf("cp-1_u", time.Now())}, false, Unconfirmed},
-		"where the leader is":  {[]runtime.Object{static("w-1"), plain, leaseOf("W-1_u", time.Now())}, true, Refused},
-		"no leader":            {[]runtime.Object{static("w-1"), plain}, false, Unconfirmed},
-		"node that is gone":    {[]runtime.Object{static("w-2")}, false, Unconfirmed},
-		"and one that is real": {[]runtime.Object{static("w-1"), plain, upstreamPodNamed("real")}, true, Refused},
 	}
-	for name, tt := range tests {
+	tests := func() map[string]placed {
+		return map[string]placed{
+			"control-plane node":   {[]runtime.Object{static("cp-1"), labelled}, true, Refused},
+			"worker":               {[]runtime.Object{static("w-1"), plain, leaseOf("cp-1_u", time.Now())}, false, Unconfirmed},
+			"where the leader is":  {[]runtime.Object{static("w-1"), plain, leaseOf("W-1_u", time.Now())}, true, Refused},
+			"no leader":            {[]runtime.Object{static("w-1"), plain}, false, Unconfirmed},
+			"node that is gone":    {[]runtime.Object{static("w-2")}, false, Unconfirmed},
+			"and one that is real": {[]runtime.Object{static("w-1"), plain, upstreamPodNamed("real")}, true, Refused},
+		}
+	}
+	for name := range tests() {
 		t.Run(name, func(t *testing.T) {
-			clients := fake.NewClientset(tt.objects...)
-			refusal, err := MayLead(t.Context(), clients)
-			if err != nil || (refusal != nil) != tt.refuses {
-				t.Errorf("refusal %v, error %v; want a refusal: %v", refusal, err, tt.refuses)
-			}
-			if c := check(t, Run(t.Context(), Config{Clients: clients}), "kube-controller-manager"); c.Result != tt.want {
-				t.Errorf("%+v, want %s", c, tt.want)
-			}
+			synctest.Test(t, func(t *testing.T) { // in which no lease ages
+				tt := tests()[name]
+				clients := fake.NewClientset(tt.objects...)
+				refusal, err := MayLead(t.Context(), clients)
+				if err != nil || (refusal != nil) != tt.refuses {
+					t.Errorf("refusal %v, error %v; want a refusal: %v", refusal, err, tt.refuses)
+				}
+				if c := check(t, Run(t.Context(), Config{Clients: clients}), "kube-controller-manager"); c.Result != tt.want {
+					t.Errorf("%+v, want %s", c, tt.want)
+				}
+			})
 		})
 	}
 }

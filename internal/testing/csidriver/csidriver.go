@@ -232,6 +232,13 @@ func (d *Driver) SetAnswer(answer func(ctx context.Context, c Call, nth int) (ma
 	d.Answer = answer
 }
 
+// SetList sets List.
+func (d *Driver) SetList(list func(ctx context.Context, r *csispec.ListVolumesRequest) (*csispec.ListVolumesResponse, error)) {
+	d.Lock()
+	defer d.Unlock()
+	d.List = list
+}
+
 // SetBefore sets Before.
 func (d *Driver) SetBefore(before func(method, volume string, attempt int) error) {
 	d.Lock()

@@ -53,7 +53,8 @@ func Start(tb testing.TB, cmd *exec.Cmd) *Process {
 	tb.Helper()
 	p := &Process{Cmd: cmd, tb: tb, exited: make(chan struct{})}
 	cmd.Stdout, cmd.Stderr = &p.output, &p.output
-	cmd.WaitDelay = time.Second // a child that outlives it may keep its output open
+	// A child that outlives it may keep its output open. On a busy machine the end of the output is late.
+	cmd.WaitDelay = 30 * time.Second
 	if err := cmd.Start(); err != nil {
 		tb.Fatal(err)
 	}
