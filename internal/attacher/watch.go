@@ -54,7 +54,7 @@ func (a *Attacher) attachmentChanged(item any) {
 	}
 	a.objects.attachments.CaughtUp(va.Name)
 	a.objects.trackOrphan(va)
-	a.enqueue(a.unsettledKeys(va))
+	a.enqueueUnsettled(va)
 }
 
 func (a *Attacher) attachmentDeleted(item any) {
@@ -69,15 +69,14 @@ func (a *Attacher) attachmentDeleted(item any) {
 		return
 	}
 	a.objects.attachments.CaughtUp(va.Name)
-	keys := []publication.Key{a.objects.keyOf(va)} // before the volume of an orphan is forgotten
+	a.enqueueAttachment(va) // before the volume of an orphan is forgotten
 	if handle := cmp.Or(a.calls.of(va.UID).handle, a.objects.orphans.handle(va.Name)); handle != "" {
-		keys = append(keys, possibleKeys(handle, va.Spec.NodeName)...)
+		a.enqueueKeys(handle, va.Spec.NodeName)
 	}
 	a.objects.orphans.drop(va.Name)
 	if inline := va.Spec.Source.InlineVolumeSpec; inline != nil && inline.CSI != nil {
-		keys = append(keys, a.keysOfVolume(inline.CSI.VolumeHandle)...) // it may have made the volume exclusive
+		a.enqueueVolumeAttachments(inline.CSI.VolumeHandle) // it may have made the volume exclusive
 	}
-	a.enqueue(keys)
 }
 
 func (a *Attacher) volumeChanged(item any) {
@@ -86,7 +85,7 @@ func (a *Attacher) volumeChanged(item any) {
 		return
 	}
 	a.objects.volumes.CaughtUp(pv.Name)
-	a.enqueue(a.keysOfSource(pv))
+	a.enqueueAttachmentsOf(pv)
 	if a.running.Load() && a.mayRelease(pv) {
 		a.volumes.Add(pv.Name)
 	}
@@ -98,50 +97,50 @@ func (a *Attacher) volumeDeleted(item any) {
 		return
 	}
 	a.objects.volumes.CaughtUp(pv.Name)
-	keys := a.keysOfSource(pv)
+	a.enqueueAttachmentsOf(pv)
 	if from, err := a.objects.sourceOfVolume(pv); err == nil && !planted.SharedWake {
 		for _, va := range a.objects.attachments.byIndex(indexVolumeName, pv.Name) {
-			keys = append(keys, possibleKeys(from.handle, va.Spec.NodeName)...) // records under these may belong to other keys now
+			a.enqueueKeys(from.handle, va.Spec.NodeName) // records under these keys may belong to other keys now
 		}
 	}
-	a.enqueue(keys)
 }
 
-// keysOfSource are the keys of the attachments that refer to a PersistentVolume, and of all of its volume, which it may
+// enqueueAttachmentsOf enqueues the attachments that refer to a PersistentVolume, and all of its volume, which it may
 // have made exclusive.
-func (a *Attacher) keysOfSource(pv *corev1.PersistentVolume) (keys []publication.Key) {
+func (a *Attacher) enqueueAttachmentsOf(pv *corev1.PersistentVolume) {
 	from, err := a.objects.sourceOfVolume(pv)
 	for _, va := range a.objects.attachments.byIndex(indexVolumeName, pv.Name) {
 		if va.Spec.Attacher != a.driver {
 			continue
 		}
 		a.objects.trackOrphan(va)
-		keys = append(keys, a.unsettledKeys(va)...)
+		a.enqueueUnsettled(va)
 	}
 	if err == nil && !planted.SharedWake {
-		keys = append(keys, a.keysOfVolume(from.handle)...)
+		a.enqueueVolumeAttachments(from.handle)
 	}
-	return keys
 }
 
-// possibleKeys are both possible keys of an attachment: the volume, and the volume and node.
-func possibleKeys(handle, node string) []publication.Key {
-	return []publication.Key{{Volume: handle}, {Volume: handle, Node: node}}
-}
-
-// keysOfVolume are the keys of all attachments of a volume.
-func (a *Attacher) keysOfVolume(handle string) []publication.Key {
-	return a.unsettledKeys(a.attachmentsOf(publication.Key{Volume: handle})...)
-}
-
-// unsettledKeys are the keys of attachments that are not settled.
-func (a *Attacher) unsettledKeys(all ...*storagev1.VolumeAttachment) (keys []publication.Key) {
-	for _, va := range all {
-		if !a.isSettled(va) {
-			keys = append(keys, a.objects.keyOf(va))
-		}
+// enqueueKeys enqueues both possible keys of an attachment: the volume, and the volume and node.
+func (a *Attacher) enqueueKeys(handle, node string) {
+	if a.running.Load() {
+		a.queue.Add(publication.Key{Volume: handle})
+		a.queue.Add(publication.Key{Volume: handle, Node: node})
 	}
-	return keys
+}
+
+// enqueueVolumeAttachments enqueues all attachments of a volume.
+func (a *Attacher) enqueueVolumeAttachments(handle string) {
+	for _, va := range a.attachmentsOf(publication.Key{Volume: handle}) {
+		a.enqueueUnsettled(va)
+	}
+}
+
+// enqueueUnsettled enqueues an attachment unless it is settled.
+func (a *Attacher) enqueueUnsettled(va *storagev1.VolumeAttachment) {
+	if !a.isSettled(va) {
+		a.enqueueAttachment(va)
+	}
 }
 
 func (a *Attacher) csiNodeChanged(item any) {
@@ -149,7 +148,9 @@ func (a *Attacher) csiNodeChanged(item any) {
 	if !ok {
 		return
 	}
-	a.enqueue(a.unsettledKeys(a.objects.attachments.byIndex(indexNode, node.Name)...))
+	for _, va := range a.objects.attachments.byIndex(indexNode, node.Name) {
+		a.enqueueUnsettled(va)
+	}
 }
 
 // isSettled reports whether an attachment needs no decision: it is attached, not being deleted, and its
@@ -168,17 +169,9 @@ func (a *Attacher) isSettled(va *storagev1.VolumeAttachment) bool {
 	return err == nil && !from.unprotected(a.finalizer)
 }
 
-// enqueue enqueues the keys that an event concerns, each once: if a worker took a key before its second addition, it would decide twice.
-// Before Run it does nothing: Run enqueues all of them.
-func (a *Attacher) enqueue(keys []publication.Key) {
-	if !a.running.Load() {
-		return
-	}
-	added := make(map[publication.Key]bool, len(keys))
-	for _, key := range keys {
-		if !added[key] {
-			added[key] = true
-			a.queue.Add(key)
-		}
+// enqueueAttachment enqueues the key of an attachment. Before Run it does nothing: Run enqueues all of them.
+func (a *Attacher) enqueueAttachment(va *storagev1.VolumeAttachment) {
+	if a.running.Load() {
+		a.queue.Add(a.objects.keyOf(va))
 	}
 }
