@@ -39,6 +39,9 @@ func (a *Attacher) observe(key publication.Key) snapshot {
 		if key.Volume == "" || (key.Node != "" && key.Node != r.node) {
 			continue
 		}
+		if snap.subjects[string(r.uid)] != nil {
+			continue // it existed above; if it has been deleted since, the next decision sees that
+		}
 		// An attachment is gone only if no object of its UID exists, not merely because it has another key now.
 		if va, ok := a.objects.attachments.Get(r.name); ok && va.UID == r.uid {
 			continue

@@ -208,7 +208,7 @@ func (v *volume) cleanUp(a Attachment) {
 	left := slices.DeleteFunc(a.Call.publishedTo(), func(id string) bool {
 		// A new object for the same node represents both.
 		return slices.ContainsFunc(v.attachments, func(other Attachment) bool {
-			return !other.Gone && other.boundNodeID() == id && other.Call.called(id)
+			return other.UID != a.UID && !other.Gone && other.boundNodeID() == id && other.Call.called(id)
 		})
 	})
 	if len(left) == 0 || planted.S5 && a.unpublished() {

@@ -60,6 +60,9 @@ func TestDecide(t *testing.T) {
 		seen Observed
 		want []Step
 	}{
+		"S1: deleted while it is observed: what was called for it is not forgotten": {Observed{Exclusive: true, Attachments: []Attachment{
+			deleting(called(begun("a"), failed)), {UID: "uid-a", Name: "a", Node: "node-a", Gone: true, Created: noon, Inputs: "i", Call: failed}}},
+			[]Step{CallDriver{to("a"), Unpublish, "id-a"}}},
 		// S10
 		"new attachment, both finalizers first": {Observed{Attachments: []Attachment{fresh("a")}},
 			[]Step{WriteFinalizers{to("a"), "id-a", true, true}}},
