@@ -195,12 +195,14 @@ func (a *Attacher) Run(ctx context.Context) error {
 
 // enqueueAll enqueues all cached objects that are not in their desired state.
 func (a *Attacher) enqueueAll() {
+	var keys []publication.Key
 	for _, item := range a.objects.attachmentInformer.GetStore().List() {
 		if va, ok := item.(*storagev1.VolumeAttachment); ok && va.Spec.Attacher == a.driver {
 			a.objects.trackOrphan(va)
-			a.enqueueUnsettled(va)
+			keys = append(keys, a.unsettledKeys(va)...)
 		}
 	}
+	a.enqueue(keys)
 	for _, item := range a.objects.volumeInformer.GetStore().List() {
 		if pv, ok := item.(*corev1.PersistentVolume); ok && a.mayRelease(pv) {
 			a.volumes.Add(pv.Name)

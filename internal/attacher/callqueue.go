@@ -192,7 +192,7 @@ func (a *Attacher) call(ctx context.Context, subj *subject, step publication.Cal
 		a.retryOnNode(step.NodeID)
 	}
 	if subj.attachment != nil {
-		a.enqueueAttachment(subj.attachment) // its key may have changed
+		a.queue.Add(a.objects.keyOf(subj.attachment)) // its key may have changed
 	}
 }
 

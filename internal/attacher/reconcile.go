@@ -103,15 +103,16 @@ func (a *Attacher) queueOfCall(snap snapshot, decision *publication.Decision) *c
 // rekey enqueues the current keys of the attachments and records of an outdated key.
 func (a *Attacher) rekey(outdated publication.Key) {
 	outdated.Node = ""
+	var keys []publication.Key
 	for _, va := range a.attachmentsOf(outdated) {
-		a.enqueueAttachment(va)
+		keys = append(keys, a.objects.keyOf(va))
 	}
-	if outdated.Volume == "" {
-		return
+	if outdated.Volume != "" {
+		for _, r := range a.calls.ofVolume(outdated.Volume) {
+			keys = append(keys, a.objects.keyOfVolume(r.handle, r.node))
+		}
 	}
-	for _, r := range a.calls.ofVolume(outdated.Volume) {
-		a.queue.Add(a.objects.keyOfVolume(r.handle, r.node))
-	}
+	a.enqueue(keys)
 }
 
 // scheduleRecheck enqueues the key for the next decision, and records why its attachments wait.

@@ -54,7 +54,7 @@ func (a *Attacher) attachmentChanged(item any) {
 	}
 	a.objects.attachments.CaughtUp(va.Name)
 	a.objects.trackOrphan(va)
-	a.enqueueUnsettled(va)
+	a.enqueue(a.unsettledKeys(va))
 }
 
 func (a *Attacher) attachmentDeleted(item any) {
@@ -69,14 +69,15 @@ func (a *Attacher) attachmentDeleted(item any) {
 		return
 	}
 	a.objects.attachments.CaughtUp(va.Name)
-	a.enqueueAttachment(va) // before the volume of an orphan is forgotten
+	keys := []publication.Key{a.objects.keyOf(va)} // before the volume of an orphan is forgotten
 	if handle := cmp.Or(a.calls.of(va.UID).handle, a.objects.orphans.handle(va.Name)); handle != "" {
-		a.enqueueKeys(handle, va.Spec.NodeName)
+		keys = append(keys, possibleKeys(handle, va.Spec.NodeName)...)
 	}
 	a.objects.orphans.drop(va.Name)
 	if inline := va.Spec.Source.InlineVolumeSpec; inline != nil && inline.CSI != nil {
-		a.enqueueVolumeAttachments(inline.CSI.VolumeHandle) // it may have made the volume exclusive
+		keys = append(keys, a.keysOfVolume(inline.CSI.VolumeHandle)...) // it may have made the volume exclusive
 	}
+	a.enqueue(keys)
 }
 
 func (a *Attacher) volumeChanged(item any) {
@@ -85,7 +86,7 @@ func (a *Attacher) volumeChanged(item any) {
 		return
 	}
 	a.objects.volumes.CaughtUp(pv.Name)
-	a.enqueueAttachmentsOf(pv)
+	a.enqueue(a.keysOfSource(pv))
 	if a.running.Load() && a.mayRelease(pv) {
 		a.volumes.Add(pv.Name)
 	}
@@ -97,50 +98,50 @@ func (a *Attacher) volumeDeleted(item any) {
 		return
 	}
 	a.objects.volumes.CaughtUp(pv.Name)
-	a.enqueueAttachmentsOf(pv)
+	keys := a.keysOfSource(pv)
 	if from, err := a.objects.sourceOfVolume(pv); err == nil && !planted.SharedWake {
 		for _, va := range a.objects.attachments.byIndex(indexVolumeName, pv.Name) {
-			a.enqueueKeys(from.handle, va.Spec.NodeName) // records under these keys may belong to other keys now
+			keys = append(keys, possibleKeys(from.handle, va.Spec.NodeName)...) // records under these may belong to other keys now
 		}
 	}
+	a.enqueue(keys)
 }
 
-// enqueueAttachmentsOf enqueues the attachments that refer to a PersistentVolume, and all of its volume, which it may
+// keysOfSource are the keys of the attachments that refer to a PersistentVolume, and of all of its volume, which it may
 // have made exclusive.
-func (a *Attacher) enqueueAttachmentsOf(pv *corev1.PersistentVolume) {
+func (a *Attacher) keysOfSource(pv *corev1.PersistentVolume) (keys []publication.Key) {
 	from, err := a.objects.sourceOfVolume(pv)
 	for _, va := range a.objects.attachments.byIndex(indexVolumeName, pv.Name) {
 		if va.Spec.Attacher != a.driver {
 			continue
 		}
 		a.objects.trackOrphan(va)
-		a.enqueueUnsettled(va)
+		keys = append(keys, a.unsettledKeys(va)...)
 	}
 	if err == nil && !planted.SharedWake {
-		a.enqueueVolumeAttachments(from.handle)
+		keys = append(keys, a.keysOfVolume(from.handle)...)
 	}
+	return keys
 }
 
-// enqueueKeys enqueues both possible keys of an attachment: the volume, and the volume and node.
-func (a *Attacher) enqueueKeys(handle, node string) {
-	if a.running.Load() {
-		a.queue.Add(publication.Key{Volume: handle})
-		a.queue.Add(publication.Key{Volume: handle, Node: node})
-	}
+// possibleKeys are both possible keys of an attachment: the volume, and the volume and node.
+func possibleKeys(handle, node string) []publication.Key {
+	return []publication.Key{{Volume: handle}, {Volume: handle, Node: node}}
 }
 
-// enqueueVolumeAttachments enqueues all attachments of a volume.
-func (a *Attacher) enqueueVolumeAttachments(handle string) {
-	for _, va := range a.attachmentsOf(publication.Key{Volume: handle}) {
-		a.enqueueUnsettled(va)
-	}
+// keysOfVolume are the keys of all attachments of a volume.
+func (a *Attacher) keysOfVolume(handle string) []publication.Key {
+	return a.unsettledKeys(a.attachmentsOf(publication.Key{Volume: handle})...)
 }
 
-// enqueueUnsettled enqueues an attachment unless it is settled.
-func (a *Attacher) enqueueUnsettled(va *storagev1.VolumeAttachment) {
-	if !a.isSettled(va) {
-		a.enqueueAttachment(va)
+// unsettledKeys are the keys of attachments that are not settled.
+func (a *Attacher) unsettledKeys(all ...*storagev1.VolumeAttachment) (keys []publication.Key) {
+	for _, va := range all {
+		if !a.isSettled(va) {
+			keys = append(keys, a.objects.keyOf(va))
+		}
 	}
+	return keys
 }
 
 func (a *Attacher) csiNodeChanged(item any) {
@@ -148,9 +149,7 @@ func (a *Attacher) csiNodeChanged(item any) {
 	if !ok {
 		return
 	}
-	for _, va := range a.objects.attachments.byIndex(indexNode, node.Name) {
-		a.enqueueUnsettled(va)
-	}
+	a.enqueue(a.unsettledKeys(a.objects.attachments.byIndex(indexNode, node.Name)...))
 }
 
 // isSettled reports whether an attachment needs no decision: it is attached, not being deleted, and its
@@ -169,9 +168,17 @@ func (a *Attacher) isSettled(va *storagev1.VolumeAttachment) bool {
 	return err == nil && !from.unprotected(a.finalizer)
 }
 
-// enqueueAttachment enqueues the key of an attachment. Before Run it does nothing: Run enqueues all of them.
-func (a *Attacher) enqueueAttachment(va *storagev1.VolumeAttachment) {
-	if a.running.Load() {
-		a.queue.Add(a.objects.keyOf(va))
+// enqueue enqueues the keys that an event concerns, each once: if a worker took a key before its second addition, it would decide twice.
+// Before Run it does nothing: Run enqueues all of them.
+func (a *Attacher) enqueue(keys []publication.Key) {
+	if !a.running.Load() {
+		return
+	}
+	added := make(map[publication.Key]bool, len(keys))
+	for _, key := range keys {
+		if !added[key] {
+			added[key] = true
+			a.queue.Add(key)
+		}
 	}
 }
