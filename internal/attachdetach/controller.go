@@ -122,7 +122,7 @@ func Setup(ctx context.Context, mgr manager.Manager, o Options) error {
 	queue, err := controller.NewTyped(Name, mgr, controller.TypedOptions[key]{
 		Reconciler:              c,
 		MaxConcurrentReconciles: workers,
-		NewQueue:                newQueue,
+		NewQueue:                kube.NewQueue[key],
 		RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[key](firstRetry, maxRetry),
 		LogConstructor:          logConstructor(mgr.GetLogger()),
 		EnableWarmup:            &yes, // a standby watches too, and takes over at once

@@ -200,7 +200,7 @@ func TestImpossibleVolumesCostNothing(t *testing.T) {
 // wait for into the queue, and takes them out.
 func TestPodsThatWaitGoFirst(t *testing.T) {
 	m := newModel(t)
-	q := newQueue("priorities", workqueue.NewTypedItemExponentialFailureRateLimiter[key](time.Second, time.Second)).(*volumeQueue)
+	q := kube.NewQueue("priorities", workqueue.NewTypedItemExponentialFailureRateLimiter[key](time.Second, time.Second)).(priorityqueue.PriorityQueue[key])
 	t.Cleanup(q.ShutDown)
 	attachments := on(m.clusterState, m.attachmentChanged)
 	pods := on(m.clusterState, m.podChanged)
@@ -234,14 +234,13 @@ func TestPodsThatWaitGoFirst(t *testing.T) {
 	want(1, podsWaitPriority)
 	want(100, 0)
 	want(100, handler.LowPriority)
-	var _ priorityqueue.PriorityQueue[key] = q
 }
 
 // TestResync delivers the content of the caches again, as happens every ten hours: each volume is examined, after
 // everything else.
 func TestResync(t *testing.T) {
 	m := fullCluster(t, 100)
-	q := newQueue("resync", workqueue.NewTypedItemExponentialFailureRateLimiter[key](time.Second, time.Second)).(*volumeQueue)
+	q := kube.NewQueue("resync", workqueue.NewTypedItemExponentialFailureRateLimiter[key](time.Second, time.Second)).(priorityqueue.PriorityQueue[key])
 	t.Cleanup(q.ShutDown)
 	handlerOfAttachments := on(m.clusterState, m.attachmentChanged)
 	for _, item := range m.stores["VolumeAttachment"].List() {

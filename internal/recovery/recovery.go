@@ -26,6 +26,7 @@ import (
 
 	fencingv1 "belay.dev/belay/api/fencing/v1alpha1"
 	"belay.dev/belay/internal/fencing"
+	"belay.dev/belay/internal/kube"
 	"belay.dev/belay/internal/telemetry"
 )
 
@@ -183,6 +184,7 @@ func build(mgr manager.Manager, name string, workers int) *builder.Builder {
 	yes := true
 	return builder.ControllerManagedBy(mgr).Named(name).WithOptions(controller.Options{
 		MaxConcurrentReconciles: workers,
+		NewQueue:                kube.NewQueue[reconcile.Request],
 		RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](firstRetry, maxRetry),
 		EnableWarmup:            &yes, // a standby watches too, and takes over at once
 		SkipNameValidation:      &yes, // tests run several in one process

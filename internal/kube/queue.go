@@ -1,4 +1,4 @@
-package attachdetach
+package kube
 
 import (
 	"sync"
@@ -7,33 +7,34 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/controller/priorityqueue"
 )
 
-// volumeQueue is controller-runtime's priority queue without its shutdown, which can deadlock in v0.24.1
+// queue is controller-runtime's priority queue without its shutdown, which can deadlock in v0.24.1
 // (kubernetes-sigs/controller-runtime#3538): handleReadyItems (pkg/controller/priorityqueue/priorityqueue.go:400)
 // passes an item to a worker that ShutDown has released, while it holds the locks that other workers need to return.
 // The process would not release its lease within the grace period.
 //
-// Delete this file and NewQueue in Setup with the first release that has the fix: v0.24.2 (#3549, merged, not released)
-// or v0.25.0 (#3540, for Kubernetes 1.37).
-type volumeQueue struct {
-	priorityqueue.PriorityQueue[key]
+// Delete this file and NewQueue in the options of each controller with the first release that has the fix: v0.24.2
+// (#3549, merged, not released) or v0.25.0 (#3540, for Kubernetes 1.37).
+type queue[K comparable] struct {
+	priorityqueue.PriorityQueue[K]
 
 	down     chan struct{}
 	shutDown func()
 }
 
-func newQueue(name string, limiter workqueue.TypedRateLimiter[key]) workqueue.TypedRateLimitingInterface[key] {
+// NewQueue returns a priority queue that releases its workers when it is shut down. Each controller needs it as NewQueue.
+func NewQueue[K comparable](name string, limiter workqueue.TypedRateLimiter[K]) workqueue.TypedRateLimitingInterface[K] {
 	down := make(chan struct{})
-	return &volumeQueue{
-		PriorityQueue: priorityqueue.New(name, func(o *priorityqueue.Opts[key]) { o.RateLimiter = limiter }),
+	return &queue[K]{
+		PriorityQueue: priorityqueue.New(name, func(o *priorityqueue.Opts[K]) { o.RateLimiter = limiter }),
 		down:          down,
 		shutDown:      sync.OnceFunc(func() { close(down) }),
 	}
 }
 
-// GetWithPriority returns the next volume, or shutdown.
-func (q *volumeQueue) GetWithPriority() (k key, priority int, shutdown bool) {
+// GetWithPriority returns the next item, or shutdown.
+func (q *queue[K]) GetWithPriority() (k K, priority int, shutdown bool) {
 	type item struct {
-		key      key
+		key      K
 		priority int
 	}
 	next := make(chan item, 1)
@@ -45,18 +46,18 @@ func (q *volumeQueue) GetWithPriority() (k key, priority int, shutdown bool) {
 	case i := <-next:
 		return i.key, i.priority, false
 	case <-q.down:
-		return key{}, 0, true
+		return k, 0, true
 	}
 }
 
 // Get is GetWithPriority without the priority.
-func (q *volumeQueue) Get() (k key, shutdown bool) {
+func (q *queue[K]) Get() (k K, shutdown bool) {
 	k, _, shutdown = q.GetWithPriority()
 	return k, shutdown
 }
 
 // ShutDown releases the workers. The inner queue lives until the process exits.
-func (q *volumeQueue) ShutDown() { q.shutDown() }
+func (q *queue[K]) ShutDown() { q.shutDown() }
 
 // ShutDownWithDrain is ShutDown: the next leader processes the rest.
-func (q *volumeQueue) ShutDownWithDrain() { q.ShutDown() }
+func (q *queue[K]) ShutDownWithDrain() { q.ShutDown() }

@@ -1,9 +1,10 @@
-package attachdetach
+package kube
 
 import (
 	"strconv"
 	"sync"
 	"testing"
+	"time"
 
 	"k8s.io/client-go/util/workqueue"
 
@@ -13,15 +14,15 @@ import (
 // Workers that are busy when the queue is shut down all leave
 // (kubernetes-sigs/controller-runtime#3538).
 func TestWorkersLeaveAtShutdown(t *testing.T) {
-	limiter := workqueue.NewTypedItemExponentialFailureRateLimiter[key](firstRetry, maxRetry)
+	limiter := workqueue.NewTypedItemExponentialFailureRateLimiter[string](time.Second, time.Second)
 	for round := range 30 {
-		q := newQueue("shutdown-"+strconv.Itoa(round), limiter).(*volumeQueue)
+		q := NewQueue("shutdown-"+strconv.Itoa(round), limiter).(*queue[string])
 		var workers sync.WaitGroup
 		begun := make(chan struct{}, 1)
 		for w := range 20 {
 			workers.Go(func() {
 				for i := 0; ; i++ {
-					q.Add(key{Handle: strconv.Itoa(w*1_000_000 + i)})
+					q.Add(strconv.Itoa(w*1_000_000 + i))
 					k, _, shutdown := q.GetWithPriority()
 					if shutdown {
 						return
