@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"os"
-	"runtime"
 	"strconv"
 	"strings"
 	"testing"
@@ -90,7 +89,6 @@ func (w *world) vanishing() {
 // "writers" and "off".
 // Expected: none breaks.
 func TestHostileSimulation(t *testing.T) {
-	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	defer func() { hostileFaults = faults{} }()
 	last := uint64(40 * storageSeeds)
 	if testing.Short() {

@@ -15,6 +15,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
@@ -171,8 +172,23 @@ func newList(kind string) client.ObjectList {
 	}[kind]()
 }
 
+// simScheme has only the kinds of the simulation: the fake client makes a RESTMapper of the whole scheme for each write.
+var simScheme = func() *runtime.Scheme {
+	s := runtime.NewScheme()
+	for gv, kinds := range map[schema.GroupVersion][]runtime.Object{
+		corev1.SchemeGroupVersion:         {&corev1.Node{}, &corev1.NodeList{}, &corev1.Pod{}, &corev1.PodList{}},
+		coordinationv1.SchemeGroupVersion: {&coordinationv1.Lease{}, &coordinationv1.LeaseList{}},
+		storagev1.SchemeGroupVersion:      {&storagev1.VolumeAttachment{}, &storagev1.VolumeAttachmentList{}, &storagev1.CSIDriver{}, &storagev1.CSIDriverList{}},
+		fencingv1.GroupVersion:            {&fencingv1.NodeFence{}, &fencingv1.NodeFenceList{}, &fencingv1.FenceSource{}, &fencingv1.FenceSourceList{}},
+	} {
+		s.AddKnownTypes(gv, kinds...)
+		metav1.AddToGroupVersion(s, gv)
+	}
+	return s
+}()
+
 func newAPI(objects ...client.Object) client.Client {
-	return fake.NewClientBuilder().WithScheme(scheme).WithObjects(objects...).
+	return fake.NewClientBuilder().WithScheme(simScheme).WithObjects(objects...).
 		WithStatusSubresource(&fencingv1.NodeFence{}, &fencingv1.FenceSource{}, &corev1.Node{}).
 		WithReturnManagedFields().Build() // how old a statement is
 }
@@ -218,6 +234,16 @@ func storedAs[T client.Object](w *world, kind string) (all []T) {
 		all = append(all, o.(T))
 	}
 	return all
+}
+
+// storedCopy is a copy of the object that has a name and no namespace, nil if there is none.
+func storedCopy[T client.Object](w *world, kind, name string) (none T) {
+	for _, o := range storedAs[T](w, kind) {
+		if o.GetName() == name {
+			return o.DeepCopyObject().(T)
+		}
+	}
+	return none
 }
 
 // simClient is the client of one process: it reads from caches that lag, and writes over the network.

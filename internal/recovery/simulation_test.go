@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"runtime"
+	"runtime/debug"
 	"slices"
 	"strconv"
 	"strings"
@@ -523,6 +524,8 @@ const simSteps, calmSteps = 500, 1200
 
 func simulate(t *testing.T, seed uint64) (w *world) {
 	t.Helper()
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))    // a seed is the same run each time
+	defer debug.SetGCPercent(debug.SetGCPercent(1000)) // and needs little memory
 	uuid.SetRand(rand.NewChaCha8([32]byte{byte(seed), byte(seed >> 8), byte(seed >> 16)}))
 	defer uuid.SetRand(nil)
 	synctest.Test(t, func(t *testing.T) {
@@ -555,7 +558,6 @@ func simulate(t *testing.T, seed uint64) (w *world) {
 }
 
 func TestRecoverySimulation(t *testing.T) {
-	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1)) // a seed is the same run each time
 	first, count := uint64(1), uint64(1000)
 	if testing.Short() {
 		count = 60

@@ -222,20 +222,10 @@ func change[T client.Object](w *world, object T, with func(T)) {
 	w.changed(kindOf(object))
 }
 
-func (w *world) node(name string) *corev1.Node {
-	node := &corev1.Node{}
-	if w.api.Get(context.Background(), client.ObjectKey{Name: name}, node) != nil {
-		return nil
-	}
-	return node
-}
+func (w *world) node(name string) *corev1.Node { return storedCopy[*corev1.Node](w, "Node", name) }
 
 func (w *world) fence(name string) *fencingv1.NodeFence {
-	fence := &fencingv1.NodeFence{}
-	if w.api.Get(context.Background(), client.ObjectKey{Name: name}, fence) != nil {
-		return nil
-	}
-	return fence
+	return storedCopy[*fencingv1.NodeFence](w, "NodeFence", name)
 }
 
 // Kubelets.

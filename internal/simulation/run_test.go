@@ -7,6 +7,7 @@ import (
 	"os"
 	"regexp"
 	"runtime"
+	"runtime/debug"
 	"slices"
 	"strconv"
 	"strings"
@@ -139,6 +140,7 @@ func TestMain(m *testing.M) {
 	// then a seed would not be the same run each time.
 	runtime.GOMAXPROCS(1)
 	withoutPreemption()
+	debug.SetGCPercent(1000) // a seed needs little memory, and a quarter of its time went into collections
 	if os.Getenv("BELAY_TEST_LOG") == "" {
 		klog.SetLogger(logr.Discard())
 		klog.SetOutput(io.Discard)
@@ -151,10 +153,10 @@ func TestMain(m *testing.M) {
 // on the load of the machine.
 func withoutPreemption() {
 	const setting = "asyncpreemptoff=1"
-	if debug := os.Getenv("GODEBUG"); !strings.Contains(debug, setting) {
+	if set := os.Getenv("GODEBUG"); !strings.Contains(set, setting) {
 		program, err := os.Executable()
 		if err == nil {
-			err = syscall.Exec(program, os.Args, append(os.Environ(), "GODEBUG="+strings.Trim(debug+","+setting, ",")))
+			err = syscall.Exec(program, os.Args, append(os.Environ(), "GODEBUG="+strings.Trim(set+","+setting, ",")))
 		}
 		panic(err)
 	}

@@ -9,14 +9,15 @@ import (
 // Timeout bounds each wait. It is long enough for a machine that is busy with other work.
 const Timeout = 2 * time.Minute
 
-// interval is the time between two looks at a condition.
-const interval = 5 * time.Millisecond
+// Between two looks at a condition lies a fourth of the time that has passed, within these bounds: most waits are short, and each look
+// of a long one costs an API server as much.
+const soon, late = 5 * time.Millisecond, 20 * time.Millisecond
 
 // Until waits until the condition holds.
 func Until(tb testing.TB, what string, holds func() bool) {
 	tb.Helper()
-	for end := time.Now().Add(Timeout); !holds(); time.Sleep(interval) {
-		if time.Now().After(end) {
+	for begun := time.Now(); !holds(); time.Sleep(min(max(soon, time.Since(begun)/4), late)) {
+		if time.Since(begun) > Timeout {
 			tb.Fatalf("timed out after %v waiting until %s", Timeout, what)
 		}
 	}
