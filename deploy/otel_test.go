@@ -11,7 +11,7 @@ import (
 func TestCollectorConfiguration(t *testing.T) {
 	program := os.Getenv("BELAY_OTELCOL")
 	if program == "" {
-		t.Skip("NOT RUN: the example needs a collector that checks it; `make test` builds it and names it in BELAY_OTELCOL")
+		t.Skip("NOT RUN: the example needs a collector that checks it; `make test-long` builds it and names it in BELAY_OTELCOL")
 	}
 	example, err := os.ReadFile("otel/collector.yaml")
 	if err != nil {

@@ -27,12 +27,14 @@ type expansion struct {
 	stagingPath string
 	claim       *corev1.PersistentVolumeClaim
 	attempt     nodevolume.Attempt
+	// waits: the pod waited for the volume as the attempt began. What the attempt writes to the claim may release it before the attempt ends.
+	waits bool
 }
 
 // expand calls NodeExpandVolume and writes the new size to the claim. It is idempotent: after a crash or a failed write it starts over.
 func (m *volumeManager) expand(ctx context.Context, v *volume, key nodevolume.PublishKey) {
 	m.mu.Lock()
-	x := expansion{v: v, key: key, toMount: v.ensurePod(key).toMount}
+	x := expansion{v: v, key: key, toMount: v.ensurePod(key).toMount, waits: v.state.Growth.Waits(key)}
 	if x.toMount != nil {
 		x.stagingPath = v.stagingPath(x.toMount)
 	}
@@ -48,6 +50,7 @@ func (m *volumeManager) expand(ctx context.Context, v *volume, key nodevolume.Pu
 	m.mu.Lock()
 	x.attempt = v.state.Growth.Begin(claimSize(x.claim))
 	m.releaseWaitingPods(v)
+	x.waits = v.state.Growth.Waits(key)
 	m.mu.Unlock()
 	if !x.attempt.CallsDriver() {
 		return
@@ -140,7 +143,7 @@ func (m *volumeManager) expansionFailed(x *expansion, err error) {
 		p.problem = err
 		m.pods.notify(types.UID(p.Key.PodUID))
 	}
-	reason, text := explain.ExpandFailed(p.Key.SpecName, g.Waits(x.key), p.toMount.block, err.Error())
+	reason, text := explain.ExpandFailed(p.Key.SpecName, x.waits, p.toMount.block, err.Error())
 	if x.v.lastExpandEvent != text {
 		x.v.lastExpandEvent = text
 		m.events.Event(p.podRef(), corev1.EventTypeWarning, reason, text)

@@ -267,6 +267,21 @@ func TestInfeasibleExpansion(t *testing.T) {
 	}
 }
 
+// TestInfeasibleExpansionReadBack: the agent reads what it wrote to the claim, and releases the pod, before the answer to the write arrives. The
+// pod waited for the expansion all the same, and gets kubelet's event for that.
+func TestInfeasibleExpansionReadBack(t *testing.T) {
+	w := expandable(t)
+	w.grow("2Gi", tracks)
+	w.refuseExpand(codes.InvalidArgument, "too large")
+	released := make(chan struct{})
+	agent, _ := w.agent(often, func(c *Config) { holdAnswer(c, string(corev1.PersistentVolumeClaimNodeResizeInfeasible), released) })
+	pod := w.pod("p", "data")
+	agent.SetPod(pod)
+	w.mounted(agent, pod)
+	close(released)
+	w.untilEvent(pod, "FailedMount", "failed while expanding volume", "too large")
+}
+
 // TestExpansionWhileInUse: FAILED_PRECONDITION does not block a pod, and the expansion is not retried while the pod
 // runs.
 func TestExpansionWhileInUse(t *testing.T) {

@@ -1,7 +1,9 @@
 package nodeagent
 
 import (
+	"bytes"
 	"fmt"
+	"io"
 	"net/http"
 	"slices"
 	"strings"
@@ -212,6 +214,33 @@ func (r *reads) count(c *Config) {
 				r.mu.Unlock()
 			}
 			return next.RoundTrip(request)
+		})
+	})
+}
+
+// holdAnswer holds back the answers to writes to claims that contain the word, until the channel is closed.
+func holdAnswer(c *Config, word string, until <-chan struct{}) {
+	c.RESTConfig = rest.CopyConfig(c.RESTConfig)
+	c.RESTConfig.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return roundTripper(func(request *http.Request) (*http.Response, error) {
+			held := false
+			if request.Method == http.MethodPatch && strings.Contains(request.URL.Path, "/persistentvolumeclaims/") {
+				body, err := io.ReadAll(request.Body)
+				if err != nil {
+					return nil, err
+				}
+				held = bytes.Contains(body, []byte(word))
+				request = request.Clone(request.Context())
+				request.Body = io.NopCloser(bytes.NewReader(body))
+			}
+			answer, err := next.RoundTrip(request)
+			if held {
+				select {
+				case <-until:
+				case <-request.Context().Done():
+				}
+			}
+			return answer, err
 		})
 	})
 }
