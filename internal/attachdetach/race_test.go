@@ -458,7 +458,7 @@ func TestLatency(t *testing.T) {
 	l.node("b")
 	l.volume("v")
 	l.run()
-	var attach, move, plain []time.Duration
+	var attach, move, plain, plainMove []time.Duration // plain writes are timed in the same loop: how busy the machine is changes
 	l.pod("p0", "a", "v")
 	l.awaitReported("v", "a")
 	on, off := "a", "b"
@@ -470,6 +470,7 @@ func TestLatency(t *testing.T) {
 		l.use(on)
 		l.awaitReported("v", off)
 		move = append(move, time.Since(start))
+		plainMove = append(plainMove, l.plain(fmt.Sprintf("m%d", i)))
 		on, off = off, on
 	}
 	for i := range 15 {
@@ -484,8 +485,9 @@ func TestLatency(t *testing.T) {
 	slices.Sort(attach)
 	slices.Sort(move)
 	slices.Sort(plain)
+	slices.Sort(plainMove)
 	t.Logf("pod made -> reported: median %v; last in-use clear -> reported elsewhere: median %v", attach[7], move[7])
-	if attach[7] > max(350*time.Millisecond, 10*plain[7]) || move[7] > max(600*time.Millisecond, 20*plain[7]) {
+	if attach[7] > max(350*time.Millisecond, 10*plain[7]) || move[7] > max(600*time.Millisecond, 20*plainMove[7]) {
 		t.Error("slower than half of upstream's 700 ms and 1.2 s")
 	}
 }

@@ -155,16 +155,17 @@ func TestUpstreamMountControllerAttachEnabled(t *testing.T) {
 		l := w.live()
 		second := w.pod("second", "data")
 		w.driver.Lock()
+		set := make(chan struct{})
 		var once sync.Once
 		w.driver.Before = func(method, _ string, _ int) error {
 			if method == "Unstage" {
-				once.Do(func() { l.agent.SetPod(second) })
+				once.Do(func() { l.agent.SetPod(second); close(set) })
 			}
 			return nil
 		}
 		w.driver.Unlock()
 		l.agent.RemovePod(l.pod.UID)
-		wait.Until(w, "the second pod is set", func() bool { return w.driver.Count("Unstage", "") > 0 })
+		<-set
 		w.mounted(l.agent, second)
 		if got := w.detach(l.handle); got == nil {
 			t.Error("detached while it is mounted")

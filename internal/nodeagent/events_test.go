@@ -1,6 +1,7 @@
 package nodeagent
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"regexp"
@@ -16,6 +17,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/record"
 
 	"belay.dev/belay/internal/explain"
@@ -217,6 +219,30 @@ func TestRepeatedFailureIsReportedOnce(t *testing.T) {
 			t.Errorf("events (-want +got):\n%s", diff)
 		}
 	})
+}
+
+// TestExpansionFailureIsReportedToEachPod: once, and not if the agent stops during the attempt.
+func TestExpansionFailureIsReportedToEachPod(t *testing.T) {
+	events := record.NewFakeRecorder(20)
+	pods := newPodManager(Config{}, nil, nil, newSchedule(), nil, podHandlers{})
+	defer pods.queue.ShutDown()
+	volumes := &volumeManager{events: events, log: logr.Discard(), pods: pods}
+	v := &volume{name: "v"}
+	stopped, stop := context.WithCancel(t.Context())
+	stop()
+	fails := func(ctx context.Context, pod types.UID) int {
+		key := nodevolume.PublishKey{PodUID: string(pod), SpecName: "pv"}
+		v.ensurePod(key).toMount = &volumeToMount{specName: "pv", pod: podIdentity{UID: pod, Name: string(pod)}}
+		volumes.expansionFailed(ctx, &expansion{v: v, key: key, waits: true}, errors.New("too large"))
+		return len(events.Events)
+	}
+	got := []int{fails(stopped, "a"), fails(t.Context(), "a"), fails(t.Context(), "a"), fails(t.Context(), "b"), fails(t.Context(), "b")}
+	if diff := cmp.Diff([]int{0, 1, 1, 2, 2}, got); diff != "" {
+		t.Errorf("events so far (-want +got):\n%s", diff)
+	}
+	if v.state.Growth.Failure.Count != 4 {
+		t.Errorf("%d failures, want 4", v.state.Growth.Failure.Count)
+	}
 }
 
 // TestVolumeNotAllowedOnThisNode: nothing is called, and the pod gets kubelet's message, with one reason for both kinds

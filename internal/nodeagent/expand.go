@@ -44,7 +44,7 @@ func (m *volumeManager) expand(ctx context.Context, v *volume, key nodevolume.Pu
 	}
 	var err error
 	if x.claim, err = m.readClaim(ctx, x.toMount, ""); err != nil {
-		m.expansionFailed(&x, explain.ExpandClaimNotRead(err))
+		m.expansionFailed(ctx, &x, explain.ExpandClaimNotRead(err))
 		return
 	}
 	m.mu.Lock()
@@ -56,7 +56,7 @@ func (m *volumeManager) expand(ctx context.Context, v *volume, key nodevolume.Pu
 		return
 	}
 	if err = m.updateClaim(ctx, &x, x.attempt.Before()); err != nil {
-		m.expansionFailed(&x, explain.ExpandNotMarked(err))
+		m.expansionFailed(ctx, &x, explain.ExpandNotMarked(err))
 		return
 	}
 	begun := time.Now()
@@ -69,13 +69,13 @@ func (m *volumeManager) expand(ctx context.Context, v *volume, key nodevolume.Pu
 		return
 	}
 	if err = m.updateClaim(ctx, &x, x.attempt.After()); err != nil {
-		m.expansionFailed(&x, explain.ExpandNotRecorded(err))
+		m.expansionFailed(ctx, &x, explain.ExpandNotRecorded(err))
 		return
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.emitGrowth(v.ensurePod(key), corev1.EventTypeNormal, explain.FileSystemResizeSuccessful, explain.Expanded(x.toMount.specName, m.config.NodeName))
-	v.lastExpandEvent = ""
+	v.lastExpandEvent = eventDedup{}
 	v.state.Growth.Confirmed(x.attempt)
 	m.releaseWaitingPods(v)
 }
@@ -117,20 +117,23 @@ func (m *volumeManager) expansionRefused(ctx context.Context, x *expansion, refu
 	m.mu.Lock()
 	again := x.v.state.Growth.Refused(x.attempt, refusal)
 	if !again {
-		x.v.lastExpandEvent = ""
+		x.v.lastExpandEvent = eventDedup{}
 	}
 	m.releaseWaitingPods(x.v)
 	m.mu.Unlock()
 	switch {
 	case again:
-		m.expansionFailed(x, err)
+		m.expansionFailed(ctx, x, err)
 	case refusal == nodevolume.RefusedInUse:
 		m.logger(x.v, x.key).Error(err, "Driver does not expand the volume while it is in use", "remedy", explain.EndPodsToExpand)
 	}
 }
 
-// expansionFailed schedules a retry and emits an event for the pod.
-func (m *volumeManager) expansionFailed(x *expansion, err error) {
+// expansionFailed schedules a retry and emits an event for the pod. An attempt that ended because the agent stops is not a failure.
+func (m *volumeManager) expansionFailed(ctx context.Context, x *expansion, err error) {
+	if ctx.Err() != nil {
+		return
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	g, p := &x.v.state.Growth, x.v.ensurePod(x.key)
@@ -144,8 +147,7 @@ func (m *volumeManager) expansionFailed(x *expansion, err error) {
 		m.pods.notify(types.UID(p.Key.PodUID))
 	}
 	reason, text := explain.ExpandFailed(p.Key.SpecName, x.waits, p.toMount.block, err.Error())
-	if x.v.lastExpandEvent != text {
-		x.v.lastExpandEvent = text
+	if x.v.lastExpandEvent.isNew(x.key.PodUID+" "+text, time.Now()) {
 		m.events.Event(p.podRef(), corev1.EventTypeWarning, reason, text)
 	}
 }

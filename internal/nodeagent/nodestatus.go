@@ -255,7 +255,9 @@ func (s *nodeStatus) read(ctx context.Context) (gone bool, err error) {
 	}
 	recorded := s.on.handshakes(status.InUse)
 	s.update(func() []string {
-		s.labels = node.Labels
+		if s.early == nil || nodevolume.Older(s.early.ResourceVersion, node.ResourceVersion) {
+			s.labels = node.Labels
+		}
 		s.inUse.Start(status, func(volume string) nodevolume.Knowledge { return recorded[volume] })
 		if s.early != nil {
 			s.inUse.Observe(*s.early)

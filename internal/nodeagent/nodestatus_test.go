@@ -74,9 +74,13 @@ func (w *nodeWorld) serve(t *testing.T) {
 // TestNodeEventDuringFirstRead: the watch delivers that version of the Node once, so it must not be lost.
 func TestNodeEventDuringFirstRead(t *testing.T) {
 	w := newNodeWorld(t, nil, nodeAt("5", nil, nil))
+	labelled := func(node *corev1.Node, zone string) *corev1.Node {
+		node.Labels = map[string]string{"zone": zone}
+		return node
+	}
 	w.api.PrependReactor("get", "nodes", func(k8stesting.Action) (bool, runtime.Object, error) {
-		w.observe(nodeAt("6", []string{"v"}, []string{"v"}))
-		return true, nodeAt("5", nil, nil), nil
+		w.observe(labelled(nodeAt("6", []string{"v"}, []string{"v"}), "new"))
+		return true, labelled(nodeAt("5", nil, nil), "old"), nil
 	})
 	if _, err := w.read(t.Context()); err != nil {
 		t.Fatal(err)
@@ -85,6 +89,9 @@ func TestNodeEventDuringFirstRead(t *testing.T) {
 	got.Changes = 0
 	if diff := cmp.Diff(nodevolume.Node{InUse: nodevolume.Yes, Attached: nodevolume.Yes}, got); diff != "" {
 		t.Errorf("what is believed of the volume (-want +got):\n%s", diff)
+	}
+	if labels, _ := w.nodeLabels(); labels["zone"] != "new" {
+		t.Errorf("the Node's labels are %v", labels)
 	}
 }
 

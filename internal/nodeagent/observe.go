@@ -9,9 +9,9 @@ import (
 
 // observe returns the facts for a decision that are not in the volume's state. The caller holds mu.
 func (m *volumeManager) observe(v *volume, node nodevolume.Node) nodevolume.Facts {
-	rules := m.plugins.rules(v.driver)
+	required, rules := m.plugins.attachRequired(v.driver), m.plugins.rules(v.driver)
 	facts := nodevolume.Facts{
-		Node: node, AttachRequired: m.plugins.attachRequired(v.driver), Unaccounted: m.isUnaccounted(v.name),
+		Node: node, AttachRequired: required, Unaccounted: m.isUnaccounted(v.name),
 		Pod: func(p *nodevolume.PodVolume) nodevolume.PodFacts {
 			facts := nodevolume.PodFacts{PodState: m.pods.state(types.UID(p.Key.PodUID))}
 			if w := v.findPod(p.Key).toMount; w != nil {

@@ -2,6 +2,7 @@ package nodeagent
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"testing"
 
@@ -89,6 +90,43 @@ func TestPodLifecycleInPodManager(t *testing.T) {
 	}
 	if left := w.uids(); len(left) > 0 {
 		t.Errorf("known forever: %v", left)
+	}
+}
+
+// TestFirstAnswerOfTheRuntimeWakesVolumes: an event that was sent before names no cause. Later answers wake nothing.
+func TestFirstAnswerOfTheRuntimeWakesVolumes(t *testing.T) {
+	w := newPodWorld(t)
+	w.recorded("p", volumeOfClaim)
+	for _, why := range []error{errRuntimeNotQueried, errRuntimeNotQueried, errors.New("c1 and c2 run"), errors.New("c2 runs"), errRuntimeNotQueried} {
+		w.ending("p", why)
+	}
+	if diff := cmp.Diff([]string{"changed " + volumeOfClaim, "changed " + volumeOfClaim}, w.told); diff != "" {
+		t.Errorf("handler calls (-want +got):\n%s", diff)
+	}
+	if p, _ := w.snapshot("p"); p.ending.Error() != "c2 runs" {
+		t.Errorf("cause: %v", p.ending)
+	}
+}
+
+// TestRefusalWakesWaiters of the pod, although another of its claims cannot be read.
+func TestRefusalWakesWaiters(t *testing.T) {
+	w := newPodWorld(t)
+	pod := podWithClaim("p")
+	missing := *pod.Spec.Volumes[0].DeepCopy()
+	missing.Name, missing.PersistentVolumeClaim.ClaimName = "missing", "missing"
+	pod.Spec.Volumes = append(pod.Spec.Volumes, missing)
+	pod.Spec.Containers[0].VolumeMounts[0].Name = "missing"
+	pod.Spec.Containers[0].VolumeDevices = []corev1.VolumeDevice{{Name: "data", DevicePath: "/dev/data"}} // it has a file system
+	w.set(pod)
+	before, _ := w.snapshot("p")
+	err := w.lookUp(t.Context(), "p")
+	if after, _ := w.snapshot("p"); err == nil || after.refused == nil {
+		t.Fatalf("the claim: %v; the pod: %v", err, after.refused)
+	}
+	select {
+	case <-before.changed:
+	default:
+		t.Error("who waits for the pod's mounts is not woken")
 	}
 }
 

@@ -231,13 +231,13 @@ func (m *podManager) ending(uid types.UID, why error) bool {
 		m.mu.Unlock()
 		return false
 	}
-	first := p.ending == nil
-	if first || !errors.Is(why, errRuntimeNotQueried) {
+	news := p.ending == nil || errors.Is(p.ending, errRuntimeNotQueried) && !errors.Is(why, errRuntimeNotQueried)
+	if news || !errors.Is(why, errRuntimeNotQueried) {
 		p.ending = why
 	}
 	names := p.volumeNames()
 	m.mu.Unlock()
-	if first {
+	if news { // the first answer of the runtime, too: an event may have been sent before it
 		m.on.changed(names)
 	}
 	return true
@@ -359,6 +359,7 @@ func (m *podManager) applyResolved(uid types.UID, found resolvedVolumes, err err
 	if refusal, refused := errors.AsType[*RefusedError](found.refused); refused && p.refused == nil {
 		m.emitFailedMount(p.object, refusal.Error())
 		p.refused = refusal
+		p.notify() // although another claim cannot be read
 	}
 	if err != nil && p.refused == nil {
 		m.emitClaimProblem(p, err)

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -262,7 +263,13 @@ func TestHangingStatsCallBlocksNothing(t *testing.T) {
 func TestUnknownStatsAreNotExported(t *testing.T) {
 	w := newWorld(t, noAttach)
 	w.driver.NodeServices = append(w.driver.NodeServices, canStats)
-	asked := w.answerStats(func(string) (*csispec.NodeGetVolumeStatsResponse, error) { return csidriver.HalfFull(), nil })
+	var fails atomic.Bool
+	asked := w.answerStats(func(string) (*csispec.NodeGetVolumeStatsResponse, error) {
+		if fails.Load() {
+			return nil, errors.New("I/O error")
+		}
+		return csidriver.HalfFull(), nil
+	})
 	w.volume("data")
 	agent, _ := w.agent(frequently(nil))
 	pod := w.pod("p", "data")
@@ -271,18 +278,15 @@ func TestUnknownStatsAreNotExported(t *testing.T) {
 	if len(agent.VolumeStats(pod.UID)) != 1 {
 		t.Fatal("no stats")
 	}
-	asked = w.answerStats(func(string) (*csispec.NodeGetVolumeStatsResponse, error) { return nil, errors.New("I/O error") })
+	fails.Store(true)
 	w.untilAsked(asked, "data", 2)
 	if old := agent.VolumeStats(pod.UID); old != nil {
 		t.Errorf("stats although the driver does not know: %v", old)
 	}
-	w.driver.Lock()
-	w.driver.Stats = nil
-	w.driver.Unlock()
-	select { // a call that is in flight
-	case <-asked:
-	default:
-	}
+	go func() {
+		for range asked {
+		}
+	}()
 	agent.RemovePod(pod.UID)
 	w.unmounted(agent, pod)
 	made := w.driver.Made()

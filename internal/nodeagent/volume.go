@@ -34,8 +34,8 @@ type volume struct {
 	// users are the other users of the volume.
 	users users
 	waits map[nodevolume.PublishKey]currentWait
-	// lastExpandEvent is the last event about a failed expansion.
-	lastExpandEvent string
+	// lastExpandEvent is the last event about a failed expansion; its text begins with the pod's UID.
+	lastExpandEvent eventDedup
 	measured        measured
 	// releasedAt is since when no pod uses the volume; zero while one does, or may.
 	releasedAt time.Time

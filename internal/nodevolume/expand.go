@@ -142,6 +142,8 @@ type Expansion struct {
 	plan     Plan
 	// refusal is the last final error since the volume last had its desired size.
 	refusal Refusal
+	// joined: another pod has come since the last attempt began.
+	joined bool
 	// waiting are the pods that must not start before the volume is expanded or no longer has to be.
 	waiting []PublishKey
 }
@@ -167,6 +169,7 @@ func (e *Expansion) NeedsRead(c ClaimSize) bool {
 
 // PodAdded records that another pod wants the volume: a driver that did not expand it in use is called again.
 func (e *Expansion) PodAdded() {
+	e.joined = true
 	if e.refusal == RefusedInUse {
 		e.refusal = RefusedForNow
 	}
@@ -196,19 +199,28 @@ func (e *Expansion) Update(c ClaimSize, capacity Size, mounting ...PublishKey) {
 // Begin records the claim as it is now and returns the attempt to expand the volume, which may turn out unnecessary.
 func (e *Expansion) Begin(c ClaimSize) Attempt {
 	e.Update(c, e.capacity)
+	e.joined = false
 	a := Attempt{claim: c, current: e.Current, capacity: e.capacity, refused: e.refusal != NotRefused}
 	a.plan, a.Size = planOf(c, e.capacity, e.Current)
 	return a
 }
 
-// Confirmed records that the driver has expanded the volume and that the claim was updated.
+// Confirmed records that the driver has expanded the volume and that the claim was updated. A larger size that was read meanwhile
+// is still to come.
 func (e *Expansion) Confirmed(a Attempt) {
-	*e = Expansion{Current: a.capacity, capacity: a.capacity, waiting: e.waiting}
+	done := Expansion{Current: a.capacity, capacity: a.capacity, waiting: e.waiting}
+	if e.capacity.Bytes > a.capacity.Bytes {
+		done.capacity, done.plan = e.capacity, e.plan
+	}
+	*e = done
 }
 
 // Refused records that the volume was not expanded, and reports whether that is a failure to be retried. So is an
 // infeasible size: the retry reads the claim, which by then is marked infeasible.
 func (e *Expansion) Refused(a Attempt, r Refusal) (again bool) {
+	if r == RefusedInUse && e.joined {
+		r = RefusedForNow
+	}
 	switch {
 	case r == NotSupported && !a.expected():
 		e.Confirmed(a)

@@ -137,6 +137,21 @@ func TestExpansionRefusals(t *testing.T) {
 			}
 		})
 	}
+	t.Run("in use, and another pod came during the call", func(t *testing.T) {
+		var e Expansion
+		claim := claimOf(oneGi, twoGi, NodeIsNext)
+		e.Update(claim, twoGi, podA)
+		e.PodAdded()
+		a := e.Begin(claim)
+		e.PodAdded()
+		e.Update(claim, twoGi, podB)
+		if again := e.Refused(a, RefusedInUse); !again || !e.Due() || !e.Waits(podB) {
+			t.Errorf("again %v, due %v, the new pod waits %v", again, e.Due(), e.Waits(podB))
+		}
+		if again := e.Refused(e.Begin(claim), RefusedInUse); again || e.Due() {
+			t.Errorf("refused for both: again %v, due %v", again, e.Due())
+		}
+	})
 	t.Run("not supported, done on another node", func(t *testing.T) {
 		e := Expansion{Current: oneGi, capacity: twoGi}
 		a := e.Begin(onEveryNode(claimOf(twoGi, twoGi, NotReported)))
@@ -243,6 +258,20 @@ func TestExpansionState(t *testing.T) {
 		claim.Requested = oneAndHalf
 		if got := e.Begin(claim).AfterRefusal(RefusedForNow); got != MarkInfeasible {
 			t.Errorf("write %d, want %d", got, MarkInfeasible)
+		}
+	})
+	t.Run("a larger size was read during the call", func(t *testing.T) {
+		var e Expansion
+		e.Update(claimOf(oneGi, oneAndHalf, NodeIsNext), oneAndHalf, podA)
+		a := e.Begin(claimOf(oneGi, oneAndHalf, NodeIsNext))
+		e.Update(claimOf(oneGi, twoGi, NodeIsNext), twoGi, podB)
+		e.Confirmed(a)
+		if released := e.Release(); !e.Due() || !e.Waits(podB) || len(released) > 0 || e.Current != oneAndHalf {
+			t.Errorf("due %v, released %v, here %s", e.Due(), released, e.Current.Text)
+		}
+		e.Confirmed(e.Begin(claimOf(oneGi, twoGi, NodeIsNext)))
+		if released := e.Release(); e.Due() || len(released) != 2 || e.Current != twoGi {
+			t.Errorf("then due %v, released %v, here %s", e.Due(), released, e.Current.Text)
 		}
 	})
 	t.Run("a due expansion is looked at though no size is new", func(t *testing.T) {

@@ -25,6 +25,8 @@ type VolumeState struct {
 	// decidedOn is the attachment that the last step was decided on; required is whether the driver needed one then.
 	decidedOn Attachment
 	required  Knowledge
+	// woken: something changed after the last decision, so a step that was decided before and fails says nothing about how it is now.
+	woken bool
 }
 
 // MountState is the state of a stage or a publish: its record, and what is known beyond the record.
@@ -179,6 +181,7 @@ func (s *VolumeState) Wake() {
 	for _, p := range s.Pods {
 		p.Failure.At = time.Time{}
 	}
+	s.woken = true
 }
 
 // Decide returns the next step. Pods that are gone and have nothing published are dropped.
@@ -195,7 +198,7 @@ func (s *VolumeState) Decide(now time.Time, facts Facts) Decision {
 		// An attachment that was read before the CSIDriver changed must not be used for a stage without the handshake.
 		s.attachment.Invalidate()
 	}
-	s.decidedOn, s.required = s.attachment.Known(facts.Node), facts.AttachRequired
+	s.decidedOn, s.required, s.woken = s.attachment.Known(facts.Node), facts.AttachRequired, false
 	decision := Decide(now, s.desired(facts), s.observed(facts))
 	decision.Dropped = left
 	return decision
@@ -376,7 +379,7 @@ func (s *VolumeState) Failed(step Step, at time.Time, jitter float64, released b
 			return
 		}
 	}
-	*failure = failure.next(at, jitter)
+	*failure = s.next(*failure, at, jitter)
 	if _, reads := step.(ReadAttachment); reads {
 		failure.AtMost = attachmentWait
 	}
@@ -405,7 +408,7 @@ func (s *VolumeState) UsersSearched(found bool, at time.Time, jitter float64) {
 		s.Users = Users{Found: No}
 		return
 	}
-	s.Users = Users{Found: Yes, Search: s.Users.Search.next(at, jitter)}
+	s.Users = Users{Found: Yes, Search: s.next(s.Users.Search, at, jitter)}
 	s.Users.Search.AtMost = usersWait
 }
 
@@ -419,6 +422,10 @@ func (s *VolumeState) EndStep(step Step) {
 	}
 }
 
-func (f Failure) next(at time.Time, jitter float64) Failure {
+// next returns the failure after one more in a row. It delays nothing if the volume was woken during the attempt.
+func (s *VolumeState) next(f Failure, at time.Time, jitter float64) Failure {
+	if s.woken {
+		at = time.Time{}
+	}
 	return Failure{Count: f.Count + 1, At: at, Jitter: jitter}
 }

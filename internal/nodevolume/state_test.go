@@ -93,6 +93,14 @@ func TestFailuresOfAVolume(t *testing.T) {
 			t.Errorf("%s after a wake: %+v", name, f)
 		}
 	}
+	l.Failed(Publish{Key: keyA}, now, 0, false)
+	l.UsersSearched(true, now, 0)
+	for name, f := range map[string]Failure{"a": l.EnsurePod(keyA).Failure, "users": l.Users.Search} {
+		if !f.At.IsZero() || f.Count != 3 {
+			t.Errorf("%s after an attempt that was made before the wake: %+v", name, f)
+		}
+	}
+	l.Decide(now, Facts{Pod: func(*PodVolume) PodFacts { return PodFacts{PodState: PodState{Set: true}, Wants: true} }})
 	l.Failed(ReadAttachment{For: keyA}, now, 0, false)
 	if wait := l.EnsurePod(keyA).Failure.retryAt().Sub(now); wait <= 0 || wait > attachmentWait {
 		t.Errorf("the attachment is read again after %v", wait)
