@@ -269,8 +269,13 @@ func (r *Root) Remove(name string) error {
 
 // RemoveWritten removes a file, and the temporary file of a writer that died.
 func (r *Root) RemoveWritten(name string) error {
+	return errors.Join(r.Remove(name), r.RemoveTemporary(name))
+}
+
+// RemoveTemporary removes what a writer of the file left when it died.
+func (r *Root) RemoveTemporary(name string) error {
 	dir, base := filepath.Split(name)
-	return errors.Join(r.Remove(name), r.Remove(filepath.Join(dir, temporary+base)))
+	return r.Remove(filepath.Join(dir, temporary+base))
 }
 
 // RemoveEmpty removes directories that may be shared with others: it stops without an error at the first that is not empty.

@@ -113,6 +113,9 @@ func newRecordOwner(config Config, root *mount.Root, client kubernetes.Interface
 	if found.NodeName != node {
 		return nil, &OwnerError{Root: root.Path("."), RecordedNode: found.NodeName, Node: node, Detail: "by " + root.Path(ownerFile)}
 	}
+	if err := root.RemoveTemporary(ownerFile); err != nil { // an agent that died has left it, and this one may not write the file again
+		log.Error(err, "Failed to remove what is left of a write of the records' owner")
+	}
 	return o, nil
 }
 

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"io/fs"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -169,6 +170,20 @@ func TestRestartAfterNodeWasRecreated(t *testing.T) {
 	must(t, err)
 	if uid := string(w.node().UID); !strings.Contains(string(raw), uid) {
 		t.Errorf("owner is %s, and the Node's UID %s", raw, uid)
+	}
+}
+
+// TestKilledAsItWroteTheOwner: the next agent has the same owner, so it does not write the file again, and removes what is left.
+func TestKilledAsItWroteTheOwner(t *testing.T) {
+	w := newWorld(t)
+	w.live().stop()
+	torn := filepath.Join(w.root, "belay", ".tmp-owner.json")
+	must(t, os.WriteFile(torn, []byte("{"), 0o600))
+	agent, err := New(w.config())
+	must(t, err)
+	must(t, agent.close())
+	if _, err := os.Stat(torn); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("%s is left: %v", torn, err)
 	}
 }
 
