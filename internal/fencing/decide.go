@@ -15,6 +15,9 @@ const (
 	// SettleFor is how long a released node gets no pods after the out-of-service taint was removed: a controller whose cache still has the
 	// taint would detach the volumes of a node that runs (kubernetes/kubernetes#142331).
 	SettleFor = 60 * time.Second
+	// ContradictedAfter is how long a contradiction has to last before it is reported. The kubelet of the next boot may renew its lease before its Node
+	// shows the new boot: kubelet does both side by side, and repeats a status that failed after 10 s (nodeStatusUpdateFrequency).
+	ContradictedAfter = 15 * time.Second
 	// proofFor is how long a Proof may be used without a new decision.
 	proofFor = 30 * time.Second
 )
@@ -92,13 +95,19 @@ func (d *decider) replaced() bool {
 // leftAlone reports whether the owner of the node wants it left alone, or a client has deleted the fence.
 func (d *decider) leftAlone() bool { return d.seen.OptedOut || d.seen.Maintenance || d.fence.Deleting }
 
-// cancelled before anything irreversible was done: the node lives, is left alone by its owner, or a client deleted the fence.
+// outdated reports whether a later fence of the node has begun, and ended since: the request that created this one was carried out late.
+func (d *decider) outdated() bool { return d.seen.Exists == Yes && d.seen.Epoch > d.fence.Epoch }
+
+// cancelled before anything irreversible was done: the node lives, is left alone by its owner, a client deleted the fence, or it is outdated.
 func (d *decider) cancels() bool {
 	spared := d.seen.alive(d.fence) || d.seen.restarted(d.fence) || d.leftAlone()
-	if d.fence.offSent() || !spared {
+	switch {
+	case d.fence.offSent():
 		return false
-	}
-	if !d.unmounted() {
+	case d.outdated(): // it has isolated nothing
+	case !spared:
+		return false
+	case !d.unmounted():
 		return d.fence.Phase == Fencing // it waits there, isolated
 	}
 	d.enter(Cancelled)
@@ -347,13 +356,18 @@ func (d *decider) tainted() bool {
 func (d *decider) proven() bool {
 	switch {
 	case d.seen.alive(d.fence):
-		d.wait(Contradicted, 0)
+		d.contradicted()
 		return false
 	case d.seen.Ended && d.tainted() || d.bracketed():
 		d.prove()
 		return true
 	}
 	return false
+}
+
+// contradicted: the boot that was proven to have ended shows a sign of life, so nothing more is taken from it.
+func (d *decider) contradicted() {
+	d.wait(Contradicted, d.seen.AliveSince.Add(ContradictedAfter).Sub(d.now)) // decided again when it is to be reported
 }
 
 // prove has the decision say that the boot has ended, and be taken again before that no longer counts.
@@ -426,7 +440,7 @@ func (d *decider) moved() {
 		d.seen.Exists == Yes && d.seen.Ready == Yes && (d.seen.restarted(d.fence) || d.seen.Now.Since(d.fence.Boot) == OtherMachine)
 	switch {
 	case d.seen.alive(d.fence):
-		d.wait(Contradicted, 0)
+		d.contradicted()
 	case back && d.fence.ManualRelease && !d.fence.Deleting:
 		d.wait(AwaitingRelease, 0)
 	case back:
@@ -447,7 +461,7 @@ func (d *decider) releasing() {
 	settled := d.fence.Untainted.Add(SettleFor)
 	switch {
 	case d.seen.alive(d.fence):
-		d.wait(Contradicted, 0)
+		d.contradicted()
 	case intent.open(d.now):
 		d.wait(IntentOpen, intent.NotAfter.Sub(d.now))
 	case d.seen.OutOfService:

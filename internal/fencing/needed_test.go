@@ -38,6 +38,34 @@ func TestContradictedInReleasing(t *testing.T) {
 	}
 }
 
+// The contradiction holds from the first renewal on: nothing is taken, and nothing is proven. It is decided again when it is to be reported.
+func TestContradictedIsDecidedAgain(t *testing.T) {
+	s := newStand(t)
+	s.until(Moved)
+	s.seen.Renewed, s.seen.Silent, s.seen.AliveSince = true, false, s.now
+	want := s.now.Add(ContradictedAfter)
+	s.now = s.now.Add(time.Second)
+	if d := Decide(s.now, s.fence, s.seen); d.Reason != Contradicted || len(d.Steps) > 0 || d.Proof.Class() != "" || !d.RecheckAt.Equal(want) {
+		t.Errorf("%s, %#v, %q, again at %v", d.Reason, d.Steps, d.Proof.Class(), d.RecheckAt)
+	}
+}
+
+// A fence whose create was carried out after a later fence had begun and ended does nothing (hole 13).
+func TestOutdatedFence(t *testing.T) {
+	for _, phase := range []Phase{Suspected, Isolating, Fencing} {
+		s := newStand(t)
+		s.until(phase)
+		for later, want := range map[int64]bool{0: false, s.fence.Epoch: false, s.fence.Epoch + 1: true} {
+			s.seen.Epoch = later
+			d := Decide(s.now, s.fence, s.seen)
+			cancels := len(d.Steps) == 1 && d.Steps[0] == Step(Enter{Phase: Cancelled, Evidence: s.fence.Evidence})
+			if cancels != want {
+				t.Errorf("%s of epoch %d, the Node has %d: %#v", phase, s.fence.Epoch, later, d.Steps)
+			}
+		}
+	}
+}
+
 // A machine that has restarted is released once its node is Ready, not before. One whose release is Manual waits for a person, who deletes
 // the fence.
 func TestMovedWaitsForReadyAndThePerson(t *testing.T) {

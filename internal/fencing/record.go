@@ -88,6 +88,8 @@ type Observed struct {
 	Version string
 	Renewal string
 	ReadAt  time.Time
+	// Epoch is the highest of the fences that have isolated it; zero if none has, or it was recreated since.
+	Epoch int64
 	// Ready is Yes if its condition Ready is True, No otherwise.
 	Ready Knowledge
 	// Silent is set when the lease was not renewed for the node's limit on the clock of this process: a new leader listens first.

@@ -182,8 +182,7 @@ func (t *turn) othersQuestion() bool {
 		return false
 	}
 	_, own := t.mem.asked[q.Nonce]
-	answered := slices.ContainsFunc(t.fence.Status.Evidence, func(e fencingv1.Evidence) bool { return e.Nonce == q.Nonce })
-	return !own && !answered && t.now().Sub(q.Time.Time).Abs() < answerWithin
+	return !own && !t.answered(q.Nonce) && t.now().Sub(q.Time.Time).Abs() < answerWithin
 }
 
 // command stores a command to switch off for the fencer (hole 5).
@@ -196,7 +195,7 @@ func (t *turn) command(ctx context.Context, c fencing.Command) error {
 // nonce returns a new nonce, asked now: before it is stored, so that no answer seems younger than it is.
 func (t *turn) nonce() string {
 	n := uuid.NewString()
-	t.mem.asked[n], t.mem.awaited = t.now(), n
+	t.mem.asked[n] = t.now()
 	return n
 }
 
@@ -265,9 +264,7 @@ func (t *turn) taint(ctx context.Context) error {
 		return err
 	}
 	log.FromContext(ctx).Info("Set the out-of-service taint", "value", taintValue(t.fence.Spec.Epoch))
-	return t.patchStatus(ctx, func(s *fencingv1.NodeFenceStatus) {
-		setCondition(s, conditionTainted, metav1.ConditionTrue, "OutOfService", "the node has the out-of-service taint of this fence")
-	})
+	return nil
 }
 
 // untaint removes the fence's own taint of a key.
@@ -284,11 +281,21 @@ func (t *turn) untaint(ctx context.Context, key string) error {
 		return err
 	}
 	log.FromContext(ctx).Info("Removed a taint", "taint", key, "value", taintValue(t.fence.Spec.Epoch))
-	if key != kube.OutOfServiceTaint {
+	return nil
+}
+
+// recordTaint stores whether the Node has the out-of-service taint of the fence, as it was read: the process that set or removed it may have ended
+// before it could store that.
+func (t *turn) recordTaint(ctx context.Context, seen fencing.Observed) error {
+	if seen.Exists == fencing.Unknown || seen.OutOfService == meta.IsStatusConditionTrue(t.fence.Status.Conditions, conditionTainted) {
 		return nil
 	}
 	return t.patchStatus(ctx, func(s *fencingv1.NodeFenceStatus) {
-		setCondition(s, conditionTainted, metav1.ConditionFalse, "Removed", "the fence's out-of-service taint was removed")
+		if seen.OutOfService {
+			setCondition(s, conditionTainted, metav1.ConditionTrue, "OutOfService", "the node has the out-of-service taint of this fence")
+		} else {
+			setCondition(s, conditionTainted, metav1.ConditionFalse, "Removed", "the fence's out-of-service taint was removed")
+		}
 	})
 }
 
@@ -296,7 +303,10 @@ func (t *turn) deletePod(ctx context.Context, p fencing.Pod) error {
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: p.Namespace, Name: p.Name}}
 	uid := types.UID(p.UID)
 	err := t.client.Delete(ctx, pod, client.GracePeriodSeconds(0), client.Preconditions{UID: &uid})
-	if err != nil && !gone(err) {
+	switch {
+	case gone(err):
+		return nil
+	case err != nil:
 		return fmt.Errorf("delete pod %s/%s: %w", p.Namespace, p.Name, err)
 	}
 	log.FromContext(ctx).Info("Deleted a pod whose node has ended", "pod", klog.KRef(p.Namespace, p.Name), "uid", p.UID)
@@ -307,7 +317,10 @@ func (t *turn) deleteAttachment(ctx context.Context, a fencing.Attachment) error
 	va := &storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: a.Name}}
 	uid := types.UID(a.UID)
 	err := t.client.Delete(ctx, va, client.Preconditions{UID: &uid, ResourceVersion: &a.Version})
-	if err != nil && !gone(err) {
+	switch {
+	case gone(err):
+		return nil
+	case err != nil:
 		return fmt.Errorf("delete VolumeAttachment %s: %w", a.Name, err)
 	}
 	log.FromContext(ctx).Info("Deleted a VolumeAttachment whose node has ended", "attachment", a.Name)
@@ -323,7 +336,10 @@ func (t *turn) unfence(ctx context.Context, a fencing.Attachment) error {
 	if err != nil {
 		return fmt.Errorf("encode the annotation of VolumeAttachment %s: %w", a.Name, err)
 	}
-	if err := t.client.Patch(ctx, va, client.RawPatch(types.MergePatchType, patch)); err != nil && !gone(err) {
+	switch err := t.client.Patch(ctx, va, client.RawPatch(types.MergePatchType, patch)); {
+	case gone(err):
+		return nil
+	case err != nil:
 		return fmt.Errorf("record on VolumeAttachment %s that its boot is not fenced again: %w", a.Name, err)
 	}
 	log.FromContext(ctx).Info("Recorded on a VolumeAttachment that its boot is not fenced again", "attachment", a.Name)

@@ -9,6 +9,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -39,10 +40,8 @@ type actor struct {
 
 // memory is what this process knows about a fence and does not store: what authorizes must be its own (fencing.FreshFor).
 type memory struct {
-	// asked has when this process stored each nonce.
+	// asked has when this process made each nonce, to store it.
 	asked map[string]time.Time
-	// awaited is the latest of them.
-	awaited string
 	// tainted is when this process first saw the taint out-of-service of this value.
 	tainted     time.Time
 	taintedWith string
@@ -115,6 +114,9 @@ var again = reconcile.Result{RequeueAfter: time.Millisecond}
 func (t *turn) decide(ctx context.Context) (d fencing.Decision, done bool, err error) {
 	seen, err := t.observe(ctx)
 	if err != nil {
+		return d, true, err
+	}
+	if err := t.recordTaint(ctx, seen); err != nil {
 		return d, true, err
 	}
 	if err := t.recordStatement(ctx); err != nil {
@@ -200,6 +202,10 @@ func (a *actor) forget(uid types.UID) {
 func (t *turn) waiting(ctx context.Context, r decision.Reason, seen fencing.Observed) error {
 	if t.mem.waits == r && t.mem.cut == len(seen.Cut) {
 		return nil
+	}
+	if r == fencing.Contradicted && t.now().Before(seen.AliveSince.Add(fencing.ContradictedAfter)) &&
+		!meta.IsStatusConditionTrue(t.fence.Status.Conditions, conditionContradicted) {
+		return nil // perhaps it is the next boot that renewed, and the Node does not show it yet
 	}
 	t.mem.waits, t.mem.cut = r, len(seen.Cut)
 	t.Metrics.Waits(t.fence.Name, r)

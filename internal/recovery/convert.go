@@ -1,6 +1,7 @@
 package recovery
 
 import (
+	"strconv"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -55,6 +56,12 @@ const conditionFenceReady = kube.ConditionFenceReady
 
 // taintValue is the value of the taints of a fence.
 func taintValue(epoch int64) string { return kube.FenceTaint(epoch) }
+
+// fenceEpoch returns the epoch that a Node records, or zero.
+func fenceEpoch(node *corev1.Node) int64 {
+	epoch, _ := strconv.ParseInt(node.Annotations[kube.FenceEpochAnnotation], 10, 64)
+	return epoch
+}
 
 // sourceState returns what a FenceSource says about a node's switch.
 func boundSource(s *fencingv1.FenceSource) fencing.Source {

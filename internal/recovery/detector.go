@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"strconv"
 	"sync"
 	"time"
 
@@ -41,6 +40,8 @@ type detector struct {
 	searched time.Time
 	// began has when each fence of the window was created, by the API server's time, also of those that were deleted since.
 	began map[types.UID]time.Time
+	// unanswered has when a create of a NodeFence was sent whose outcome is unknown, by node.
+	unanswered map[string]time.Time
 
 	mu sync.Mutex
 	// answered has when the kubelet of a silent boot last answered.
@@ -88,13 +89,19 @@ func (d *detector) look(ctx context.Context) error {
 	}
 	for i := range fleet.Nodes {
 		node := &fleet.Nodes[i]
+		s := fencing.Suspect(d.now(), d.Profile, d.Brakes, fleet, *node)
+		if s.Suspected && !d.DryRun && !fleet.Fenced[node.Boot.Node] {
+			if err := d.countLive(ctx, &fleet, node.Boot.Node); err != nil {
+				return err
+			}
+			s = fencing.Suspect(d.now(), d.Profile, d.Brakes, fleet, *node)
+		}
 		if fleet.Fenced[node.Boot.Node] {
 			delete(d.held, node.Boot.Node)
 			continue
 		}
-		s := fencing.Suspect(d.now(), d.Profile, d.Brakes, fleet, *node)
 		d.report(ctx, objects[node.Boot.Node], s)
-		if s.Suspected {
+		if s.Suspected && !d.DryRun {
 			return d.suspect(ctx, *node) // the next one with this one counted
 		}
 	}
@@ -125,15 +132,38 @@ func closer(r decision.Reason) bool {
 
 // fleet returns what the caches say about all nodes.
 func (d *detector) fleet(ctx context.Context) (fencing.Fleet, map[string]*corev1.Node, error) {
-	fleet := fencing.Fleet{Fenced: map[string]bool{}, Back: map[string]bool{}}
-	if d.began == nil {
-		d.began = map[types.UID]time.Time{}
-	}
+	fleet := fencing.Fleet{}
 	nodes, fences, sources := &corev1.NodeList{}, &fencingv1.NodeFenceList{}, &fencingv1.FenceSourceList{}
 	for _, list := range []client.ObjectList{nodes, fences, sources} {
 		if err := d.client.List(ctx, list, client.UnsafeDisableDeepCopy); err != nil {
 			return fleet, nil, fmt.Errorf("list nodes and fences in the cache: %w", err)
 		}
+	}
+	d.count(&fleet, fences)
+	maps.DeleteFunc(d.answered, func(_ fencing.Boot, at time.Time) bool { return d.now().Sub(at) >= d.Brakes.Window })
+	power := map[string]*fencingv1.PowerState{}
+	for i := range sources.Items {
+		power[sources.Items[i].Name] = sources.Items[i].Status.Power
+	}
+	objects := make(map[string]*corev1.Node, len(nodes.Items))
+	for i := range nodes.Items {
+		node := &nodes.Items[i]
+		objects[node.Name] = node
+		fleet.Nodes = append(fleet.Nodes, d.node(node, power[node.Name]))
+	}
+	deleted, err := d.deleted(ctx, objects, sources)
+	for _, n := range deleted {
+		objects[n.Boot.Node] = nodeRef(n.Boot)
+	}
+	fleet.Nodes = append(fleet.Nodes, deleted...)
+	return fleet, objects, err
+}
+
+// count has the fleet count the fences of a list.
+func (d *detector) count(fleet *fencing.Fleet, fences *fencingv1.NodeFenceList) {
+	fleet.Fenced, fleet.Back, fleet.InFlight, fleet.Began = map[string]bool{}, map[string]bool{}, 0, nil
+	if d.began == nil {
+		d.began, d.unanswered = map[types.UID]time.Time{}, map[string]time.Time{}
 	}
 	for i := range fences.Items {
 		f := &fences.Items[i]
@@ -155,23 +185,29 @@ func (d *detector) fleet(ctx context.Context) (fencing.Fleet, map[string]*corev1
 	for _, at := range d.began {
 		fleet.Began = append(fleet.Began, at.Add(ahead))
 	}
-	maps.DeleteFunc(d.answered, func(_ fencing.Boot, at time.Time) bool { return now.Sub(at) >= d.Brakes.Window })
-	power := map[string]*fencingv1.PowerState{}
-	for i := range sources.Items {
-		power[sources.Items[i].Name] = sources.Items[i].Status.Power
+}
+
+// requestLifetime is how long a request without an answer may still be carried out: the API server's --request-timeout.
+const requestLifetime = time.Minute
+
+// countLive has the fleet count the fences that the API server itself has, and those that it may still create: the cache may lack the
+// latest, and each counts before the next begins (hole 17). An earlier create for this node is left out: the node has one fence at most.
+func (d *detector) countLive(ctx context.Context, fleet *fencing.Fleet, node string) error {
+	ctx, cancel := context.WithTimeout(ctx, readWithin)
+	defer cancel()
+	fences := &fencingv1.NodeFenceList{}
+	if err := d.live.List(ctx, fences); err != nil {
+		return fmt.Errorf("list NodeFences: %w", err)
 	}
-	objects := make(map[string]*corev1.Node, len(nodes.Items))
-	for i := range nodes.Items {
-		node := &nodes.Items[i]
-		objects[node.Name] = node
-		fleet.Nodes = append(fleet.Nodes, d.node(node, power[node.Name]))
+	d.count(fleet, fences)
+	maps.DeleteFunc(d.unanswered, func(_ string, at time.Time) bool { return d.now().Sub(at) >= requestLifetime })
+	for name, at := range d.unanswered {
+		if name != node && !fleet.Fenced[name] {
+			fleet.InFlight++
+			fleet.Began = append(fleet.Began, at)
+		}
 	}
-	deleted, err := d.deleted(ctx, objects, sources)
-	for _, n := range deleted {
-		objects[n.Boot.Node] = nodeRef(n.Boot)
-	}
-	fleet.Nodes = append(fleet.Nodes, deleted...)
-	return fleet, objects, err
+	return nil
 }
 
 // node returns what is known about a node without asking.
@@ -266,36 +302,34 @@ func (d *detector) askKubelet(ctx context.Context, name string) (answers fencing
 	return askKubelet(ctx, node)
 }
 
-// report says once why a node that has been silent for too long is not fenced.
+// report says once why a node that has been silent for too long is not fenced, or that it would be.
 func (d *detector) report(ctx context.Context, node *corev1.Node, s fencing.Suspicion) {
-	name := node.Name
+	name, reason := node.Name, s.Reason
+	if s.Suspected && d.DryRun {
+		reason = dryRun
+	}
 	h := d.held[name]
-	if h.reason == s.Reason {
+	if h.reason == reason || reason == fencing.NotReadLive { // one of the next looks reads it: nothing about the node has changed
 		return
 	}
-	h.reason = s.Reason
+	h.reason = reason
 	d.held[name] = h
 	d.Metrics.Suspicion(name, s.Reason)
-	if s.Suspected || !fencing.Held(s.Reason) {
-		return
+	logger := log.FromContext(ctx).WithValues("node", name)
+	switch {
+	case reason == dryRun:
+		logger.Info("Would fence node", "detail", "--recovery-dry-run is set")
+		d.events.Eventf(node, nil, corev1.EventTypeWarning, string(dryRun), "Fence", "%s", explain.WouldFence)
+	case fencing.Held(reason):
+		logger.Info("Not fencing silent node", "reason", reason)
+		d.events.Eventf(node, nil, corev1.EventTypeWarning, string(reason), "Fence", "%s", explain.NotFenced(reason))
 	}
-	log.FromContext(ctx).Info("Not fencing silent node", "node", name, "reason", s.Reason)
-	d.events.Eventf(node, nil, corev1.EventTypeWarning, string(s.Reason), "Fence", "%s", explain.NotFenced(s.Reason))
 }
 
 // suspect creates the NodeFence. One that is finished is removed first, bound to its version.
 func (d *detector) suspect(ctx context.Context, n fencing.Node) error {
 	name := n.Boot.Node
 	logger := log.FromContext(ctx).WithValues("node", name, "bootID", n.Boot.ID, "machine", n.Boot.Machine, "silent", n.Silent)
-	if d.DryRun {
-		if h := d.held[name]; h.reason == fencing.Settled {
-			logger.Info("Would fence node", "detail", "--recovery-dry-run is set")
-			d.events.Eventf(nodeRef(n.Boot), nil, corev1.EventTypeWarning, string(dryRun), "Fence", "%s", explain.WouldFence)
-			h.reason = dryRun
-			d.held[name] = h
-		}
-		return nil
-	}
 	node := &corev1.Node{}
 	trigger, text := fencingv1.TriggerNodeSilent, explain.FenceSuspected(n.Silent)
 	switch err := d.live.Get(ctx, client.ObjectKey{Name: name}, node); {
@@ -313,7 +347,7 @@ func (d *detector) suspect(ctx context.Context, n fencing.Node) error {
 	if err != nil || old == nil {
 		return err
 	}
-	stored, _ := strconv.ParseInt(node.Annotations[kube.FenceEpochAnnotation], 10, 64)
+	stored := fenceEpoch(node)
 	fence := &fencingv1.NodeFence{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Finalizers: []string{finalizer}},
 		Spec: fencingv1.NodeFenceSpec{
@@ -322,8 +356,12 @@ func (d *detector) suspect(ctx context.Context, n fencing.Node) error {
 		},
 	}
 	if err := d.client.Create(ctx, fence); err != nil {
+		if kube.MayBeCommitted(err) {
+			d.unanswered[name] = d.now()
+		}
 		return client.IgnoreAlreadyExists(fmt.Errorf("create NodeFence %s: %w", name, err))
 	}
+	delete(d.unanswered, name)
 	logger.Info("Fencing node", "fence", fence.Name, "epoch", fence.Spec.Epoch, "reason", trigger)
 	d.events.Eventf(node, fence, corev1.EventTypeWarning, string(fencing.Suspected), "Fence", "%s", text)
 	return nil

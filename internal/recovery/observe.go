@@ -3,6 +3,7 @@ package recovery
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -57,6 +58,7 @@ func (t *turn) readNode(ctx context.Context, seen *fencing.Observed) {
 	t.node = node
 	seen.Exists, seen.Now, seen.Version, seen.Ready = fencing.Yes, bootOf(node), node.ResourceVersion, ready(node)
 	seen.OptedOut, seen.Maintenance = optedOut(node), kube.UnderMaintenance(node)
+	seen.Epoch = fenceEpoch(node)
 	value, present := "", false
 	for _, taint := range node.Spec.Taints {
 		switch {
@@ -107,9 +109,6 @@ func (t *turn) readAnswers(source *fencing.Source) {
 		if !own {
 			continue
 		}
-		if e.Nonce == t.mem.awaited {
-			t.mem.awaited = ""
-		}
 		if asked.Before(source.Status.Asked) {
 			continue
 		}
@@ -120,9 +119,28 @@ func (t *turn) readAnswers(source *fencing.Source) {
 			source.Status.Power = fencing.PowerUnknown
 		}
 	}
-	if t.mem.awaited != "" {
-		source.Running = t.now().Sub(t.mem.asked[t.mem.awaited]) < answerWithin
+	source.Running = t.awaits()
+}
+
+// awaits reports whether the record has a question or a command of this process that may still be answered. The record, because a write that was
+// refused has stored none.
+func (t *turn) awaits() bool {
+	var stored []string
+	if q := t.fence.Status.Question; q != nil {
+		stored = append(stored, q.Nonce)
 	}
+	for _, i := range lastOf(t.fence.Status.Intents, 1) {
+		stored = append(stored, i.Nonce)
+	}
+	return slices.ContainsFunc(stored, func(nonce string) bool {
+		asked, own := t.mem.asked[nonce]
+		return own && t.now().Sub(asked) < answerWithin && !t.answered(nonce)
+	})
+}
+
+// answered reports whether the record has the answer to a question or a command.
+func (t *turn) answered(nonce string) bool {
+	return slices.ContainsFunc(t.fence.Status.Evidence, func(e fencingv1.Evidence) bool { return e.Nonce == nonce })
 }
 
 // list reads what is left of the boot. The VolumeAttachments are read from the API server itself only when the cache has none left, because

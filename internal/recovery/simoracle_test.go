@@ -137,7 +137,8 @@ func (w *world) judgeWriter(m *hardware, volume string) {
 	}
 }
 
-// judgeCreate: no epoch of a taint is used again. Only a backup can forget one.
+// judgeCreate: no epoch of a taint is used again. Only a backup can forget one. A create that is carried out late may have an older one, which
+// judgeEpoch keeps from the Node.
 func (w *world) judgeCreate(object client.Object) {
 	f, ok := object.(*fencingv1.NodeFence)
 	if !ok {
@@ -145,10 +146,21 @@ func (w *world) judgeCreate(object client.Object) {
 	}
 	w.count["fences"]++
 	switch {
-	case f.Spec.Epoch > w.epochs[f.Name]:
+	case f.Spec.Epoch != w.epochs[f.Name]:
 	case w.restores > 0 && w.excuse(excuse.Restored):
 	default:
-		w.breaks("epoch", "epoch %d of %s after %d", f.Spec.Epoch, f.Name, w.epochs[f.Name])
+		w.breaks("epoch", "epoch %d of %s again", f.Spec.Epoch, f.Name)
+	}
+}
+
+// judgeEpoch: the epochs of the taints of a node rise. One counts once a taint has it.
+func (w *world) judgeEpoch(node string, epoch int64) {
+	switch {
+	case epoch >= w.epochs[node]:
+		w.epochs[node] = epoch
+	case w.restores > 0 && w.excuse(excuse.Restored):
+	default:
+		w.breaks("epoch", "%s is tainted with epoch %d after %d", node, epoch, w.epochs[node])
 	}
 }
 
@@ -313,8 +325,8 @@ func (w *world) judgePatch(by *process, before, after client.Object) {
 	case *corev1.Node:
 		old := before.(*corev1.Node)
 		w.say("%s: taints of %s: %v", by.name, x.Name, x.Spec.Taints)
-		if f := w.fence(x.Name); f != nil && isolated(x) { // an epoch counts once a taint has it
-			w.epochs[x.Name] = max(w.epochs[x.Name], f.Spec.Epoch)
+		if f := w.fence(x.Name); f != nil && isolated(x) {
+			w.judgeEpoch(x.Name, f.Spec.Epoch)
 		}
 		for _, t := range old.Spec.Taints {
 			foreign := !strings.HasPrefix(t.Value, kube.FenceTaintPrefix)

@@ -1,0 +1,183 @@
+package recovery
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+
+	fencingv1 "belay.dev/belay/api/fencing/v1alpha1"
+	"belay.dev/belay/internal/fencing"
+)
+
+// watched is a detector over dead nodes and as many others, on a clock of its own.
+type watched struct {
+	*detector
+
+	t      *testing.T
+	clock  time.Time
+	said   []string // events: the node, the reason
+	lives  []string // the nodes that renew their leases
+	listed int
+	lags   bool // the cache of fences
+}
+
+func (w *watched) Eventf(about, _ runtime.Object, _, reason, _, _ string, _ ...any) {
+	w.said = append(w.said, about.(client.Object).GetName()+" "+reason)
+}
+
+func watch(t *testing.T, b fencing.Brakes, dead ...string) *watched {
+	t.Helper()
+	w := &watched{t: t, clock: time.Now()}
+	var objects []client.Object
+	for _, name := range dead {
+		n, live := nodeOf(name, 0), "live-"+name
+		setReady(n, corev1.ConditionUnknown)
+		w.lives = append(w.lives, live)
+		objects = append(objects, n, leaseOf(name), nodeOf(live, 0))
+	}
+	p := partsOver(nil, objects...)
+	p.Brakes, p.events, p.now = b, w, func() time.Time { return w.clock }
+	p.client = interceptor.NewClient(p.client.(client.WithWatch), interceptor.Funcs{List: w.list})
+	w.detector = &detector{parts: p, held: map[string]hold{}}
+	for _, name := range dead {
+		w.silent(name)
+	}
+	return w
+}
+
+// list is the cache: it has the objects in any order, and may lack all fences.
+func (w *watched) list(ctx context.Context, c client.WithWatch, list client.ObjectList, o ...client.ListOption) error {
+	switch list := list.(type) {
+	case *fencingv1.NodeFenceList:
+		if w.lags {
+			return nil
+		}
+	case *corev1.NodeList:
+		w.listed++
+		defer func() { slices.Reverse(list.Items[:len(list.Items)-w.listed%5]) }()
+	}
+	return c.List(ctx, list, o...)
+}
+
+// silent: the node has not renewed its lease for an hour.
+func (w *watched) silent(name string) {
+	w.t.Helper()
+	lease := leaseOf(name)
+	must(w.t, w.live.Get(w.t.Context(), client.ObjectKeyFromObject(lease), lease))
+	w.ear.silences.Renewed(w.clock.Add(-time.Hour), name, "before", time.Second)
+	w.ear.silences.Renewed(w.clock.Add(-time.Hour), name, renewal(lease), time.Second)
+}
+
+// looks: the detector looks this often, twice a second.
+func (w *watched) looks(times int) {
+	w.t.Helper()
+	for range times {
+		for _, name := range w.lives {
+			w.ear.silences.Renewed(w.clock, name, w.clock.String(), time.Minute)
+		}
+		_ = w.look(w.t.Context()) // it fails where the API server does
+		w.clock = w.clock.Add(tickEvery)
+	}
+}
+
+func (w *watched) fences() int {
+	w.t.Helper()
+	fences := &fencingv1.NodeFenceList{}
+	must(w.t, w.live.List(w.t.Context(), fences))
+	return len(fences.Items)
+}
+
+// TestBrakesWithACacheThatLags (hole 17): a fence counts from its creation, not from when the cache shows it.
+func TestBrakesWithACacheThatLags(t *testing.T) {
+	for name, b := range map[string]fencing.Brakes{
+		"in flight": {Share: 1, ZoneShare: 1, Window: 10 * time.Minute, Fences: 9, InFlight: 2},
+		"began":     {Share: 1, ZoneShare: 1, Window: 10 * time.Minute, Fences: 2, InFlight: 9},
+	} {
+		w := watch(t, b, "n1", "n2", "n3", "n4")
+		w.lags = true
+		w.client = interceptor.NewClient(w.client.(client.WithWatch), interceptor.Funcs{
+			Create: func(ctx context.Context, c client.WithWatch, object client.Object, o ...client.CreateOption) error {
+				object.SetUID(types.UID("fence-" + object.GetName())) // the fake client sets neither
+				object.SetCreationTimestamp(nowSeconds())
+				return c.Create(ctx, object, o...)
+			},
+		})
+		w.looks(10)
+		if n := w.fences(); n != 2 {
+			t.Errorf("%s: %d fences began within five seconds, want 2", name, n)
+		}
+	}
+}
+
+// TestBrakesWithACreateWithoutAnAnswer (hole 17): a create that timed out may still be carried out, so it counts until it is answered, or no
+// request lives any more. One that was refused does not count.
+func TestBrakesWithACreateWithoutAnAnswer(t *testing.T) {
+	gr := schema.GroupResource{Group: "fencing.belay.dev", Resource: "nodefences"}
+	for name, c := range map[string]struct {
+		failed error
+		tried  int
+	}{
+		"timed out": {context.DeadlineExceeded, 2},
+		"refused":   {apierrors.NewForbidden(gr, "x", nil), 4},
+	} {
+		w := watch(t, fencing.Brakes{Share: 1, ZoneShare: 1, Window: 10 * time.Minute, Fences: 9, InFlight: 2}, "n1", "n2", "n3", "n4")
+		tried, failed := map[string]int{}, c.failed
+		w.client = interceptor.NewClient(w.client.(client.WithWatch), interceptor.Funcs{
+			Create: func(ctx context.Context, c client.WithWatch, object client.Object, o ...client.CreateOption) error {
+				tried[object.GetName()]++
+				if failed == nil {
+					return c.Create(ctx, object, o...)
+				}
+				return failed
+			},
+		})
+		for _, dead := range []string{"n1", "n2", "n3", "n4"} { // one after the other, as they die
+			for _, other := range []string{"n1", "n2", "n3", "n4"} {
+				w.ear.silences.Forget(other)
+			}
+			w.silent(dead)
+			w.looks(2)
+		}
+		if len(tried) != c.tried {
+			t.Errorf("%s: creates sent: %v, want those of %d nodes", name, tried, c.tried)
+		}
+		failed = nil
+		if w.clock = w.clock.Add(time.Minute); name == "timed out" {
+			if w.looks(2); w.fences() != 1 {
+				t.Errorf("%s: %d fences a minute later, want that of the last node", name, w.fences())
+			}
+		}
+	}
+}
+
+// TestDryRunReportsOnce: each node that would be fenced is reported once while it is silent, also if there are several.
+func TestDryRunReportsOnce(t *testing.T) {
+	w := watch(t, fencing.Brakes{Share: 1, ZoneShare: 1, Window: time.Minute, Fences: 9, InFlight: 9}, "n1", "n2", "n3", "n4", "n5", "n6")
+	w.DryRun = true
+	w.looks(20)
+	for _, name := range []string{"n1", "n2", "n3", "n4", "n5", "n6"} {
+		if n := strings.Count(strings.Join(w.said, "\n")+"\n", name+" "+string(dryRun)+"\n"); n != 1 {
+			t.Errorf("%d reports about %s: %q", n, name, w.said)
+		}
+	}
+	if n := w.fences(); n != 0 {
+		t.Errorf("%d fences", n)
+	}
+	w.said = nil
+	w.ear.silences.Renewed(w.clock, "n1", "again", time.Second)
+	w.looks(1)
+	w.silent("n1")
+	if w.looks(5); len(w.said) != 1 {
+		t.Errorf("n1 is silent again: %q", w.said)
+	}
+}
