@@ -213,7 +213,6 @@ func (s *sim) sleep(d time.Duration) {
 	s.settleDown()
 	s.passing(d)
 	time.Sleep(d)
-	synctest.Wait() // for what is due in this moment: a look that ends during a check would be judged by what it began with
 	synctest.Wait() // what becomes due at the same moment does so first, in every run of the seed
 	s.passed(d)
 }
