@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"sync"
 	"sync/atomic"
+	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -122,7 +123,9 @@ func (c *controller) catchUp(fully bool) (did bool) {
 func (c *controller) deliver(i *informer, n int) {
 	for range n {
 		e := i.api.history[i.kind][i.next]
+		interrupt()
 		i.deliver(1)
+		interrupt()
 		if node, ok := e.object.(*corev1.Node); ok {
 			c.learn(node)
 		}
@@ -130,6 +133,8 @@ func (c *controller) deliver(i *informer, n int) {
 		if e.deleted {
 			what += ", which is its end"
 		}
+		synctest.Wait() // Lead may have waited for the event
+		c.sleepers()
 		c.checkSleepers(what)
 	}
 }
@@ -234,6 +239,7 @@ func (q *queue) end(key volumeKey, result reconcile.Result, err error) {
 	delete(q.works, key)
 	q.ended = append(q.ended, key)
 	q.mu.Unlock()
+	interrupt()
 	switch {
 	case err != nil:
 		q.AddRateLimited(key)
@@ -246,6 +252,7 @@ func (q *queue) end(key volumeKey, result reconcile.Result, err error) {
 }
 
 func (q *queue) Add(key volumeKey) {
+	interrupt()
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.waits[key] = true

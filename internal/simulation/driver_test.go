@@ -8,6 +8,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"testing/synctest"
 
 	csispec "github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
@@ -207,6 +208,7 @@ func (s *sim) receive() {
 			}
 			s.say("driver: %s: busy", c)
 			c.reply <- status.Error(codes.Aborted, "an operation for this volume is pending")
+			synctest.Wait() // those who called run one after another
 			continue
 		}
 		s.judgeCall(c)

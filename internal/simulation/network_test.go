@@ -77,6 +77,7 @@ type network struct {
 
 // send puts a request in flight and waits for what the scheduler makes of it.
 func (a *actor) send(ctx context.Context, what string, read bool, do func(r *request) (any, error)) (any, error) {
+	interrupt()
 	r := &request{by: a, what: what, do: do, reply: make(chan reply, 1), heard: map[string]int{}}
 	a.net.mu.Lock()
 	switch {
@@ -108,6 +109,7 @@ func (a *actor) send(ctx context.Context, what string, read bool, do func(r *req
 
 // waiting are the requests in flight, in an order that does not depend on how Go schedules.
 func (n *network) waiting() []*request {
+	interrupt()
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	slices.SortStableFunc(n.pending, func(a, b *request) int {
@@ -133,6 +135,7 @@ func (s *sim) serve(r *request) {
 		if other.by == r.by && other.what == r.what {
 			s.net.take(other)
 			s.end(other, fate)
+			synctest.Wait() // those who asked run one after another
 		}
 	}
 }

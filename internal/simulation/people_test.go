@@ -228,6 +228,7 @@ func (s *sim) stepClockMeanwhile() {
 	look := func() {
 		for range 6 {
 			s.controller.work()
+			s.settleDown() // or the worker would run beside what happens next
 			s.passBusily(tick)
 		}
 	}

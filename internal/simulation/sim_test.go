@@ -131,6 +131,7 @@ func newSim(seed uint64) *sim {
 func (s *sim) say(format string, args ...any) {
 	line := fmt.Sprintf(format, args...)
 	s.log = append(s.log, fmt.Sprintf("%4d %s", s.api.version-firstVersion, line))
+	interrupt()
 }
 
 func (s *sim) chance(percent int) bool { return s.rng.IntN(100) < percent }

@@ -72,6 +72,7 @@ func (c *controller) checkSleepers(what string) {
 	caughtUp := !slices.ContainsFunc(allKinds, func(k kind) bool { return c.caches.informers[k].behind() > 0 })
 	steady := !c.sim.skewed || c.clock != attachdetach.Clock(c.wall) // what was now may be to come again
 	for _, key := range c.keys() {
+		interrupt()
 		s := c.asleep[key]
 		switch {
 		case !c.sleeps(key):
