@@ -2,6 +2,7 @@ package attachdetach
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -52,6 +53,37 @@ func TestInUseBeforeTheWithdrawalLands(t *testing.T) {
 	l.kept("v", "a", uid) // S2: kubelet has claimed it
 	l.await("still reported", func() bool { return l.isReported("v", "a") })
 	l.use("a")
+	l.awaitDetached("v", "a")
+}
+
+// S8: the out-of-service taint is removed after the controller has read the Node and before its write.
+func TestTaintRemovedBeforeTheWithdrawalLands(t *testing.T) {
+	l := newLab(t)
+	untaint := sync.OnceFunc(func() {
+		n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: l.name("a")}}
+		l.must(l.Patch(context.WithoutCancel(l.ctx), n, client.RawPatch(types.MergePatchType, []byte(`{"spec": {"taints": null}}`))))
+	})
+	var withdrawing atomic.Bool
+	l.intercept = func(r *http.Request) error {
+		if isReport(r) && withdrawing.Load() {
+			untaint()
+		}
+		return nil
+	}
+	l.runAttachedOnA()
+	uid := l.read("v", "a").UID
+	l.use("a", "v")
+	l.health("a", corev1.ConditionFalse)
+	l.taint("a")
+	withdrawing.Store(true)
+	l.gone("p")
+	l.await("the detach waits, or is begun", func() bool {
+		va := l.attachment("v", "a")
+		return va == nil || va.DeletionTimestamp != nil || va.Annotations[kube.DetachRequestedAnnotation] != ""
+	})
+	l.kept("v", "a", uid)
+	l.await("still reported", func() bool { return l.isReported("v", "a") })
+	l.taint("a")
 	l.awaitDetached("v", "a")
 }
 

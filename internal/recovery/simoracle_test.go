@@ -109,6 +109,7 @@ func (w *world) judgeForce(va *storagev1.VolumeAttachment, byStorage bool) {
 	case !m.writes(volume) || w.ended(target{va.Spec.NodeName, m.bootID(), m.uuid}):
 	case unknown && node != nil && machineID(node.Status.NodeInfo.SystemUUID) != machineID(m.uuid) && w.excuse(excuse.UnrecordedMachine):
 	case !m.resumed.IsZero() && w.excuse(excuse.ResumedMachine): // the taint stays, and authorizes them
+	case w.plane.detaches == upstreams && node != nil && !outOfService(node) && w.excuse(excuse.WithdrawnTaint):
 	default:
 		w.breaks("S8", "%s is detached by force from %s, which uses it", volume, m)
 	}

@@ -52,8 +52,9 @@ type seenNodes struct {
 	nodes []*corev1.Node
 }
 
-// The attach/detach controllers: upstream's, which acts on any taint out-of-service; belay's, which acts on one of the boot that it is
-// about; and belay's in the process of recovery, which acts on its proofs.
+// The attach/detach controllers: upstream's, which acts on any taint out-of-service that its cache shows; belay's, which acts on one of the
+// boot that it is about, and only if the Node still has it when its report is withdrawn; and belay's in the process of recovery, which acts
+// on its proofs.
 const upstreams, belays, withProofs = "upstream's", "belay's", "with proofs"
 
 func newPlane(w *world) *plane {
@@ -258,8 +259,12 @@ func (p *plane) forces(va *storagev1.VolumeAttachment) bool {
 		if node.Name != va.Spec.NodeName {
 			continue
 		}
-		if p.detaches == upstreams {
-			return slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool { return t.Key == kube.OutOfServiceTaint })
+		now := p.node(node.Name)
+		switch {
+		case p.detaches == upstreams:
+			return outOfService(node)
+		case now == nil, now.UID != node.UID, !kube.OutOfService(now):
+			return false // the withdrawal is bound to the Node's version (attachdetach.reporter)
 		}
 		if m := va.Annotations[kube.SystemUUIDAnnotation]; m != "" && m != node.Status.NodeInfo.SystemUUID {
 			return false // belay's controller takes no taint for a statement about another machine (attachment's goneFor)
@@ -269,10 +274,15 @@ func (p *plane) forces(va *storagev1.VolumeAttachment) bool {
 	return false
 }
 
+// outOfService: the Node has the taint, whatever its value, which is all that upstream asks.
+func outOfService(node *corev1.Node) bool {
+	return slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool { return t.Key == kube.OutOfServiceTaint })
+}
+
 // evict is upstream's PodGC and taint manager, which may act on Nodes that they saw a while ago.
 func (p *plane) evict() {
 	for _, node := range p.sees[0].nodes {
-		if !slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool { return t.Key == kube.OutOfServiceTaint }) {
+		if !outOfService(node) {
 			continue
 		}
 		for _, pod := range storedAs[*corev1.Pod](p.world, "Pod") {

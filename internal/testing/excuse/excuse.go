@@ -32,6 +32,8 @@ const (
 	LyingSwitch Name = "lying-switch"
 	// ResumedMachine: a machine is continued with its old memory after it was off.
 	ResumedMachine Name = "resumed-machine"
+	// WithdrawnTaint: kube-controller-manager acts on an out-of-service taint that its cache still shows, and the Node has no more.
+	WithdrawnTaint Name = "withdrawn-taint"
 	// LyingDriver: a driver was declared to cut at unpublish, and does not.
 	LyingDriver Name = "lying-driver"
 	// SwappedCable: another machine is wired to a switch between the reading of its identity and the command.
