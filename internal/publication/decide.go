@@ -32,7 +32,7 @@ func Decide(now time.Time, seen Observed, policy Policy) Decision {
 			v.do(Reread{target{a.UID}})
 		case a.Deleting:
 			v.detach(a)
-		case !a.Attached, a.Drift == NotPublished && a.nodeUnchanged():
+		case !a.Attached, a.unrecorded(), a.Drift == NotPublished && a.nodeUnchanged():
 			v.attach(a)
 		default:
 			v.keepFinalizers(a)
@@ -57,9 +57,15 @@ func olderFirst(a, b Attachment) int {
 	return cmp.Or(a.Created.Compare(b.Created), cmp.Compare(a.Name, b.Name), cmp.Compare(a.UID, b.UID))
 }
 
+// unrecorded reports whether the driver confirmed a publish whose result is not in the status. Attached says nothing about it: that may be
+// of an earlier publish, with another publish context.
+func (a Attachment) unrecorded() bool {
+	return a.Finalizer && a.Call.confirmed(Publish, a.RecordedNodeID) && !a.Call.Recorded
+}
+
 // attach handles a wanted attachment that is not recorded as attached.
 func (v *volume) attach(a Attachment) {
-	if a.Finalizer && a.Call.confirmed(Publish, a.RecordedNodeID) && !a.Call.Recorded {
+	if a.unrecorded() {
 		v.do(RecordAttached{target{a.UID}})
 		return
 	}

@@ -43,6 +43,8 @@ func deleting(a Attachment) Attachment { a.Deleting, a.DeletedAt = true, noon; r
 
 func called(a Attachment, c Call) Attachment { a.Call = c; return a }
 
+func recorded(c Call) Call { c.Recorded = true; return c }
+
 func untouched(a Attachment) Attachment { a.Untouched = true; return a }
 
 func to(name string) target { return target{"uid-" + name} }
@@ -89,6 +91,9 @@ func TestDecide(t *testing.T) {
 			[]Step{RecordError{to("a"), Publish, "no space", true}}},
 		"detach requested after a publish that succeeded": {Observed{Attachments: []Attachment{requestedAt(called(begun("a"), published), noon)}},
 			[]Step{RecordAttached{to("a")}}},
+		"published again, and the list agreed before the result was recorded": {Observed{Attachments: []Attachment{called(attached("a"), published)}},
+			[]Step{RecordAttached{to("a")}}},
+		"published again and recorded": {Observed{Attachments: []Attachment{called(attached("a"), recorded(published))}}, nil},
 		"detach requested a minute ago": {Observed{Attachments: []Attachment{requestedAt(begun("a"), noon.Add(-time.Minute))}},
 			[]Step{CallDriver{to("a"), Publish, "id-a"}}},
 		"detach requested by a clock that is far ahead": {Observed{Attachments: []Attachment{requestedAt(begun("a"), noon.Add(time.Hour))}},
