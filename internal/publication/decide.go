@@ -63,7 +63,7 @@ func (a Attachment) unrecorded() bool {
 	return a.Finalizer && a.Call.confirmed(Publish, a.RecordedNodeID) && !a.Call.Recorded
 }
 
-// attach handles a wanted attachment that is not recorded as attached.
+// attach handles a wanted attachment that has to be published, or whose publish has to be recorded.
 func (v *volume) attach(a Attachment) {
 	if a.unrecorded() {
 		v.do(RecordAttached{target{a.UID}})
