@@ -75,6 +75,10 @@ func TestRealNamespaces(t *testing.T) {
 			cmd := container(t, tt.propagation, tt.script)
 			namespace, err := os.Readlink("/proc/" + strconv.Itoa(cmd.Process.Pid) + "/ns/mnt")
 			must(t, err)
+			// The kernel gives the number of a namespace that is gone to the next one. An open file keeps this one.
+			kept, err := os.Open("/proc/" + strconv.Itoa(cmd.Process.Pid) + "/ns/mnt")
+			must(t, err)
+			t.Cleanup(func() { _ = kept.Close() })
 			var reader Reader
 			// Other processes of this machine, those of other tests for example, may copy all mounts at any time.
 			read := func() []Holder {
@@ -111,6 +115,7 @@ func TestRealNamespaces(t *testing.T) {
 			case <-time.After(time.Minute):
 				t.Fatal("the exit is never noticed")
 			}
+			container(t, "private", "true") // as other tests start them, with a copy of the volume's mount
 			if holders = read(); len(holders) > 0 {
 				t.Errorf("held after its end: %v", holders)
 			}
