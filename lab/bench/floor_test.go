@@ -3,6 +3,7 @@ package bench
 import (
 	"context"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -11,7 +12,9 @@ import (
 
 // TestFloor walks one volume through an attach, a move that has to wait for the unmount, and the
 // end, with an API server in memory.
-func TestFloor(t *testing.T) {
+func TestFloor(t *testing.T) { synctest.Test(t, testFloor) }
+
+func testFloor(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	client := fake.NewClientset()
@@ -56,9 +59,11 @@ func TestFloor(t *testing.T) {
 	attach("n1")
 	must(o.use(ctx, "n1", "v", true))
 	await(volumeInUse("n1", "v"))
+	synctest.Wait() // the floor has its own watches
 	must(o.pod(ctx, "b", "v", "n2"))
 	must(o.remove(ctx, "a"))
 	await(podGone("a"), podBound("b"))
+	synctest.Wait()
 	watch.mu.Lock()
 	_, known := watch.since[volumeWithdrawn("n1", "v")]
 	watch.mu.Unlock()
