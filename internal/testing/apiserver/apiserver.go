@@ -4,23 +4,33 @@ package apiserver
 import (
 	"flag"
 	"fmt"
+	"net"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	clientscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
+
+	"belay.dev/belay/internal/testing/process"
+	"belay.dev/belay/internal/testing/wait"
 )
 
 // assets is the environment variable that names the folder of kube-apiserver and etcd.
 const assets = "KUBEBUILDER_ASSETS"
+
+// patience is how long etcd and kube-apiserver may take to start or stop: the default, 20 s, is not enough on a busy machine.
+const patience = 3 * time.Minute
 
 // Server is the API server of a test process. It has the node authorizer and the NodeRestriction admission plugin, so that
 // a node has the rights that it has in a real cluster.
@@ -38,7 +48,7 @@ type Server struct {
 
 	once   sync.Once
 	users  sync.Mutex
-	env    envtest.Environment
+	plane  envtest.ControlPlane
 	config *rest.Config
 	ready  bool
 	dir    string        // of all files, empty before Start
@@ -84,7 +94,7 @@ func (s *Server) stop() error {
 	if s.dir == "" {
 		return nil
 	}
-	err := s.env.Stop()
+	err := s.plane.Stop()
 	_ = os.RemoveAll(s.dir)
 	_ = s.guard.Close()
 	return err
@@ -103,6 +113,9 @@ func (s *Server) Start(tb testing.TB) {
 		if err := s.start(); err != nil {
 			tb.Fatalf("start the API server: %v", err)
 		}
+		wait.Until(tb, "the API server has made its namespaces", func() bool { // kube-node-lease is the last
+			return s.Client.Get(tb.Context(), client.ObjectKey{Name: corev1.NamespaceNodeLease}, &corev1.Namespace{}) == nil
+		})
 		if s.Prepare != nil {
 			s.Prepare(tb)
 		}
@@ -121,10 +134,18 @@ func (s *Server) start() error {
 	if err := s.startGuard(); err != nil {
 		return err
 	}
-	s.env.ControlPlane.Etcd = &envtest.Etcd{Path: filepath.Join(s.dir, "etcd"), DataDir: filepath.Join(s.dir, "etcd-data")}
-	server := s.env.ControlPlane.GetAPIServer()
-	server.Path = filepath.Join(s.dir, "kube-apiserver")
+	// The addresses are of this process alone. A port that is free as envtest chooses it may not be once the program is up.
+	s.plane.Etcd = &envtest.Etcd{
+		Path: filepath.Join(s.dir, "etcd"), DataDir: filepath.Join(s.dir, "etcd-data"), StartTimeout: patience, StopTimeout: patience,
+		URL: &url.URL{Scheme: "http", Host: process.FreeAddress()},
+	}
+	s.plane.Etcd.Configure().Set("listen-peer-urls", "http://"+process.FreeAddress())
+	server := s.plane.GetAPIServer()
+	server.Path, server.StartTimeout, server.StopTimeout = filepath.Join(s.dir, "kube-apiserver"), patience, patience
 	server.CertDir = filepath.Join(s.dir, "certificates")
+	if server.SecureServing.Address, server.SecureServing.Port, err = net.SplitHostPort(process.FreeAddress()); err != nil {
+		return err
+	}
 	if err := os.Mkdir(server.CertDir, 0o700); err != nil {
 		return err
 	}
@@ -140,9 +161,14 @@ func (s *Server) start() error {
 		}
 		args.Set("audit-policy-file", file).Set("audit-log-path", s.auditLog()).Set("audit-log-mode", "blocking")
 	}
-	if s.config, err = s.env.Start(); err != nil {
+	if err := s.plane.Start(); err != nil {
 		return err
 	}
+	admin, err := s.plane.AddUser(envtest.User{Name: "admin", Groups: []string{"system:masters"}}, nil)
+	if err != nil {
+		return err
+	}
+	s.config = admin.Config()
 	s.config.QPS, s.config.Burst = -1, 0
 	s.Client, err = client.NewWithWatch(s.config, client.Options{Scheme: clientscheme.Scheme})
 	return err
@@ -181,7 +207,7 @@ func (s *Server) User(tb testing.TB, name string, groups ...string) *rest.Config
 	tb.Helper()
 	s.users.Lock() // the certificates are numbered
 	defer s.users.Unlock()
-	user, err := s.env.AddUser(envtest.User{Name: name, Groups: groups}, s.config)
+	user, err := s.plane.AddUser(envtest.User{Name: name, Groups: groups}, s.config)
 	if err != nil {
 		tb.Fatal(err)
 	}

@@ -37,7 +37,7 @@ func (s *Server) Store(tb testing.TB, produce func(store func(client.Object))) {
 		}
 		puts = nil
 		group.Go(func() error {
-			request, err := http.NewRequestWithContext(ctx, http.MethodPost, s.env.ControlPlane.Etcd.URL.String()+"/v3/kv/txn", bytes.NewReader(body))
+			request, err := http.NewRequestWithContext(ctx, http.MethodPost, s.plane.Etcd.URL.String()+"/v3/kv/txn", bytes.NewReader(body))
 			if err != nil {
 				return err
 			}
