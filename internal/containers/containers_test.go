@@ -36,6 +36,7 @@ type runtime struct {
 func (r *runtime) ListPodSandbox(ctx context.Context, request *cri.ListPodSandboxRequest) (*cri.ListPodSandboxResponse, error) {
 	if r.hangs {
 		<-ctx.Done()
+		return nil, status.FromContextError(ctx.Err()).Err()
 	}
 	var items []*cri.PodSandbox
 	for _, s := range r.sandboxes {
@@ -53,6 +54,7 @@ func (r *runtime) ListContainers(context.Context, *cri.ListContainersRequest) (*
 func (r *runtime) Version(ctx context.Context, _ *cri.VersionRequest) (*cri.VersionResponse, error) {
 	if r.hangs {
 		<-ctx.Done()
+		return nil, status.FromContextError(ctx.Err()).Err()
 	}
 	return &cri.VersionResponse{}, r.failure
 }
@@ -108,6 +110,9 @@ func TestCRIEnded(t *testing.T) {
 			}
 			defer cancel()
 			release, err := client.Ended(ctx, "uid")
+			for status.Code(err) == codes.Unavailable && ctx.Err() == nil { // a busy machine had no time to connect
+				release, err = client.Ended(ctx, "uid")
+			}
 			if tt.want == "" {
 				must(t, err)
 				release()
@@ -140,7 +145,11 @@ func TestCheck(t *testing.T) {
 			}
 			ctx, cancel := context.WithTimeout(t.Context(), patience)
 			defer cancel()
-			if err := client.Check(ctx); (err == nil) != tt.answers {
+			err = client.Check(ctx)
+			for tt.answers && err != nil && ctx.Err() == nil { // a busy machine had no time to connect
+				err = client.Check(ctx)
+			}
+			if (err == nil) != tt.answers {
 				t.Errorf("Check: %v", err)
 			}
 		})

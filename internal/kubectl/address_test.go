@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -172,6 +173,9 @@ func TestBadInput(t *testing.T) {
 // TestServerThatDoesNotAnswer: wait-detached says what is wrong, and ends when its time is over.
 func TestServerThatDoesNotAnswer(t *testing.T) {
 	server.Start(t)
+	before := causeWithin
+	causeWithin = time.Minute // it is refused at once, but the test may not run at once
+	t.Cleanup(func() { causeWithin = before })
 	got := run(t, apiserver.Kubeconfig(t, server.Config()), "wait-detached", "node/x", "--timeout", "1s", "--server", "https://127.0.0.1:1")
 	if got.status != StatusError || strings.Contains(got.err, "still attached") || !strings.Contains(got.err, "could not be read within 1s") || !strings.Contains(got.err, "refused") {
 		t.Errorf("%+v", got)

@@ -28,6 +28,7 @@ import (
 	"belay.dev/belay/internal/kube"
 	"belay.dev/belay/internal/testing/apiserver"
 	"belay.dev/belay/internal/testing/fixture"
+	"belay.dev/belay/internal/testing/process"
 )
 
 // marker is in every place of the cluster that may have a secret.
@@ -255,13 +256,13 @@ func TestBundleFile(t *testing.T) {
 	if after := files(t, folder); !slices.Equal(before, after) {
 		t.Errorf("a part is left: %v, before %v", after, before)
 	}
-	var errOut bytes.Buffer
+	var errOut process.Output
 	c := NewCommand(genericiooptions.IOStreams{In: &bytes.Buffer{}, Out: &fullDisk{1000}, ErrOut: &errOut}, "test")
 	c.SetArgs([]string{"bundle", "-f", "-", "--kubeconfig", kubeconfig})
 	if err := c.ExecuteContext(t.Context()); err == nil || !strings.Contains(err.Error(), "write standard output: the disk is full; choose another") {
 		t.Errorf("a full disk: %v", err)
 	}
-	canceled := NewCommand(genericiooptions.IOStreams{In: &bytes.Buffer{}, Out: &errOut, ErrOut: &errOut}, "test")
+	canceled := NewCommand(genericiooptions.IOStreams{In: &bytes.Buffer{}, Out: io.Discard, ErrOut: &errOut}, "test")
 	canceled.SetArgs([]string{"bundle", "-f", filepath.Join(folder, "w.tar.gz"), "--kubeconfig", kubeconfig})
 	if err := canceled.ExecuteContext(ctx); err == nil || !slices.Equal(before, files(t, folder)) {
 		t.Errorf("an interrupt: %v; files %v", err, files(t, folder))

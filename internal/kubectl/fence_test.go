@@ -268,14 +268,14 @@ func TestFailingReadsOfRecovery(t *testing.T) {
 		for _, resource := range []string{"nodefences", "fencesources", "nodes", "leases"} {
 			t.Run(name+"/"+resource, func(t *testing.T) {
 				kubeconfig := through(t, broken{resource: resource, fail: status(code, map[int]string{403: "Forbidden", 404: "NotFound", 500: "InternalError"}[code])}) //nolint:bodyclose // the proxy closes them
-				got := run(t, kubeconfig, "evidence", "shaky", "--request-timeout", "10s")
+				got := run(t, kubeconfig, "evidence", "shaky", "--request-timeout", "2m")
 				if strings.Contains(got.out, "COULD BE FENCED") || resource == "nodefences" && got.status != StatusError {
 					t.Errorf("exit status %d:\n%s%s", got.status, got.out, got.err)
 				}
 				if resource == "nodefences" && name == "404" && !strings.Contains(got.err, "recovery is not installed") {
 					t.Errorf("it does not say that recovery is not installed: %s", got.err)
 				}
-				about := run(t, kubeconfig, "explain", "node/shaky", "--request-timeout", "10s")
+				about := run(t, kubeconfig, "explain", "node/shaky", "--request-timeout", "2m")
 				if said := strings.Contains(about.out+about.err, "list nodefences"); resource == "nodefences" && said == (name == "404") {
 					t.Errorf("says that NodeFences could not be read: %v\n%s%s", said, about.out, about.err)
 				}

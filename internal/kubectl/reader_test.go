@@ -36,9 +36,15 @@ func TestReaderSuffices(t *testing.T) {
 	kubeconfig := apiserver.Kubeconfig(t, server.ServiceAccount(t, "belay-system", "belay-reader", readerFile))
 	for _, args := range []string{
 		"explain pod/reading-waiter -n reading", "explain node/reading-a", "stuck -A", "map", "timeline pv/v-reading", "orphans", "evidence node/reading-a",
-		"wait-detached node/reading-a --timeout=7s", "check", "check --take-over --observe=100ms", "bundle -f " + filepath.Join(t.TempDir(), "b.tar.gz"),
+		"wait-detached node/reading-a", "check", "check --take-over --observe=100ms", "bundle -f " + filepath.Join(t.TempDir(), "b.tar.gz"),
 	} {
-		got := run(t, kubeconfig, strings.Fields(args)...)
+		words := strings.Fields(args)
+		var got answer
+		if words[0] == "wait-detached" {
+			got = waitDetached(t, kubeconfig, words[1])
+		} else {
+			got = run(t, kubeconfig, words...)
+		}
 		if text := got.out + got.err; strings.Contains(text, "forbidden") || strings.Contains(text, "ermission to ") || strings.Contains(text, "you lack permissions") || strings.Contains(got.err, "error:") || text == "" {
 			t.Errorf("%s, exit status %d:\n%s", args, got.status, text)
 		}

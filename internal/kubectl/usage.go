@@ -74,9 +74,12 @@ func (p *plugin) missingNamespace(ctx context.Context, name string) error {
 	return nil
 }
 
+// causeWithin bounds the question why the API server did not answer. A variable for the tests.
+var causeWithin = 2 * time.Second
+
 // whyNot asks the API server for its version, to learn why it did not answer.
 func (p *plugin) whyNot(ctx context.Context) string {
-	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, causeWithin)
 	defer cancel()
 	config, err := p.flags.ToRESTConfig()
 	if err == nil {

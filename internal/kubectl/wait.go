@@ -20,7 +20,7 @@ const waitLong = `Wait until no volume is attached to a node: no VolumeAttachmen
 in use are empty. Use it after a drain, before the node is rebooted, upgraded or deleted.
 
 Exit status 0: nothing is attached. 1: there is no such node, or it could not be read. 2: something still is at the end of
---timeout; it is listed with its cause.`
+--timeout; it is listed with its cause, if that can be read.`
 
 const waitExample = `  kubectl drain node-1 --ignore-daemonsets && kubectl belay wait-detached node/node-1 --timeout 5m && reboot-the-machine`
 
@@ -104,17 +104,29 @@ func (p *plugin) wait(ctx context.Context, ref diagnosis.Ref, timeout time.Durat
 			return err
 		})
 	}
+	return p.remains(ctx, reader, ref, answer, timeout, format)
+}
+
+// remains prints what is attached at the end of timeout, and why if that can be read.
+func (p *plugin) remains(ctx context.Context, reader *inspect.Reader, ref diagnosis.Ref, answer Detached, timeout time.Duration, format output) error {
 	explaining, stop := context.WithTimeout(ctx, explainWithin)
 	defer stop()
-	e, err := diagnosis.Explain(reader.About(explaining, ref), ref)
-	if err != nil {
-		return fmt.Errorf("volumes are still attached to node %s after %v, and why could not be read: %w", ref.Name, timeout, err)
+	e, unread := diagnosis.Explain(reader.About(explaining, ref), ref)
+	switch {
+	case ctx.Err() != nil:
+		return interrupted(ctx, ctx.Err())
+	case unread != nil:
+		_, _ = fmt.Fprintf(p.ErrOut, "Why volumes are still attached to node %s could not be read: %v\n", ref.Name, unread)
+	default:
+		p.address(e.Findings)
+		answer.Explanation = &e
 	}
-	p.address(e.Findings)
-	answer.Explanation = &e
 	if err := format.print(p.Out, answer, func() error {
 		_, _ = fmt.Fprintf(p.Out, "Still attached to node %s after %v: %s, %s in use.\n", ref.Name, timeout, several(len(answer.Attachments), "VolumeAttachment"), several(len(answer.InUse), "volume"))
-		if e.Verdict == diagnosis.Clear {
+		switch {
+		case unread != nil:
+			return nil
+		case e.Verdict == diagnosis.Clear:
 			_, err := fmt.Fprintf(p.Out, "Pods on the node use them: drain it.\n  %s\n", p.command("kubectl drain "+ref.Name+" --ignore-daemonsets"))
 			return err
 		}
@@ -126,8 +138,8 @@ func (p *plugin) wait(ctx context.Context, ref diagnosis.Ref, timeout time.Durat
 	return found{StatusBlocked}
 }
 
-// explainWithin bounds the explanation of what remains after --timeout.
-const explainWithin = 10 * time.Second
+// explainWithin bounds the explanation of what remains after --timeout. A variable for the tests.
+var explainWithin = 10 * time.Second
 
 // several is "1 volume" or "2 volumes".
 func several(n int, what string) string {

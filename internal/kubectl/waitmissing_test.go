@@ -3,10 +3,23 @@ package kubectl
 import (
 	"strings"
 	"testing"
+	"time"
 
 	"belay.dev/belay/internal/testing/apiserver"
 	"belay.dev/belay/internal/testing/fixture"
+	"belay.dev/belay/internal/testing/wait"
 )
+
+// waitDetached waits until a node is detached that is not, for as long as the machine needs to read what is attached.
+func waitDetached(t *testing.T, kubeconfig, node string) answer {
+	t.Helper()
+	for timeout := 7 * time.Second; ; timeout *= 2 {
+		got := run(t, kubeconfig, "wait-detached", node, "--timeout="+timeout.String())
+		if timeout > wait.Timeout || !strings.Contains(got.err, "could not be read within") {
+			return got
+		}
+	}
+}
 
 // TestWaitDetachedFromNoNode: a name that no Node has is more likely wrong than detached, and what follows is a reboot. A
 // VolumeAttachment shows that there was such a node.
@@ -18,7 +31,21 @@ func TestWaitDetachedFromNoNode(t *testing.T) {
 	}
 	va := fixture.Attachment("left-behind", driver, "deleted", "gone")
 	create(t, va)
-	if got := run(t, kubeconfig, "wait-detached", "node/deleted", "--timeout=7s"); got.status != StatusBlocked {
+	if got := waitDetached(t, kubeconfig, "node/deleted"); got.status != StatusBlocked {
 		t.Errorf("with a VolumeAttachment, exit status %d: %s%s", got.status, got.out, got.err)
+	}
+}
+
+// TestWaitDetachedWithoutACause: what is attached is known, although why cannot be read.
+func TestWaitDetachedWithoutACause(t *testing.T) {
+	server.Start(t)
+	create(t, node("puzzling", "v-puzzling"))
+	create(t, fixture.Attachment("puzzling", driver, "puzzling", "v-puzzling"))
+	before := explainWithin
+	explainWithin = 0
+	t.Cleanup(func() { explainWithin = before })
+	got := waitDetached(t, apiserver.Kubeconfig(t, server.Config()), "node/puzzling")
+	if got.status != StatusBlocked || !strings.Contains(got.out, "Still attached to node puzzling") || !strings.Contains(got.out, "1 VolumeAttachment") || !strings.Contains(got.err, "Why volumes are still attached to node puzzling could not be read: ") {
+		t.Errorf("exit status %d:\n%s%s", got.status, got.out, got.err)
 	}
 }
