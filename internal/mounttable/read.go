@@ -1,9 +1,11 @@
 package mounttable
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -60,9 +62,23 @@ type Process struct {
 
 // namespace is what the processes of one mount namespace with one root see.
 type namespace struct {
-	name    string
+	name string
+	// process is the one that has run longest.
 	process Process
+	started uint64 // see startTime
 	entries []entry
+}
+
+// seenBy names the process if it has run longer than the one before: a short-lived child may end at once, while the namespace and its
+// mounts stay.
+func (n *namespace) seenBy(pid int) {
+	if pid == n.process.PID {
+		return // another thread
+	}
+	started := startedAt(pid)
+	if n.process.PID == 0 || cmp.Or(cmp.Compare(started, n.started), cmp.Compare(pid, n.process.PID)) < 0 {
+		n.started, n.process = started, processOf(pid)
+	}
 }
 
 // Table is what was mounted at one time, in all mount namespaces.
@@ -86,11 +102,15 @@ func read() (*Table, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read the mount namespace: %w", err)
 	}
-	seen := map[string]bool{}
+	seen := map[string]int{} // indexes of others
 	err = eachThread(func(pid int, dir string) {
 		name, key, err := namespaceOf(dir)
+		at, known := seen[key]
 		switch {
-		case err == nil && (name == own || seen[key]), ended(err):
+		case err == nil && name == own, ended(err):
+			return
+		case known:
+			t.others[at].seenBy(pid)
 			return
 		}
 		found := namespace{name: name}
@@ -108,13 +128,17 @@ func read() (*Table, error) {
 		if key == "" {
 			// A namespace that may not be identified can still be read. Its mounts identify it, because the number of a mount is
 			// unique.
-			if key = firstMount(found.entries); key == firstMount(t.own) || seen[key] {
+			if key = firstMount(found.entries); key == firstMount(t.own) {
+				return
+			}
+			if at, known := seen[key]; known {
+				t.others[at].seenBy(pid)
 				return
 			}
 			found.name = "of process " + strconv.Itoa(pid)
 		}
-		seen[key] = true
-		found.process = processOf(pid)
+		seen[key] = len(t.others)
+		found.seenBy(pid)
 		t.others = append(t.others, found)
 	})
 	return t, err
@@ -185,4 +209,23 @@ func processOf(pid int) Process {
 		}
 	}
 	return p
+}
+
+// startedAt returns the startTime of a process. One that cannot be read counts as the latest.
+func startedAt(pid int) uint64 {
+	raw, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))
+	if err != nil {
+		return math.MaxUint64
+	}
+	return startTime(string(raw))
+}
+
+// startTime returns field 22 of /proc/pid/stat, in clock ticks since boot. The command in field 2 may contain spaces and parentheses.
+func startTime(stat string) uint64 {
+	if fields := strings.Fields(stat[strings.LastIndexByte(stat, ')')+1:]); len(fields) > 19 {
+		if ticks, err := strconv.ParseUint(fields[19], 10, 64); err == nil {
+			return ticks
+		}
+	}
+	return math.MaxUint64
 }

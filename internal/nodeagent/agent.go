@@ -56,6 +56,10 @@ type Config struct {
 	fileLabel                               func(*corev1.SELinuxOptions) (string, error)
 	republishPeriod                         time.Duration
 	waitEventDelay, claimEventDelay         time.Duration
+	// callTimeout, if set, is used instead of RPCTimeout for a call about a volume.
+	callTimeout func(method string) time.Duration
+	// waitEventDelayOf, if set, is used instead of waitEventDelay for a wait, by its reason and text.
+	waitEventDelayOf func(reason nodevolume.Reason, text string) time.Duration
 }
 
 const (
@@ -163,6 +167,7 @@ func (a *Agent) wire() {
 			volumes.setBlocker(err, nodevolume.NodeUnknown, nodevolume.NotReportedInUse, nodevolume.InUseNotCleared)
 		},
 	})
+	a.status.volumesRoot = a.plugins.identity.root
 	volumes.status, volumes.pods, volumes.plugins = a.status, a.pods, a.plugins
 }
 

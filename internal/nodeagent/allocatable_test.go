@@ -15,12 +15,12 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
+	watchtools "k8s.io/client-go/tools/watch"
 
 	"belay.dev/belay/internal/csi"
 	"belay.dev/belay/internal/kube"
@@ -46,14 +46,11 @@ func (w *world) limit(volumes int64) {
 // driver's entry is ever missing.
 func (w *world) limits() (until func(count int32)) {
 	w.Helper()
-	only := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, w.name).String()}
-	list, err := w.admin.StorageV1().CSINodes().List(w.ctx, only)
-	must(w, err)
-	only.ResourceVersion = list.ResourceVersion
-	watching, err := w.admin.StorageV1().CSINodes().Watch(w.ctx, only)
-	must(w, err)
-	w.Cleanup(watching.Stop)
-	var count int32
+	_, informer, watching, ended := watchtools.NewIndexerInformerWatcher(
+		following(w.admin.StorageV1().CSINodes(), metav1.ObjectNameField, w.name), &storagev1.CSINode{})
+	w.Cleanup(func() { watching.Stop(); <-ended })
+	wait.Until(w, "the CSINode is listed", informer.HasSynced)
+	count := int32(-1) // until it is seen
 	see := func(object *storagev1.CSINode) {
 		i := slices.IndexFunc(object.Spec.Drivers, func(d storagev1.CSINodeDriver) bool { return d.Name == w.driverName() })
 		if i < 0 {
@@ -61,9 +58,6 @@ func (w *world) limits() (until func(count int32)) {
 			return
 		}
 		count = limitOf(object.Spec.Drivers[i])
-	}
-	for i := range list.Items {
-		see(&list.Items[i])
 	}
 	return func(want int32) {
 		w.Helper()

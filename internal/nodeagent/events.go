@@ -57,11 +57,16 @@ func (m *volumeManager) unmountFailedText(failed explain.NodeStep, err error) st
 
 // eventDelay is how long a pod waits before it gets an event. Where another pod uses the volume it gets one at once, as from kubelet,
 // because that wait can be long.
-func (m *volumeManager) eventDelay(reason nodevolume.Reason) time.Duration {
-	if reason == nodevolume.OtherPodMounted {
+// The caller holds mu.
+func (m *volumeManager) eventDelay(v *volume, wait nodevolume.Wait) time.Duration {
+	switch {
+	case wait.Reason == nodevolume.OtherPodMounted:
 		return 0
+	case m.config.waitEventDelayOf != nil:
+		return m.config.waitEventDelayOf(wait.Reason, m.waitText(v, wait))
+	default:
+		return m.config.waitEventDelay
 	}
-	return m.config.waitEventDelay
 }
 
 // waitText describes why a volume waits, with kubelet's text where there is one. The caller holds mu.
@@ -187,7 +192,22 @@ func (m *volumeManager) setBlocker(err error, reasons ...nodevolume.Reason) {
 			delete(m.blockers, reason)
 			continue
 		}
+		if m.blockers[reason] == nil {
+			m.queueWaiting(reason) // an event may have been sent without a cause
+		}
 		m.blockers[reason] = err
+	}
+}
+
+// queueWaiting queues the volumes that wait for a reason. Unlike wake it keeps their back-offs. The caller holds mu.
+func (m *volumeManager) queueWaiting(reason nodevolume.Reason) {
+	for name, v := range m.all {
+		for _, wait := range v.waits {
+			if wait.reason == reason {
+				m.queue.Add(name)
+				break
+			}
+		}
 	}
 }
 

@@ -13,11 +13,13 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	csispec "github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/go-logr/logr"
 	"github.com/go-logr/logr/testr"
 	"github.com/google/go-cmp/cmp"
+	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -103,6 +105,11 @@ func (w *world) agent(options ...func(*Config)) (agent *Agent, stop func()) {
 	}
 	agent, err := New(config)
 	must(w, err)
+	return agent, w.run(agent)
+}
+
+// run runs an agent until the end of the test or until stop kills it.
+func (w *world) run(agent *Agent) (stop func()) {
 	ctx, cancel := context.WithCancel(w.ctx)
 	done := make(chan error, 1)
 	go func() { done <- agent.Run(ctx) }()
@@ -116,7 +123,7 @@ func (w *world) agent(options ...func(*Config)) (agent *Agent, stop func()) {
 		})
 	}
 	w.Cleanup(stop)
-	return agent, stop
+	return stop
 }
 
 func testLogger(tb testing.TB) logr.Logger {
@@ -165,7 +172,34 @@ func (w *world) podWith(name string, change func(*corev1.Pod), claims ...string)
 	}
 	pod, err := w.admin.CoreV1().Pods(w.name).Create(w.ctx, pod, metav1.CreateOptions{})
 	must(w, err)
+	claim := slices.IndexFunc(pod.Spec.Volumes, func(v corev1.Volume) bool { return v.PersistentVolumeClaim != nil })
+	if claim >= 0 && pod.Spec.NodeName != "" {
+		must(w, w.untilReadable(pod.Spec.NodeName, authorizationv1.ResourceAttributes{
+			Resource: "persistentvolumeclaims", Namespace: pod.Namespace, Name: pod.Spec.Volumes[claim].PersistentVolumeClaim.ClaimName,
+		}))
+	}
 	return pod
+}
+
+// untilReadable waits until the API server lets the node read an object. The Node authorizer learns from informers of its own what
+// refers to the object: right after that was created it may still refuse.
+func (w *world) untilReadable(node string, object authorizationv1.ResourceAttributes) error {
+	ctx, cancel := context.WithTimeout(w.ctx, wait.Timeout)
+	defer cancel()
+	object.Verb = "get"
+	review := &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
+		User: "system:node:" + node, Groups: []string{"system:nodes"}, ResourceAttributes: &object,
+	}}
+	for {
+		answer, err := w.admin.AuthorizationV1().SubjectAccessReviews().Create(ctx, review, metav1.CreateOptions{})
+		switch {
+		case err != nil:
+			return fmt.Errorf("wait until node %s may read %s %s: %w", node, object.Resource, object.Name, err)
+		case answer.Status.Allowed:
+			return nil
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
 }
 
 func (w *world) node() *corev1.Node {
@@ -186,23 +220,32 @@ func (w *world) changeNode(change func(*corev1.Node)) {
 	}))
 }
 
+// following lists and watches the objects with a value in a field.
+func following[L runtime.Object](api interface {
+	List(ctx context.Context, options metav1.ListOptions) (L, error)
+	Watch(ctx context.Context, options metav1.ListOptions) (watch.Interface, error)
+}, field, value string,
+) *cache.ListWatch {
+	only := fields.OneTermEqualSelector(field, value).String()
+	return &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			o.FieldSelector = only
+			return api.List(ctx, o)
+		},
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			o.FieldSelector = only
+			return api.Watch(ctx, o)
+		},
+	}
+}
+
 // untilNode waits for a version of the Node for which is returns true.
 func (w *world) untilNode(what string, is func(*corev1.Node) bool) *corev1.Node {
 	w.Helper()
 	ctx, cancel := context.WithTimeout(w.ctx, wait.Timeout)
 	defer cancel()
-	nodes := w.admin.CoreV1().Nodes()
-	only := fields.OneTermEqualSelector(metav1.ObjectNameField, w.name).String()
-	event, err := watchtools.UntilWithSync(ctx, &cache.ListWatch{
-		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-			o.FieldSelector = only
-			return nodes.List(ctx, o)
-		},
-		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-			o.FieldSelector = only
-			return nodes.Watch(ctx, o)
-		},
-	}, &corev1.Node{}, nil, func(event watch.Event) (bool, error) {
+	nodes := following(w.admin.CoreV1().Nodes(), metav1.ObjectNameField, w.name)
+	event, err := watchtools.UntilWithSync(ctx, nodes, &corev1.Node{}, nil, func(event watch.Event) (bool, error) {
 		node, ok := event.Object.(*corev1.Node)
 		return ok && is(node), nil
 	})
@@ -250,6 +293,10 @@ func (w *world) attachAs(handle, pv string) error {
 	}
 	va.Status = storagev1.VolumeAttachmentStatus{Attached: true, AttachmentMetadata: map[string]string{"device": "/dev/" + handle}}
 	if _, err = api.UpdateStatus(w.ctx, va, metav1.UpdateOptions{}); err != nil {
+		return err
+	}
+	attachment := authorizationv1.ResourceAttributes{Group: storagev1.GroupName, Resource: "volumeattachments", Name: name}
+	if err := w.untilReadable(w.name, attachment); err != nil {
 		return err
 	}
 	return w.report(handle, true)

@@ -53,14 +53,20 @@ type transcript struct {
 	attachments          int
 	drivers              string // of the CSINode, as it was written last
 	// answers are the driver's actions at its next calls, by call; after an error it does nothing more.
-	answers map[string][]func() error
+	answers map[string][]answer
+}
+
+// answer is what the driver does at one call.
+type answer struct {
+	held bool // until the test frees it, or longer than the agent waits
+	do   func() error
 }
 
 // playLife plays a life and compares its transcript with the stored one.
 func playLife(t *testing.T, w *world, name string, play func(*transcript)) {
 	t.Helper()
 	s := &transcript{
-		world: w, records: map[string]string{}, answers: map[string][]func() error{},
+		world: w, records: map[string]string{}, answers: map[string][]answer{},
 		names: []string{w.root, "ROOT", w.driverName(), "DRIVER", "h-" + w.name + "-", "h-", w.name + "-", "pv-", w.name, "NODE"},
 	}
 	w.driver.Intercept(s.calls)
@@ -220,13 +226,13 @@ func (s *transcript) calls(call string, request any, do func() (any, error)) (an
 	}
 	s.note("agent", "calls %s", strings.Join(slices.DeleteFunc(words, func(w string) bool { return w == "" }), " "))
 	s.mu.Lock()
-	var answer func() error
+	var next answer
 	if planned := s.answers[call]; len(planned) > 0 {
-		answer, s.answers[call] = planned[0], planned[1:]
+		next, s.answers[call] = planned[0], planned[1:]
 	}
 	s.mu.Unlock()
-	if answer != nil {
-		if err := answer(); err != nil {
+	if next.do != nil {
+		if err := next.do(); err != nil {
 			return nil, err
 		}
 	}
@@ -244,10 +250,10 @@ func accessWords(c *csispec.VolumeCapability) string {
 func (s *transcript) refuses(call string, code codes.Code, text string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.answers[call] = append(s.answers[call], func() error {
+	s.answers[call] = append(s.answers[call], answer{do: func() error {
 		s.note("driver", "answers %s: %s", code, text)
 		return status.Error(code, text)
-	})
+	}})
 }
 
 // holds has the driver wait at the next such call, until free lets it do its work.
@@ -255,7 +261,7 @@ func (s *transcript) holds(call string) (free func()) {
 	proceed := make(chan struct{})
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.answers[call] = append(s.answers[call], func() error { <-proceed; return nil })
+	s.answers[call] = append(s.answers[call], answer{held: true, do: func() error { <-proceed; return nil }})
 	free = sync.OnceFunc(func() { close(proceed) })
 	s.Cleanup(free)
 	return free

@@ -2,6 +2,8 @@ package nodeagent
 
 import (
 	"context"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -149,12 +151,34 @@ func lifeDriverRefuses(s *transcript) {
 	s.detaches(handle)
 }
 
-// shortTimeout is longer than a driver that answers takes on a busy machine.
-func shortTimeout(c *Config) { c.RPCTimeout = 5 * time.Second }
+// impatient has the agent wait for a short time for the answers that the driver holds back, and only for these: on a busy machine every
+// call may take as long.
+func (s *transcript) impatient(c *Config) {
+	c.callTimeout = func(method string) time.Duration {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if planned := s.answers[method]; len(planned) > 0 && planned[0].held {
+			return 5 * time.Second
+		}
+		return defaultRPCTimeout
+	}
+}
+
+// eventOf has a wait for one of the reasons become an event soon, once its cause is known.
+func eventOf(reasons ...nodevolume.Reason) func(*Config) {
+	return func(c *Config) {
+		c.waitEventDelayOf = func(reason nodevolume.Reason, text string) time.Duration {
+			if slices.Contains(reasons, reason) && !strings.Contains(text, errRuntimeNotQueried.Error()) {
+				return 5 * time.Second
+			}
+			return time.Hour
+		}
+	}
+}
 
 func lifeNoAnswer(s *transcript) {
 	handle := s.volume("data")
-	s.starts("starts", shortTimeout)
+	s.starts("starts", s.impatient)
 	s.holds("NodeStageVolume")
 	s.holds("NodePublishVolume")
 	pod := s.named(s.pod("p", "data"))
@@ -166,7 +190,7 @@ func lifeNoAnswer(s *transcript) {
 
 func lifeNoAnswerAndPodGone(s *transcript) {
 	handle := s.volume("data")
-	s.starts("starts", shortTimeout)
+	s.starts("starts", s.impatient)
 	s.holds("NodeStageVolume")
 	s.holds("NodeStageVolume")
 	pod := s.named(s.pod("p", "data"))
@@ -196,7 +220,7 @@ func lifeReattached(s *transcript) {
 func lifeContainerOutlivesPod(s *transcript) {
 	runtime := &runningContainer{}
 	runtime.runs.Store(true)
-	s.options = append(s.options, func(c *Config) { c.Containers, c.waitEventDelay = runtime, 5*time.Second })
+	s.options = append(s.options, func(c *Config) { c.Containers = runtime }, eventOf(nodevolume.NotAttached, nodevolume.ContainersMayRun))
 	handle := s.volume("data")
 	s.starts("starts, and follows the pods of the API")
 	following, unfollow := context.WithCancel(s.ctx)
@@ -258,7 +282,7 @@ func lifeExpansion(s *transcript) {
 
 // lifeDriverAway is about a driver that is not there when the pod comes, nor when it goes.
 func lifeDriverAway(s *transcript) {
-	s.options = append(s.options, func(c *Config) { c.waitEventDelay = 5 * time.Second })
+	s.options = append(s.options, eventOf(nodevolume.NotAttached, nodevolume.DriverNotRegistered))
 	s.driver.Stop()
 	handle := s.volume("data")
 	s.starts("starts; no driver is registered")

@@ -18,15 +18,18 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 
+	"belay.dev/belay/internal/kube"
 	"belay.dev/belay/internal/nodevolume"
 )
 
 // nodeStatus writes node.status.volumesInUse and caches the Node. It calls its handlers without its lock.
 type nodeStatus struct {
-	node   string
-	client kubernetes.Interface
-	log    logr.Logger
-	on     nodeHandlers
+	node string
+	// volumesRoot is the value of kube.VolumesRootAnnotation; empty for none.
+	volumesRoot string
+	client      kubernetes.Interface
+	log         logr.Logger
+	on          nodeHandlers
 	// due wakes the writer of volumesInUse.
 	due signal
 
@@ -279,10 +282,12 @@ func (s *nodeStatus) update(change func() (changed []string)) {
 
 // patch sends one PATCH and caches the Node in its response.
 func (s *nodeStatus) patch(ctx context.Context, write nodevolume.Write) error {
-	patch, err := json.Marshal(map[string]any{
-		"metadata": map[string]any{"uid": write.UID, "resourceVersion": write.ResourceVersion},
-		"status":   map[string]any{"volumesInUse": write.InUse},
-	})
+	metadata := map[string]any{"uid": write.UID, "resourceVersion": write.ResourceVersion}
+	if s.volumesRoot != "" {
+		// identity writes it too, but at any time: a Node that lists a volume must also say where that is recorded (recordOwner.checkRoot).
+		metadata["annotations"] = map[string]any{kube.VolumesRootAnnotation: s.volumesRoot}
+	}
+	patch, err := json.Marshal(map[string]any{"metadata": metadata, "status": map[string]any{"volumesInUse": write.InUse}})
 	if err != nil {
 		return fmt.Errorf("encode volumesInUse of node %s: %w", s.node, err)
 	}

@@ -210,6 +210,37 @@ func TestUnreadableOwner(t *testing.T) {
 	}
 }
 
+// TestVolumeIsListedInUseWithItsRoot: the annotation on which TestRestartWithAnotherRoot depends comes with the first volume, although
+// what else the agent writes to the Node is refused.
+func TestVolumeIsListedInUseWithItsRoot(t *testing.T) {
+	w := newWorld(t)
+	w.nodeID.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return roundTripper(func(r *http.Request) (*http.Response, error) {
+			if r.Method != http.MethodPatch {
+				return next.RoundTrip(r)
+			}
+			raw, err := io.ReadAll(r.Body)
+			if err != nil {
+				return nil, err
+			}
+			if !bytes.Contains(raw, []byte("volumesInUse")) {
+				return nil, errors.New("no route to host")
+			}
+			r.Body = io.NopCloser(bytes.NewReader(raw))
+			return next.RoundTrip(r)
+		})
+	})
+	handle := w.volume("data")
+	agent, _ := w.agent()
+	agent.SetPod(w.pod("p", "data"))
+	node := w.untilNode("the volume is in use", func(n *corev1.Node) bool {
+		return slices.Contains(n.Status.VolumesInUse, w.unique(handle))
+	})
+	if got, want := node.Annotations[kube.VolumesRootAnnotation], w.bootID+" "+w.root; got != want {
+		t.Errorf("the Node lists the volume, and its records are said to be at %q, want %q", got, want)
+	}
+}
+
 // TestRestartWithAnotherRoot: according to its records every running volume would be removed from the list, and
 // detached.
 func TestRestartWithAnotherRoot(t *testing.T) {

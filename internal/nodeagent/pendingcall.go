@@ -16,11 +16,17 @@ type pendingCall struct {
 	step  string
 	key   nodevolume.PublishKey
 	since time.Time
+	// timeout is when the call ends without an answer.
+	timeout time.Duration
 }
 
 // callDriver calls a volume's driver. Until it returns, waits for the volume name the call, and after a while an event does.
 func (m *volumeManager) callDriver(ctx context.Context, v *volume, pending pendingCall, call func(context.Context) error) error {
-	ctx, cancel := context.WithTimeout(ctx, m.config.RPCTimeout)
+	pending.timeout = m.config.RPCTimeout
+	if m.config.callTimeout != nil {
+		pending.timeout = m.config.callTimeout(pending.method)
+	}
+	ctx, cancel := context.WithTimeout(ctx, pending.timeout)
 	defer cancel()
 	pending.since = time.Now()
 	m.mu.Lock()
@@ -34,12 +40,12 @@ func (m *volumeManager) callDriver(ctx context.Context, v *volume, pending pendi
 	m.mu.Lock()
 	v.pending = nil
 	m.mu.Unlock()
-	return csi.Unanswered(ctx, err, csi.NoAnswerError{Driver: v.driver, Call: pending.method, Timeout: m.config.RPCTimeout})
+	return csi.Unanswered(ctx, err, csi.NoAnswerError{Driver: v.driver, Call: pending.method, Timeout: pending.timeout})
 }
 
 // describeCall describes the pending call. The caller holds mu.
 func (m *volumeManager) describeCall(v *volume) explain.NodeCall {
-	return explain.NodeCall{Driver: v.driver, Method: v.pending.method, Since: v.pending.since, Timeout: m.config.RPCTimeout}
+	return explain.NodeCall{Driver: v.driver, Method: v.pending.method, Since: v.pending.since, Timeout: v.pending.timeout}
 }
 
 // emitPendingCall emits an event about a pending call for every pod that waits for it.

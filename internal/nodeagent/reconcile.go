@@ -98,7 +98,7 @@ func (m *volumeManager) finishTurn(v *volume, decision nodevolume.Decision) {
 			m.log.V(1).Info(m.waitMessage(v, wait.Key), append(v.logValues(wait.Key), "reason", wait.Reason)...)
 		}
 		waits[wait.Key] = currentWait{reason: wait.Reason, since: since}
-		switch left := since.Add(m.eventDelay(wait.Reason)).Sub(now); {
+		switch left := since.Add(m.eventDelay(v, wait)).Sub(now); {
 		case left > 0:
 			m.queue.AddAfter(v.name, left)
 		default:

@@ -19,9 +19,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/rest"
+	watchtools "k8s.io/client-go/tools/watch"
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"belay.dev/belay/internal/mount"
@@ -35,33 +35,24 @@ func (w *world) untilEvent(pod *corev1.Pod, words ...string) {
 	w.Helper()
 	ctx, cancel := context.WithTimeout(w.ctx, wait.Timeout)
 	defer cancel()
-	options := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("involvedObject.uid", string(pod.UID)).String()}
 	holds := func(e *corev1.Event) bool {
 		return !slices.ContainsFunc(words, func(word string) bool { return !strings.Contains(e.Reason+": "+e.Message, word) })
 	}
-	list, err := w.admin.CoreV1().Events(w.name).List(ctx, options)
-	must(w, err)
-	for i := range list.Items {
-		if holds(&list.Items[i]) {
-			return
-		}
+	events := following(w.admin.CoreV1().Events(w.name), "involvedObject.uid", string(pod.UID))
+	_, err := watchtools.UntilWithSync(ctx, events, &corev1.Event{}, nil, func(event watch.Event) (bool, error) {
+		e, ok := event.Object.(*corev1.Event)
+		return ok && event.Type != watch.Deleted && holds(e), nil
+	})
+	if err == nil {
+		return
 	}
-	options.ResourceVersion = list.ResourceVersion
-	watching, err := w.admin.CoreV1().Events(w.name).Watch(ctx, options)
-	must(w, err)
-	defer watching.Stop()
-	for event := range watching.ResultChan() {
-		if e, ok := event.Object.(*corev1.Event); ok && event.Type != watch.Deleted && holds(e) {
-			return
-		}
-	}
-	list, err = w.admin.CoreV1().Events(w.name).List(w.ctx, metav1.ListOptions{})
-	must(w, err)
+	list, listErr := w.admin.CoreV1().Events(w.name).List(w.ctx, metav1.ListOptions{})
+	must(w, listErr)
 	var told []string
 	for _, e := range list.Items {
 		told = append(told, e.Reason+": "+e.Message)
 	}
-	w.Fatalf("pod %s has no event with %q; there are %q", pod.Name, words, told)
+	w.Fatalf("pod %s has no event with %q (%v); there are %q", pod.Name, words, err, told)
 }
 
 // waitFails waits for a pod's volumes for a short time, requires that the wait fails, and returns its error.

@@ -2,6 +2,7 @@ package nodeagent
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"testing"
 	"time"
@@ -50,6 +51,49 @@ func TestWakeEndsBackOff(t *testing.T) {
 	}
 	if agent.volumes.queue.Len() != 1 {
 		t.Error("the volume is not looked at")
+	}
+}
+
+// TestNewBlockerQueuesWhoWaitsForIt: an event that was sent before the error is known named no cause. Nothing has changed for the
+// better, so back-offs stay.
+func TestNewBlockerQueuesWhoWaitsForIt(t *testing.T) {
+	agent := idle(t)
+	m := agent.volumes
+	key := nodevolume.PublishKey{PodUID: "u", SpecName: "s"}
+	held := nodevolume.Failure{Count: 20, At: time.Now()}
+	m.mu.Lock()
+	for name, reason := range map[string]nodevolume.Reason{"waits": nodevolume.AttachabilityUnknown, "other": nodevolume.NotAttached} {
+		v := m.ensureVolume(name, "d", "h", false)
+		v.waits[key] = currentWait{reason: reason, since: time.Now()}
+		v.ensurePod(key).Failure = held
+	}
+	m.mu.Unlock()
+	queued := func() (names []string) {
+		for m.queue.Len() > 0 {
+			name, _ := m.queue.Get()
+			m.queue.Done(name)
+			names = append(names, name)
+		}
+		return names
+	}
+	for _, step := range []struct {
+		err  error
+		want []string
+	}{
+		{err: errors.New("forbidden"), want: []string{"waits"}},
+		{err: errors.New("forbidden again")},
+		{err: nil},
+		{err: errors.New("no route to host"), want: []string{"waits"}},
+	} {
+		m.setBlocker(step.err, nodevolume.NodeUnknown, nodevolume.AttachabilityUnknown)
+		if diff := cmp.Diff(step.want, queued()); diff != "" {
+			t.Errorf("queued after %v (-want +got):\n%s", step.err, diff)
+		}
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if got := m.all["waits"].findPod(key).Failure; got != held {
+		t.Errorf("the back-off has changed to %+v", got)
 	}
 }
 

@@ -136,9 +136,17 @@ func (d *Driver) Stop() { d.Close(d.Address) }
 
 type socketKey struct{}
 
-// Listen serves one more socket until the end of the test. A process that has a socket of its own is known by it.
+// Listen serves one more socket until the end of the test. A process that has a socket of its own is known by it. What the driver was
+// notified of before is forgotten: one registration may be notified twice, and the second status is none of the next life.
 func (d *Driver) Listen(socket string) {
 	d.tb.Helper()
+	for forgotten := false; !forgotten; {
+		select {
+		case <-d.Registrations:
+		default:
+			forgotten = true
+		}
+	}
 	if err := os.MkdirAll(filepath.Dir(socket), 0o750); err != nil {
 		d.tb.Error(err)
 	}
