@@ -26,8 +26,17 @@ import (
 
 // deletePod asks again after an error, as virtual-kubelet does.
 func deletePod(ctx context.Context, p *Provider, pod *corev1.Pod) error {
-	err := p.DeletePod(ctx, pod)
-	for end := time.Now().Add(wait.Timeout); err != nil && time.Now().Before(end); err = p.DeletePod(ctx, pod) {
+	return again(ctx, p.DeletePod, pod)
+}
+
+// updatePod asks again after an error, as virtual-kubelet does.
+func updatePod(ctx context.Context, p *Provider, pod *corev1.Pod) error {
+	return again(ctx, p.UpdatePod, pod)
+}
+
+func again(ctx context.Context, change func(context.Context, *corev1.Pod) error, pod *corev1.Pod) error {
+	err := change(ctx, pod)
+	for end := time.Now().Add(wait.Timeout); err != nil && time.Now().Before(end); err = change(ctx, pod) {
 		time.Sleep(100 * time.Millisecond)
 	}
 	return err

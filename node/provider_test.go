@@ -84,7 +84,7 @@ func TestProviderHasTheCurrentPod(t *testing.T) {
 
 	// The object was replaced unnoticed: the update is of another pod.
 	another := examplePod("web-0", "b")
-	if err := p.UpdatePod(t.Context(), another); err != nil {
+	if err := updatePod(t.Context(), p, another); err != nil {
 		t.Fatal(err)
 	}
 	p.awaitStart(another)

@@ -42,6 +42,7 @@ var holes = []hole{
 		"5", "a node is released while a command may still be carried out", decide,
 		"case intent.open(d.now):\n\t\td.wait(IntentOpen, intent.NotAfter.Sub(d.now))\n\tcase d.seen.OutOfService", "case d.seen.OutOfService", pure, "TestLateOff",
 	},
+	{"5", "a machine that is off already is commanded, because that answer came late", decide, "case source.Status.Power == PowerOff && source.Status.Machine == d.fence.Boot.Machine:", "case false:", pure, "TestLateAnswerOff"},
 	{"5", "a node is released before its switch says On", decide, "!source.saysOn(intent.NotAfter):", "source.Name == \"none\":", pure, "TestLateOff"},
 	{"4", "another write makes a statement young", "internal/kube/fence.go", "r != nil && f.Spec.Statement != nil && r.Expires.Equal(&f.Spec.Statement.Expires)", "r != nil && false", shell, "TestHostileAnotherFieldDoesNotMakeAStatementYoung"},
 	{"4", "a statement counts for more than a day", evidence, "s.Expires.Sub(s.Made) <= StatementFor+statementSlack", "true", pure, "TestStatement"},

@@ -7,10 +7,9 @@ import (
 )
 
 const (
-	// AskEvery is how long after an answer a switch is asked again.
+	// AskEvery is how long after a question that was answered a switch is asked again.
 	AskEvery = time.Second
-	// AskDeletedEvery is how long after an answer the switch of a machine is asked again whose Node was deleted, and which is on: for days, if
-	// it is left running.
+	// AskDeletedEvery is the same for the switch of a machine whose Node was deleted, and which is on: for days, if it is left running.
 	AskDeletedEvery = 10 * time.Second
 	// SettleFor is how long a released node gets no pods after the out-of-service taint was removed: a controller whose cache still has the
 	// taint would detach the volumes of a node that runs (kubernetes/kubernetes#142331).
@@ -211,6 +210,8 @@ func (d *decider) switchOff() {
 	case source.Status.Asked.IsZero():
 		d.do(Ask{})
 		d.wait(AwaitingSource, AskEvery)
+	case source.Status.Power == PowerOff && source.Status.Machine == d.fence.Boot.Machine: // too long ago to authorize anything
+		d.askAgain(AwaitingSource)
 	case intent.open(d.now):
 		d.askAgain(NotOff)
 	case !d.seen.live(d.now):
@@ -221,15 +222,18 @@ func (d *decider) switchOff() {
 	}
 }
 
-// awaitAnswer waits for an agent. One that learned nothing is asked again at once, so that there is no other wait in which a person could read
-// that the switch does not answer.
+// awaitAnswer waits for an agent. A switch that did not answer, or whose agent takes as long as AskEvery, is asked again at once, so that there is
+// no other wait in which a person could read that the switch does not answer, or that the machine ignores the command.
 func (d *decider) awaitAnswer() {
-	status := d.seen.Source.Status
-	if !status.Asked.IsZero() && status.Power == PowerUnknown {
+	source, intent := d.seen.Source, d.fence.Intent
+	switch {
+	case !source.Status.Asked.IsZero() && source.Status.Power == PowerUnknown:
 		d.wait(SourceSilent, AskEvery)
-		return
+	case intent.open(d.now) && source.saysOn(intent.NotAfter.Add(-IntentFor)): // asked after the command was stored
+		d.wait(NotOff, AskEvery)
+	default:
+		d.wait(AwaitingSource, AskEvery)
 	}
-	d.wait(AwaitingSource, AskEvery)
 }
 
 // askAgain asks the switch again, if the latest answer is old enough.

@@ -303,6 +303,80 @@ func TestSilentSwitch(t *testing.T) {
 	}
 }
 
+// TestSwitchThatIgnoresTheCommandSlowly: a switch whose agent takes longer than AskEvery is asked again at once, so the fence says while the next
+// agent runs that the machine ignores the command. An answer from before the command says nothing about that.
+func TestSwitchThatIgnoresTheCommandSlowly(t *testing.T) {
+	for name, test := range map[string]struct {
+		power Power
+		asked time.Duration // after the command was stored
+		now   time.Duration // likewise
+		want  decision.Reason
+	}{
+		"On after the command":                {PowerOn, time.Second, 3 * time.Second, NotOff},
+		"On before the command":               {PowerOn, -time.Second, time.Second, AwaitingSource},
+		"Off after the command, too late":     {PowerOff, time.Second, 8 * time.Second, AwaitingSource},
+		"nothing":                             {PowerUnknown, time.Second, 3 * time.Second, SourceSilent},
+		"On, and the command is lost by now":  {PowerOn, time.Second, IntentFor, AwaitingSource},
+		"On, before the command can be lost":  {PowerOn, time.Second, IntentFor - 1, NotOff},
+		"On, asked as the command was stored": {PowerOn, 0, time.Second, AwaitingSource},
+	} {
+		s := newStand(t)
+		s.until(Fencing)
+		s.fence.Intent = Intent{Nonce: "n", NotAfter: s.now.Add(IntentFor)}
+		s.seen.Source.Status, s.seen.Source.Running = Answer{Power: test.power, Asked: s.now.Add(test.asked), Machine: boot1.Machine}, true
+		if d := Decide(s.now.Add(test.now), s.fence, s.seen); d.Reason != test.want || len(d.Steps) > 0 {
+			t.Errorf("%s: %s and %v, want %s", name, d.Reason, d.Steps, test.want)
+		}
+	}
+}
+
+// TestLateAnswerOff: an answer Off that is too old to authorize anything has the switch asked again. A machine that is off already gets no command,
+// and one that is on by now, as the next answer says, gets one.
+func TestLateAnswerOff(t *testing.T) {
+	for name, test := range map[string]struct {
+		said    Power
+		machine string
+		age     time.Duration
+		intent  bool // an earlier command may still be carried out
+		want    Step
+	}{
+		"Off, too late":                       {PowerOff, boot1.Machine, FreshFor + 1, false, Ask{}},
+		"Off, long ago":                       {PowerOff, boot1.Machine, time.Hour, false, Ask{}},
+		"Off, too late, to a command":         {PowerOff, boot1.Machine, FreshFor + 1, true, Ask{}},
+		"Off in time":                         {PowerOff, boot1.Machine, FreshFor, false, Enter{Phase: Tainting, Evidence: PoweredOff}},
+		"Off, too late, of another machine":   {PowerOff, other.Machine, FreshFor + 1, false, Command{}},
+		"On, too late":                        {PowerOn, boot1.Machine, FreshFor + 1, false, Command{}},
+		"On in time":                          {PowerOn, boot1.Machine, FreshFor, false, Command{}},
+		"On, too late, after another command": {PowerOn, boot1.Machine, FreshFor + 1, true, Ask{}},
+		"the power state is not known":        {PowerUnknown, boot1.Machine, FreshFor + 1, false, Command{}},
+	} {
+		s := newStand(t)
+		s.until(Fencing)
+		s.now = s.now.Add(2 * time.Hour)
+		s.seen.ReadAt = s.now
+		s.seen.Source.Status = Answer{Power: test.said, Asked: s.now.Add(-test.age), Machine: test.machine}
+		if test.intent {
+			s.fence.Intent = Intent{Nonce: "n", NotAfter: s.now.Add(IntentFor / 2)}
+		}
+		got := Decide(s.now, s.fence, s.seen).Steps
+		if c, ok := got[0].(Command); ok {
+			c.NotAfter = time.Time{}
+			got[0] = c
+		}
+		if len(got) != 1 || got[0] != test.want {
+			t.Errorf("%s: %#v, want %#v", name, got, test.want)
+		}
+	}
+	s := newStand(t)
+	s.until(Fencing)
+	s.now = s.now.Add(time.Minute)
+	s.seen.Source.Status, s.power = Answer{Power: PowerOff, Asked: s.now.Add(-2 * FreshFor), Machine: boot1.Machine}, PowerOn
+	s.until(Tainting)
+	if count[Command](s) != 1 || count[Ask](s) == 0 {
+		t.Errorf("a machine that is on by now: %T", s.did)
+	}
+}
+
 // TestSwitchThatComesBack: a switch that did not answer, and says On after the taint was set on a person's word, is believed.
 func TestSwitchThatComesBack(t *testing.T) {
 	s := newStand(t)

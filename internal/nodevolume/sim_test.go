@@ -2,6 +2,7 @@ package nodevolume
 
 import (
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"slices"
@@ -210,7 +211,7 @@ func (w *simWorld) syncPods() {
 	if w.agent.allSet {
 		return
 	}
-	for uid := range w.owned {
+	for _, uid := range slices.Sorted(maps.Keys(w.owned)) {
 		w.agent.set(w, uid)
 	}
 	for uid := range w.running {

@@ -91,6 +91,10 @@ func TestHostileAnotherFieldDoesNotMakeAStatementYoung(t *testing.T) {
 		}
 		return s.event(reasonStatement)
 	})
+	wait.Until(t, "the time of the statement is recorded", func() bool { // the event may be about one that was replaced since
+		f := m.fence()
+		return f.Status.Statement != nil && f.Status.Statement.Expires.Equal(&f.Spec.Statement.Expires)
+	})
 	made := fenceState(m.fence()).Statement.Made
 	time.Sleep(time.Until(later.Add(2 * time.Second)))
 	if m.moved() {

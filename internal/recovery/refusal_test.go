@@ -26,10 +26,12 @@ func commanded(t *testing.T) (*fencer, *machine, *fencingv1.FenceSource, *fencin
 	fence := &fencingv1.NodeFence{ObjectMeta: metav1.ObjectMeta{Name: "n1"}, Spec: fencingv1.NodeFenceSpec{NodeName: "n1", NodeUID: "uid-n1", BootID: "boot-n1", MachineID: "hw-n1"}}
 	lease := leaseOf("n1")
 	p := partsOver(dialing(map[string]Switch{"bmc": bmc}), nodeOf("n1", 0), source, fence, lease)
+	clock := time.Now() // stands still: on a busy machine the Node is read again if the first reading is too old
+	p.now = func() time.Time { return clock }
 	must(t, p.client.Get(t.Context(), client.ObjectKeyFromObject(lease), lease))
 	must(t, p.client.Get(t.Context(), client.ObjectKey{Name: "n1"}, fence))
 	fence.Status.Phase = fencingv1.Phase(fencing.Fencing)
-	fence.Status.Intents = []fencingv1.Intent{{Action: powerOff, Nonce: "n", NotAfter: micro(time.Now().Add(fencing.IntentFor)), Renewal: renewal(lease)}}
+	fence.Status.Intents = []fencingv1.Intent{{Action: powerOff, Nonce: "n", NotAfter: micro(clock.Add(fencing.IntentFor)), Renewal: renewal(lease)}}
 	must(t, p.client.Status().Update(t.Context(), fence))
 	must(t, p.client.Get(t.Context(), client.ObjectKey{Name: "n1"}, source))
 	return &fencer{parts: p, sources: map[string]*sourceState{}}, bmc, source, fence
@@ -94,7 +96,8 @@ func TestClockOfTheFencer(t *testing.T) {
 	for ahead, wantOffs := range map[time.Duration]int{fencing.IntentFor / 2: 1, fencing.IntentFor + time.Second: 0} {
 		f, bmc, source, fence := commanded(t)
 		recorder := events.NewFakeRecorder(10)
-		f.events, f.now = recorder, func() time.Time { return time.Now().Add(ahead) }
+		now := f.now()
+		f.events, f.now = recorder, func() time.Time { return now.Add(ahead) }
 		for range 3 {
 			_, err := f.serve(t.Context(), f.state("n1"), source, fence)
 			must(t, err)

@@ -86,6 +86,7 @@ func (p *process) send(ctx context.Context, what string, toSwitch bool, do func(
 func (w *world) ready() []*call {
 	w.net.mu.Lock()
 	defer w.net.mu.Unlock()
+	slices.SortStableFunc(w.net.abandons, inOrder)
 	for _, c := range w.net.abandons { // some never arrive, some do later; an agent ends with its caller
 		i := slices.Index(w.net.waiting, c)
 		if i < 0 {
@@ -97,10 +98,13 @@ func (w *world) ready() []*call {
 		}
 	}
 	w.net.abandons = nil
-	slices.SortStableFunc(w.net.waiting, func(a, b *call) int {
-		return cmp.Or(cmp.Compare(a.by.name, b.by.name), cmp.Compare(a.label, b.label), cmp.Compare(a.what, b.what))
-	})
+	slices.SortStableFunc(w.net.waiting, inOrder)
 	return slices.DeleteFunc(slices.Clone(w.net.waiting), func(c *call) bool { return time.Now().Before(c.by.stalled) })
+}
+
+// inOrder is an order of calls that does not depend on how Go schedules those who make them, or end.
+func inOrder(a, b *call) int {
+	return cmp.Or(cmp.Compare(a.by.name, b.by.name), cmp.Compare(a.label, b.label), cmp.Compare(a.what, b.what))
 }
 
 // serve ends one call, in a way that the seed chooses.

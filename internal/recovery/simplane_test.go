@@ -3,6 +3,7 @@ package recovery
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -321,7 +322,7 @@ func (p *plane) kubeletPods(m *hardware, node *corev1.Node) {
 			there[string(pod.UID)] = pod
 		}
 	}
-	for uid := range m.runs {
+	for _, uid := range slices.Sorted(maps.Keys(m.runs)) { // the order of a map is not the seed's
 		if there[uid] == nil {
 			if m.refused[uid] && (m.hung || !p.calm && p.chance(70)) {
 				continue // its unmount hangs

@@ -376,6 +376,7 @@ func (w *world) end(p *process) {
 	p.cancel()
 	w.net.mu.Lock()
 	p.dead = true
+	slices.SortStableFunc(w.net.waiting, inOrder)
 	for _, c := range w.net.waiting {
 		if c.by != p {
 			continue
