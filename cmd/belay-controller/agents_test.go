@@ -7,7 +7,9 @@ import (
 	"testing"
 
 	fencingv1 "belay.dev/belay/api/fencing/v1alpha1"
+	"belay.dev/belay/internal/fenceagent"
 	"belay.dev/belay/internal/recovery"
+	"belay.dev/belay/internal/testing/wait"
 )
 
 // TestDialAgent: an error of the program itself is not one of its options.
@@ -21,6 +23,11 @@ echo '<resource-agent><parameters><parameter name="ip"/></parameters><actions><a
 	} {
 		must(t, os.WriteFile(filepath.Join(directory, name), []byte(script), 0o700))
 	}
+	// The first start of a new file may take long or fail on a busy machine. Its metadata is kept.
+	wait.Until(t, "the agent starts", func() bool {
+		_, err := fenceagent.New(t.Context(), filepath.Join(directory, "fence_test"), nil, "", nil)
+		return err == nil
+	})
 	options := func(name string) map[string]fencingv1.FeedOption {
 		return map[string]fencingv1.FeedOption{name: "192.0.2.1"}
 	}

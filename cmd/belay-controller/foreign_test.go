@@ -1,8 +1,10 @@
 package main
 
 import (
+	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -72,6 +74,20 @@ func (s *site) foreignEvent(other client.Client, name string) {
 		InvolvedObject: corev1.ObjectReference{Kind: "Pod", Namespace: s.name, Name: s.volumeName(0)},
 		Reason:         "SuccessfulAttachVolume", Type: corev1.EventTypeNormal,
 	}))
+}
+
+// foreignEvents emits events until they are noticed: those of another client that come before the watch for them do not count.
+func (s *site) foreignEvents(other client.Client, n int, noticed func() bool) {
+	s.Helper()
+	var last time.Time
+	sent := 0
+	wait.Until(s.T, "the events of another client are noticed", func() bool {
+		if time.Since(last) >= time.Second {
+			s.foreignEvent(other, fmt.Sprintf("%s-%d", s.volumeName(n), sent))
+			last, sent = time.Now(), sent+1
+		}
+		return noticed()
+	})
 }
 
 // foreignAttachment makes the volume's attachment, unless there is one.

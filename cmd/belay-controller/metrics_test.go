@@ -23,6 +23,10 @@ func TestMetricsAreDocumented(t *testing.T) {
 		s.pod(n)
 		wait.Until(t, "it attaches", func() bool { return s.attachment(n) != nil })
 	}
+	// The duration of an attach is measured from a decision that sees it under way.
+	wait.Until(t, "each attach is seen under way", func() bool {
+		return strings.Contains(p.metric("volumes_blocked"), `volumes_blocked{reason="Attaching"} 3`+"\n")
+	})
 	s.attached(0)
 	s.attached(1)
 	wait.Until(t, "it reports", func() bool { return len(s.node().Status.VolumesAttached) == 2 })

@@ -90,11 +90,11 @@ func TestStandbyTakesOver(t *testing.T) {
 		{"killed", syscall.SIGKILL},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
+			s := newNamedSite(t, "hand-over-"+tt.name, 2)
 			leader := start(t, "leader")
 			leader.leads()
 			standby := start(t, "standby")
 			standby.ready()
-			s := newNamedSite(t, "hand-over-"+tt.name, 2)
 			s.pod(0)
 			wait.Until(t, "the leader attaches", func() bool { return s.attachment(0) != nil })
 
@@ -119,7 +119,8 @@ func TestStandbyTakesOver(t *testing.T) {
 func TestPausedLeaderSendsNothing(t *testing.T) {
 	const volumes = 40
 	s := newSite(t, volumes)
-	old := startWith(t, "old", shipped)
+	// It must renew its lease until it is frozen, on a busy machine too.
+	old := startWith(t, "old", leaseTimes{45 * time.Second, 30 * time.Second, time.Second})
 	old.leads()
 	s.pod(0)
 	wait.Until(t, "it attaches", func() bool { return s.attachment(0) != nil })
@@ -179,8 +180,7 @@ func TestHaltsBesideAnotherController(t *testing.T) {
 	wait.Until(t, "it attaches", func() bool { return s.attachment(0) != nil })
 	answered := false
 	for n := 1; n < volumes-1 && !answered; n++ { // a machine that is busy may answer too late
-		s.foreignEvent(other, s.volumeName(n))
-		p.WaitLog("Another component acts as an attach/detach controller")
+		s.foreignEvents(other, n, func() bool { return p.Logged("Another component acts as an attach/detach controller") > 0 })
 		s.pod(n)
 		made := s.foreignAttachment(other, n)
 		held := time.Now().Add(10 * time.Second)

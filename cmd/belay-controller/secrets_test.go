@@ -3,6 +3,7 @@ package main
 import (
 	"encoding/base64"
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -12,6 +13,7 @@ import (
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	clientscheme "k8s.io/client-go/kubernetes/scheme"
@@ -90,10 +92,21 @@ func TestSecretsNeverShow(t *testing.T) {
 	}
 	wait.Until(t, "the failed login is recorded", func() bool { return status().FailedLogins > 0 })
 	power("ON")
-	before := client.MergeFrom(source.DeepCopy())
-	source.Spec.Levels[0].Feeds[0].Options["ip"] = "192.0.2.8" // it is asked again at once
-	must(t, c.Patch(ctx, source, before))
-	wait.Until(t, "the switch is bound", func() bool { return status().Bound != nil })
+	var changed time.Time
+	wait.Until(t, "the switch is bound", func() bool {
+		if status().Bound != nil {
+			return true
+		}
+		if time.Since(changed) >= 10*time.Second { // it is asked again at once, but may have been asked before the power was ON
+			changed = time.Now()
+			before := client.MergeFromWithOptions(source.DeepCopy(), client.MergeFromWithOptimisticLock{})
+			source.Spec.Levels[0].Feeds[0].Options["ip"] = fencingv1.FeedOption(fmt.Sprintf("192.0.2.%d", 8+changed.Unix()%100))
+			if err := c.Patch(ctx, source, before); !apierrors.IsConflict(err) {
+				must(t, err)
+			}
+		}
+		return false
+	})
 	power("OFF")
 	stop()
 	fence := &fencingv1.NodeFence{}

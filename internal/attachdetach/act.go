@@ -168,8 +168,10 @@ func (w *work) delete(ctx context.Context, s attachment.ForceDetach) error {
 		bound.ResourceVersion = nil
 	}
 	ctx, requested := w.startDetach(ctx, s)
+	responded := w.requestDetach(s)
 	err := w.client.Delete(ctx, va, bound)
 	requested(err)
+	responded(err)
 	switch {
 	case err == nil:
 		w.state.attachments.Deleted(name, uid)
@@ -178,7 +180,6 @@ func (w *work) delete(ctx context.Context, s attachment.ForceDetach) error {
 		if s.Authority != nil {
 			w.metrics.Forced(s.Authority)
 		}
-		w.emitDetaching(s)
 		return nil
 	case apierrors.IsNotFound(err):
 		return nil // the watch event follows

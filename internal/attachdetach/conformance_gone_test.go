@@ -3,6 +3,7 @@ package attachdetach
 import (
 	"fmt"
 	"net/http"
+	"slices"
 	"testing"
 	"time"
 
@@ -54,7 +55,12 @@ func nodeDeletedNeverForced(l *lab) {
 	l.mu.Unlock()
 	l.readyNode("a") // it comes back, and reports that it has unmounted the volume
 	l.use("a", "v")
-	l.settled("b")
+	node := &corev1.Node{}
+	l.must(l.Get(l.ctx, client.ObjectKey{Name: l.name("a")}, node))
+	l.await("the new Node lists the volume in use, and it is reported there", func() bool {
+		n := l.nodes[l.name("a")]
+		return n != nil && n.UID == node.UID && slices.Contains(n.Status.VolumesInUse, corev1.UniqueVolumeName(l.unique("v"))) && l.isReported("v", "a")
+	})
 	l.use("a")
 	l.awaitDetached("v", "a")
 	l.awaitReported("v", "b")

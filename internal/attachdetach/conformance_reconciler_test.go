@@ -162,7 +162,10 @@ func (l *lab) uncertain() {
 	l.Helper()
 	l.pod("q", "b", "v")
 	l.refused("q", "v", "b") // it is unknown whether the first attach succeeded
-	if l.isReported("v", "a") {
+	l.mu.Lock()
+	reported := l.isReported("v", "a")
+	l.mu.Unlock()
+	if reported {
 		l.Fatal("S9: reported though not confirmed")
 	}
 	l.gone("p")

@@ -24,6 +24,8 @@ type detach struct {
 	lastFailure string // last failure in an event
 	// deletionSeen: the watch has delivered the deletion. unconfirmed: the driver did not confirm the detach.
 	deletionSeen, unconfirmed bool
+	// requesting: the delete has no response yet. The end is emitted after it, and thus after the start.
+	requesting bool
 }
 
 // unconfirmedAfter is how long after its deletion request a VolumeAttachment that ends with attached=true counts as not
@@ -57,14 +59,38 @@ func (a *eventEmitter) attachmentDeleted(keys []key, last *storagev1.VolumeAttac
 	}
 }
 
-// emitDetaching emits that the delete of the attachment was accepted, with the authority for it if the volume may be in
-// use.
-func (w *work) emitDetaching(s attachment.ForceDetach) {
-	d := w.detachOf(s.Attachment)
-	a := w.eventEmitter
+// requestDetach tracks a detach from before its request is sent, because the watch may deliver the deletion long before
+// the response. responded takes the response.
+func (w *work) requestDetach(s attachment.ForceDetach) (responded func(error)) {
+	a, d := w.eventEmitter, w.detachOf(s.Attachment)
+	d.requesting = true
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	before, tracked := a.detaches[w.key][s.Node]
+	if tracked = tracked && before.uid == d.uid; tracked { // an earlier request had no response
+		d.deletionSeen, d.unconfirmed = before.deletionSeen, before.unconfirmed
+	}
 	a.follow(w.key, s.Node, d)
+	return func(err error) {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		now, ok := a.detaches[w.key][s.Node]
+		switch ok = ok && now.uid == d.uid; {
+		case ok && err != nil && !kube.MayBeCommitted(err) && !tracked:
+			a.unfollow(w.key, s.Node)
+		case ok:
+			now.requesting = false
+			a.follow(w.key, s.Node, now)
+		}
+		if err == nil {
+			a.emitDetaching(d, s)
+		}
+	}
+}
+
+// emitDetaching emits that the delete of the attachment was accepted, with the authority for it if the volume may be in
+// use; hold a.mu.
+func (a *eventEmitter) emitDetaching(d detach, s attachment.ForceDetach) {
 	if d.about == nil {
 		return
 	}
@@ -90,6 +116,13 @@ func (a *eventEmitter) follow(k key, node attachment.NodeName, d detach) {
 		a.detaches[k] = map[attachment.NodeName]detach{}
 	}
 	a.detaches[k][node] = d
+}
+
+// unfollow ends that; hold a.mu.
+func (a *eventEmitter) unfollow(k key, node attachment.NodeName) {
+	if delete(a.detaches[k], node); len(a.detaches[k]) == 0 {
+		delete(a.detaches, k)
+	}
 }
 
 // emitClaimEvents emits the progress and the end of detaches on the claim; hold the lock of the eventEmitter.
@@ -120,8 +153,8 @@ func (w *work) emitClaimEvents(steps []attachment.Step) {
 		delete(a.stillRuns, w.key)
 	}
 	for node, d := range a.detaches[w.key] {
-		if w.state.stillThere(d) {
-			continue
+		if d.requesting || w.state.stillThere(d) {
+			continue // the response enqueues the volume, or ends this Reconcile
 		}
 		if !d.deletionSeen {
 			// The cache is ahead of the event, which will enqueue the volume again.
@@ -129,11 +162,8 @@ func (w *work) emitClaimEvents(steps []attachment.Step) {
 			a.detaches[w.key][node] = d
 			continue
 		}
-		delete(a.detaches[w.key], node)
+		a.unfollow(w.key, node)
 		w.emitDetached(node, d)
-	}
-	if len(a.detaches[w.key]) == 0 {
-		delete(a.detaches, w.key)
 	}
 }
 

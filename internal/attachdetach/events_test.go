@@ -1,17 +1,25 @@
 package attachdetach
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"net/http"
 	"slices"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/record"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"belay.dev/belay/internal/attachment"
@@ -102,6 +110,8 @@ func TestUnconfirmedDetachEmitsEventOnClaim(t *testing.T) {
 	patch(types.MergePatchType, `{"metadata": {"finalizers": null}}`)
 	name := kube.AttachmentName(l.name("v"), driver, l.name("a"))
 	l.awaitObjectEvent("PersistentVolumeClaim", "v", explain.VolumeDetachUnconfirmed, explain.DetachUnconfirmed(l.name("v"), node, name))
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	if got := l.objectMessages("PersistentVolumeClaim", "v", explain.SuccessfulDetachVolume); len(got) != 0 {
 		t.Errorf("the claim has an event that reports success: %q", got)
 	}
@@ -120,6 +130,82 @@ func TestDetachEmitsEventOnVolumeWithoutClaim(t *testing.T) {
 	l.use("a")
 	node := attachment.NodeName(l.name("a"))
 	l.awaitObjectEvent("PersistentVolume", l.name("v"), explain.SuccessfulDetachVolume, explain.DetachSucceeded(l.name("v"), node))
+}
+
+// The response to the DELETE may come when its worker has moved on, and the watch has delivered the deletion long before.
+func TestLateResponseKeepsTheEventsOfADetach(t *testing.T) {
+	l := newLab(t)
+	l.transport = func(next http.RoundTripper) http.RoundTripper {
+		return roundTripper(func(r *http.Request) (*http.Response, error) {
+			answer, err := next.RoundTrip(r)
+			if isDetach(r) {
+				time.Sleep(3 * slowAfter)
+			}
+			return answer, err
+		})
+	}
+	l.runAttachedOnA()
+	l.gone("p")
+	node := attachment.NodeName(l.name("a"))
+	l.awaitObjectEvent("PersistentVolumeClaim", "v", explain.DetachingVolume, explain.DetachStarted(l.name("v"), node, nil, ""))
+	l.awaitObjectEvent("PersistentVolumeClaim", "v", explain.SuccessfulDetachVolume, explain.DetachSucceeded(l.name("v"), node))
+}
+
+// deleteFails answers deletes with an error.
+type deleteFails struct {
+	failingAt
+	err error
+}
+
+func (c deleteFails) Delete(context.Context, client.Object, ...client.DeleteOption) error {
+	return c.err
+}
+
+// A refused delete ends nothing when another client's delete does later; one without a response may have been carried out.
+func TestRefusedDeleteIsNoDetach(t *testing.T) {
+	for name, tt := range map[string]struct {
+		err  error
+		want []string
+	}{
+		"conflict":    {apierrors.NewConflict(schema.GroupResource{Resource: "volumeattachments"}, "x", errors.New("changed")), nil},
+		"refused":     {apierrors.NewForbidden(schema.GroupResource{Resource: "volumeattachments"}, "x", errors.New("no")), nil},
+		"no response": {context.DeadlineExceeded, []string{"Normal SuccessfulDetachVolume " + explain.DetachSucceeded("pv", "a")}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				m, k := newModel(t), key{Driver: driver, Handle: "h"}
+				m.put(aVolume("pv", k.Handle))
+				m.put(aClaim("pv"))
+				m.put(aNode("a", isReady, listing(nil, []string{kube.UniqueVolumeName(k.Driver, k.Handle)})))
+				va := sharedAttachment(k, "a")
+				va.Spec.Source.PersistentVolumeName = new("pv")
+				m.put(va)
+				c, hung := m.hungController(t, func(string, string) bool { return false })
+				api := deleteFails{failingAt{hung, failingStatus{m: m}}, tt.err}
+				c.client, c.reporter.client = api, api
+				recorder := record.NewFakeRecorder(10)
+				c.eventEmitter, m.end = newEventEmitter(recorder), c.attachmentDeleted
+				if _, err := c.Reconcile(t.Context(), k); err == nil && !refused(tt.err) {
+					t.Fatal("nothing failed")
+				}
+				m.remove(va)
+				if _, err := c.Reconcile(t.Context(), k); err != nil {
+					t.Fatal(err)
+				}
+				close(recorder.Events)
+				var got []string
+				for e := range recorder.Events {
+					got = append(got, e)
+				}
+				if diff := cmp.Diff(tt.want, got); diff != "" {
+					t.Errorf("events (-want +got):\n%s", diff)
+				}
+				if n := len(c.eventEmitter.detaches); n != 0 {
+					t.Errorf("%d volumes are still tracked", n)
+				}
+			})
+		})
+	}
 }
 
 func TestForcedDetachEmitsEventOnClaim(t *testing.T) {
@@ -175,7 +261,7 @@ func TestNodeRemembersTheRequest(t *testing.T) {
 	l.must(l.Create(l.ctx, pv))
 	l.claim("v")
 	stop := l.run()
-	on := func(node string) bool { return kube.Reported(l.nodes[l.name(node)], unique) }
+	on := func(node string) bool { return l.reports(node, unique) }
 	l.pod("p", "a", "v")
 	l.await("reported on a", func() bool { return on("a") })
 	l.patchStatus(&corev1.Node{}, "", l.name("a"), map[string]any{"volumesInUse": []string{unique}})

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"testing"
+	"testing/synctest"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -43,28 +44,30 @@ func (s failingStatus) Patch(_ context.Context, obj client.Object, _ client.Patc
 // that is down for it, or a node that writes its own Node so often that each write of belay's conflicts). The answer
 // for a counts nevertheless.
 func TestOneNodesErrorDoesNotBlockOthers(t *testing.T) {
-	m, k := newModel(t), key{Driver: driver, Handle: "h"}
-	m.put(aVolume("pv", k.Handle, corev1.ReadWriteMany))
-	m.put(aClaim("pv"))
-	m.put(aNode("a", isReady, listing(nil, []string{kube.UniqueVolumeName(k.Driver, k.Handle)})))
-	m.put(aNode("b", isReady))
-	for _, name := range []string{"a", "b"} {
-		va := sharedAttachment(k, name)
-		va.Spec.Source.PersistentVolumeName = new("pv")
-		m.put(va)
-	}
-	m.put(aPod("p", "b", byClaimOf("pv")))
-	c, hung := m.hungController(t, func(string, string) bool { return false })
-	api := failingAt{hung, failingStatus{m: m, node: "b"}}
-	c.client, c.reporter.client = api, api
-	for range 20 {
-		if _, err := c.Reconcile(t.Context(), k); err == nil {
-			t.Fatal("nothing failed")
+	synctest.Test(t, func(t *testing.T) { // no answer comes after slowAfter
+		m, k := newModel(t), key{Driver: driver, Handle: "h"}
+		m.put(aVolume("pv", k.Handle, corev1.ReadWriteMany))
+		m.put(aClaim("pv"))
+		m.put(aNode("a", isReady, listing(nil, []string{kube.UniqueVolumeName(k.Driver, k.Handle)})))
+		m.put(aNode("b", isReady))
+		for _, name := range []string{"a", "b"} {
+			va := sharedAttachment(k, name)
+			va.Spec.Source.PersistentVolumeName = new("pv")
+			m.put(va)
 		}
-	}
-	if toA := kube.AttachmentName(k.Handle, k.Driver, "a"); !hung.has("delete " + toA) {
-		t.Error("after 20 turns a is not detached, because b's Node cannot be written")
-	}
+		m.put(aPod("p", "b", byClaimOf("pv")))
+		c, hung := m.hungController(t, func(string, string) bool { return false })
+		api := failingAt{hung, failingStatus{m: m, node: "b"}}
+		c.client, c.reporter.client = api, api
+		for range 20 {
+			if _, err := c.Reconcile(t.Context(), k); err == nil {
+				t.Fatal("nothing failed")
+			}
+		}
+		if toA := kube.AttachmentName(k.Handle, k.Driver, "a"); !hung.has("delete " + toA) {
+			t.Error("after 20 turns a is not detached, because b's Node cannot be written")
+		}
+	})
 }
 
 // The same for an exclusive volume and by one node's credentials: evil lists the volume as

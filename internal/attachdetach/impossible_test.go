@@ -131,6 +131,7 @@ func TestRefusedByTheAPIServer(t *testing.T) {
 	l.node("a")
 	l.volume("v")
 	var allow atomic.Bool
+	allow.Store(true)
 	asked := make(chan time.Time, 100)
 	l.transport = func(next http.RoundTripper) http.RoundTripper {
 		return roundTripper(func(r *http.Request) (*http.Response, error) {
@@ -146,6 +147,10 @@ func TestRefusedByTheAPIServer(t *testing.T) {
 		})
 	}
 	l.run()
+	// Events of the start would have the volume asked for at once, whatever the clock says.
+	l.settled("a")
+	l.quiet("before")
+	allow.Store(false)
 	l.pod("p", "a", "v")
 	l.awaitPodEvent("p", explain.FailedAttachVolume, explain.AttachFailed(l.name("v"), "kubernetes.io/csi: attacher.Attach failed: a webhook says no"))
 	var last time.Time

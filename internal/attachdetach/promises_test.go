@@ -292,7 +292,7 @@ func orphanRecreated() scenario {
 		l.readyNode("a")
 		l.attachByHand("lost", "a", kube.AttachmentName(lost(l).Handle, driver, l.name("a")))
 		l.shut("a")
-		l.awaitLater(l.vaOf(lost(l), "a").CreationTimestamp)
+		l.awaitLater(l.seenOf(lost(l), "a").CreationTimestamp)
 		l.registers("a")
 		l.renews("a")
 	}, func(l *lab) {

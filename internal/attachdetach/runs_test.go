@@ -60,7 +60,10 @@ func TestTimeoutWaitsForARunningMachine(t *testing.T) {
 	}
 	l.await("the claim has an event that says why", warned("v", explain.FailedDetachVolume))
 	l.await("so has the pod that waits", warned("q", explain.FailedAttachVolume))
-	if n := len(l.objectMessages("PersistentVolumeClaim", "v", explain.DetachingVolume)); n != 0 {
+	l.mu.Lock()
+	n := len(l.objectMessages("PersistentVolumeClaim", "v", explain.DetachingVolume))
+	l.mu.Unlock()
+	if n != 0 {
 		t.Fatal("the volume was detached by force")
 	}
 	recovery.runs(fencing.Life{})

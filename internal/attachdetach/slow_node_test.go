@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"testing/synctest"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -66,31 +67,33 @@ func (brokenClient) Patch(context.Context, client.Object, client.Patch, ...clien
 // requested fails for as long as a webhook is down. The pod on b gets an event about what it waits for nevertheless, as
 // from upstream (Multi-Attach).
 func TestWaitingPodGetsAnEventWhileWritesFail(t *testing.T) {
-	m, k := newModel(t), key{Driver: driver, Handle: "h"}
-	unique := []string{kube.UniqueVolumeName(k.Driver, k.Handle)}
-	m.put(aVolume("pv", k.Handle))
-	m.put(aClaim("pv"))
-	m.put(aNode("a", isReady, listing(unique, unique)))
-	m.put(aNode("b", isReady))
-	va := sharedAttachment(k, "a")
-	va.Spec.Source.PersistentVolumeName = new("pv")
-	m.put(va)
-	m.put(aPod("p", "b", byClaimOf("pv")))
-	c := m.controllerOf()
-	c.client = brokenClient{}
-	events := record.NewFakeRecorder(10)
-	c.eventEmitter = newEventEmitter(events)
-	for range 3 {
-		_, err := c.Reconcile(t.Context(), k)
-		if err == nil {
-			t.Fatal("nothing failed")
+	synctest.Test(t, func(t *testing.T) { // no answer comes after slowAfter
+		m, k := newModel(t), key{Driver: driver, Handle: "h"}
+		unique := []string{kube.UniqueVolumeName(k.Driver, k.Handle)}
+		m.put(aVolume("pv", k.Handle))
+		m.put(aClaim("pv"))
+		m.put(aNode("a", isReady, listing(unique, unique)))
+		m.put(aNode("b", isReady))
+		va := sharedAttachment(k, "a")
+		va.Spec.Source.PersistentVolumeName = new("pv")
+		m.put(va)
+		m.put(aPod("p", "b", byClaimOf("pv")))
+		c := m.controllerOf()
+		c.client = brokenClient{}
+		events := record.NewFakeRecorder(10)
+		c.eventEmitter = newEventEmitter(events)
+		for range 3 {
+			_, err := c.Reconcile(t.Context(), k)
+			if err == nil {
+				t.Fatal("nothing failed")
+			}
 		}
-	}
-	select {
-	case <-events.Events:
-	default:
-		t.Error("the pod on b has no event")
-	}
+		select {
+		case <-events.Events:
+		default:
+			t.Error("the pod on b has no event")
+		}
+	})
 }
 
 // A Node is recreated (same boot) and lists the volume before anything is reported to it. The report does not come (it

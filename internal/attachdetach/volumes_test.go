@@ -22,9 +22,19 @@ import (
 	"belay.dev/belay/internal/kube"
 )
 
-// at gives the attachment of any driver's volume; hold l.mu.
+// vaOf gives the attachment of any driver's volume; hold l.mu.
 func (l *lab) vaOf(k key, node string) *storagev1.VolumeAttachment {
 	return l.vas[kube.AttachmentName(k.Handle, k.Driver, l.name(node))]
+}
+
+// seenOf is vaOf once it was seen, which may be later than the Node that reports it; do not hold l.mu.
+func (l *lab) seenOf(k key, node string) (va *storagev1.VolumeAttachment) {
+	l.Helper()
+	l.await(fmt.Sprintf("%v has an attachment to %s", k, node), func() bool {
+		va = l.vaOf(k, node)
+		return va != nil
+	})
+	return va
 }
 
 func (l *lab) listed(k key, node string) bool {
@@ -103,8 +113,8 @@ func TestInTreeVolumes(t *testing.T) {
 	l.run()
 	l.pod("p", "a", "pv")
 	l.awaitListed(ebs, "a")
-	if got := kube.SourceName(l.vaOf(ebs, "a")); got != l.name("pv") || l.vaOf(ebs, "a").Spec.Attacher != ebs.Driver {
-		t.Errorf("the attachment is of %q by %q", got, l.vaOf(ebs, "a").Spec.Attacher)
+	if va := l.seenOf(ebs, "a"); kube.SourceName(va) != l.name("pv") || va.Spec.Attacher != ebs.Driver {
+		t.Errorf("the attachment is of %q by %q", kube.SourceName(va), va.Spec.Attacher)
 	}
 	// The same disk, named by a pod itself on another node, is the same volume.
 	source := corev1.VolumeSource{AWSElasticBlockStore: &corev1.AWSElasticBlockStoreVolumeSource{VolumeID: ebs.Handle, FSType: "xfs", Partition: 1}}
@@ -120,7 +130,7 @@ func TestInTreeVolumes(t *testing.T) {
 			Driver: ebs.Driver, VolumeHandle: ebs.Handle, FSType: "xfs", VolumeAttributes: map[string]string{"partition": "1"},
 		}},
 	}}
-	if diff := cmp.Diff(want, l.vaOf(ebs, "b").Spec.Source); diff != "" {
+	if diff := cmp.Diff(want, l.seenOf(ebs, "b").Spec.Source); diff != "" {
 		t.Errorf("source of the pod's own volume (-want +got):\n%s", diff)
 	}
 	l.gone("q")
@@ -226,7 +236,7 @@ func TestTwoPersistentVolumesOfOneHandle(t *testing.T) {
 	l.awaitListed(k, "b")
 	// The one that the attachment names goes, and the other is wanted on the same node:
 	// the attacher could not read the first any more.
-	uid := l.vaOf(k, "b").UID
+	uid := l.seenOf(k, "b").UID
 	l.pod("r", "b", "shared")
 	l.gone("q")
 	l.drop("single")
@@ -346,7 +356,7 @@ func TestDriverAppearsLate(t *testing.T) {
 	l.awaitGone(k, "a")
 	l.must(l.Delete(l.ctx, csiDriver(false)))
 	l.awaitListed(k, "a")
-	uid := l.vaOf(k, "a").UID
+	uid := l.seenOf(k, "a").UID
 	l.must(l.Create(l.ctx, csiDriver(true)))
 	l.Cleanup(func() { _ = l.Delete(context.Background(), csiDriver(true)) })
 	l.volume("other")

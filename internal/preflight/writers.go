@@ -219,20 +219,44 @@ func (r *run) observe(ctx context.Context, w *writers) error {
 		case e, ok = <-attachments.ResultChan():
 		case e, ok = <-events.ResultChan():
 		case <-end.C:
-			return nil
+			return w.drain(nodes, attachments, events)
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
-		if !ok {
-			return errWatchEnded
-		}
-		if e.Type == watch.Error {
-			return fmt.Errorf("watch: %w", apierrors.FromObject(e.Object))
-		}
-		if e.Type != watch.Deleted {
-			w.see(e.Object)
+		if err := w.handle(e, ok); err != nil {
+			return err
 		}
 	}
+}
+
+// drain handles the events that have arrived: on a busy machine, the time may end before the first is handled.
+func (w *writers) drain(watches ...watch.Interface) error {
+	for _, one := range watches {
+		for arrived := true; arrived; {
+			select {
+			case e, ok := <-one.ResultChan():
+				if err := w.handle(e, ok); err != nil {
+					return err
+				}
+			default:
+				arrived = false
+			}
+		}
+	}
+	return nil
+}
+
+// handle records an event of a watch, or returns that the watch has ended.
+func (w *writers) handle(e watch.Event, ok bool) error {
+	switch {
+	case !ok:
+		return errWatchEnded
+	case e.Type == watch.Error:
+		return fmt.Errorf("watch: %w", apierrors.FromObject(e.Object))
+	case e.Type != watch.Deleted:
+		w.see(e.Object)
+	}
+	return nil
 }
 
 // see records an object that was created or changed.

@@ -95,6 +95,18 @@ func TestWriters(t *testing.T) {
 	}
 }
 
+// What the watches delivered in time counts, even if the time is over before any of it is handled.
+func TestEventsBeforeTheEndCount(t *testing.T) {
+	for range 50 { // select picks at random
+		clients := fake.NewClientset(upstreamPod("kube-controller-manager", "--controllers=-attachdetach"))
+		events(clients, "volumeattachments").Add(attachmentBy("kube-controller-manager", time.Now()))
+		r := Run(t.Context(), Config{Clients: clients, Observe: time.Nanosecond})
+		if c := check(t, r, "volume attachments"); c.Result != Refused {
+			t.Fatalf("%+v, want %s", c, Refused)
+		}
+	}
+}
+
 // The flags of a kube-controller-manager that is no pod cannot be read. What it did since
 // it began to lead shows that the controller is on; that it did nothing shows nothing.
 func TestUpstreamOutsideAPod(t *testing.T) {

@@ -18,6 +18,9 @@ import (
 // for a while: one quiet batch is enough.
 const batches = 20
 
+// pause is the time between two batches, so that all of them outlast what else runs.
+const pause = 2 * time.Second
+
 // Of each function, a batch makes so many calls, or fewer once they have taken long enough: one that is far too slow fails soon.
 const calls, enough = 20, time.Second
 
@@ -33,7 +36,10 @@ func Judges(t *testing.T) {
 func AtMost(tb testing.TB, most float64, do, than func()) {
 	tb.Helper()
 	ratio := math.Inf(1)
-	for range batches {
+	for n := range batches {
+		if n > 0 {
+			time.Sleep(pause)
+		}
 		took, other := quick(tb, do), quick(tb, than)
 		tb.Logf("%v, %.1f times the %v of what it is compared with", took, float64(took)/float64(other), other)
 		if ratio = min(ratio, float64(took)/float64(other)); ratio <= most {
