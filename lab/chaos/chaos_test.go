@@ -255,10 +255,7 @@ func (r *run) check(ctx context.Context, t *testing.T, node string) {
 	for _, v := range violations {
 		t.Errorf("forbidden write: %+v", v)
 	}
-	calls, err := r.scene.Cluster.Fabric().Calls(ctx, time.Time{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	calls := labtest.EndedCalls(t, r.scene)
 	for _, wrong := range callcheck.Check(calls) {
 		t.Error(wrong)
 	}

@@ -2,37 +2,33 @@ package cluster_test
 
 import (
 	"errors"
+	"fmt"
+	"os"
 	"strings"
 	"testing"
 	"time"
 
+	authorizationv1 "k8s.io/api/authorization/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
 	"belay.dev/belay/lab/audit"
 	"belay.dev/belay/lab/cluster"
+	"belay.dev/belay/lab/labtest"
 )
 
 // TestBare starts the API server alone, then each controller by itself, and finds in the audit
 // log that each was there and that none was refused anything.
 func TestBare(t *testing.T) {
-	lab := start(t, cluster.Options{Name: "bare", Bare: true, Audit: true})
+	lab := start(t, labtest.Steady(cluster.Options{Name: "bare", Bare: true, Audit: true}))
 	if got := strings.Join(lab.Components(), " "); got != "etcd kube-apiserver" {
 		t.Errorf("a bare lab runs %s", got)
 	}
+	awaitRights(t, lab)
 	for plane, user := range map[string]string{
 		cluster.PlaneBelay: cluster.UserController, cluster.PlaneUpstream: cluster.UserUpstreamManager,
 	} {
-		from := time.Now()
-		name, err := lab.StartController(plane)
-		if err != nil {
-			t.Fatal(err)
-		}
-		// It leads, and so decides, only after it has listed everything.
-		for !asked(t, lab, from, user, "watch volumeattachments") {
-			state, err := lab.Component(name)
-			if err != nil || state.PID == 0 || time.Since(from) > startWithin {
-				t.Fatalf("%s does not watch: %+v, %v", name, state, err)
-			}
-			time.Sleep(100 * time.Millisecond)
-		}
+		name := startWatching(t, lab, plane, user)
 		if err := lab.Stop(t.Context(), name); err != nil {
 			t.Error(err)
 		}
@@ -52,6 +48,58 @@ func TestBare(t *testing.T) {
 		t.Error(err)
 	}
 	assertNothingLeft(t, dir)
+}
+
+// awaitRights waits until the API server has read the rights of belay-controller, which the lab has just written. It asks as the
+// administrator: a question of the controller's own could be refused like any other of its requests.
+func awaitRights(t *testing.T, lab *cluster.Cluster) {
+	t.Helper()
+	client, err := kubernetes.NewForConfig(lab.RESTConfig())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, right := range []authorizationv1.ResourceAttributes{
+		{Verb: "watch", Group: "storage.k8s.io", Resource: "volumeattachments"},
+		{Verb: "create", Group: "coordination.k8s.io", Resource: "leases", Namespace: metav1.NamespaceSystem},
+	} {
+		labtest.Until(t, time.Minute, "the right to "+right.Verb+" "+right.Resource, func() error {
+			review, err := client.AuthorizationV1().SubjectAccessReviews().Create(t.Context(), &authorizationv1.SubjectAccessReview{
+				Spec: authorizationv1.SubjectAccessReviewSpec{User: cluster.UserController, ResourceAttributes: &right},
+			}, metav1.CreateOptions{})
+			if err == nil && !review.Status.Allowed {
+				err = fmt.Errorf("refused: %+v", review.Status)
+			}
+			return err
+		})
+	}
+}
+
+// startWatching starts the controller of a plane and returns its name when it watches: it leads, and so decides, only after it has listed
+// everything. One that has lost its lease exits, and a cluster would start it again.
+func startWatching(t *testing.T, lab *cluster.Cluster, plane, user string) string {
+	t.Helper()
+	from, lost := time.Now(), 0
+	name, err := lab.StartController(plane)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for !asked(t, lab, from, user, "watch volumeattachments") {
+		state, err := lab.Component(name)
+		if err != nil || time.Since(from) > startWithin {
+			t.Fatalf("%s does not watch: %+v, %v", name, state, err)
+		}
+		if state.PID == 0 {
+			log, err := os.ReadFile(lab.LogOf(name))
+			if lost++; err != nil || strings.Count(string(log), "lection lost") < lost {
+				t.Fatalf("%s ended, and not because it lost its lease: %+v, %v\n%s", name, state, err, log)
+			}
+			if _, err := lab.StartController(plane); err != nil {
+				t.Fatal(err)
+			}
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	return name
 }
 
 func asked(t *testing.T, lab *cluster.Cluster, from time.Time, user, right string) bool {

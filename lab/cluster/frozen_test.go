@@ -21,18 +21,25 @@ func TestNothingIsLeftOfAFrozenNode(t *testing.T) {
 	}
 	const name = "hl-frozen"
 	dir := filepath.Join(cache, "labs", name)
-	for how, end := range map[string]func(*testing.T, *cluster.Remote, *os.Process){
-		"down": func(t *testing.T, lab *cluster.Remote, _ *os.Process) {
+	for how, end := range map[string]func(*testing.T, *cluster.Remote, *exec.Cmd){
+		"down": func(t *testing.T, lab *cluster.Remote, holder *exec.Cmd) {
 			t.Helper()
 			if err := lab.Stop(t.Context()); err != nil {
 				t.Error(err)
 			}
+			_ = holder.Wait()
+			if removed, err := cluster.Clean(t.Context(), name); err != nil || len(removed) > 0 {
+				t.Errorf("after the end there was something to clean: %v (%v)", removed, err)
+			}
+			assertNothingLeft(t, dir)
 		},
-		"killed": func(t *testing.T, _ *cluster.Remote, holder *os.Process) {
+		"killed": func(t *testing.T, _ *cluster.Remote, holder *exec.Cmd) {
 			t.Helper()
-			if err := holder.Kill(); err != nil {
+			if err := holder.Process.Kill(); err != nil {
 				t.Fatal(err)
 			}
+			_ = holder.Wait()
+			cleanKilled(t, name, dir)
 		},
 	} {
 		t.Run(how, func(t *testing.T) {
@@ -67,13 +74,7 @@ func TestNothingIsLeftOfAFrozenNode(t *testing.T) {
 			if log, err := os.ReadFile(status.Logs["lab"]); err != nil || !strings.Contains(string(log), "a client asks: freeze node-1") {
 				t.Errorf("the log of the lab does not show what was done to it, %v:\n%s", err, log)
 			}
-			end(t, lab, holder.Process)
-			_ = holder.Wait()
-			labtest.Until(t, startWithin, "the lock of the lab", func() error {
-				_, err := cluster.Clean(t.Context(), name)
-				return err
-			})
-			assertNothingLeft(t, dir)
+			end(t, lab, holder)
 		})
 	}
 }

@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
@@ -86,12 +85,8 @@ func inlineCalls(pod *corev1.Pod, volumes ...string) []string {
 // madeCalls are those about volumes that change something, sorted.
 func madeCalls(t *testing.T, scene *scenario.Scene) []string {
 	t.Helper()
-	all, err := scene.Cluster.Fabric().Calls(t.Context(), time.Time{})
-	if err != nil {
-		t.Fatal(err)
-	}
 	var calls []string
-	for _, c := range all {
+	for _, c := range labtest.EndedCalls(t, scene) {
 		if c.Volume == "" || c.Method == "NodeGetVolumeStats" {
 			continue
 		}

@@ -29,6 +29,7 @@ type adapterOptions struct {
 	Fabric     string // unix socket
 	Node       string
 	Mountpoint string
+	Patience   time.Duration // of I/O, with a fabric that is away
 }
 
 // runAdapter serves the node's volumes as files under Mountpoint/realm(Mountpoint), by their handles, until the mount is
@@ -53,7 +54,7 @@ func runAdapter(o adapterOptions, ready func()) error {
 	if err := control.RegisterNode(ctx, Node{Name: o.Node, Incarnation: incarnation}); err != nil {
 		return fmt.Errorf("register node %s: %w", o.Node, err)
 	}
-	client := &ioClient{addr: o.Fabric, node: o.Node, incarnation: incarnation, patience: ioPatience}
+	client := &ioClient{addr: o.Fabric, node: o.Node, incarnation: incarnation, patience: o.Patience}
 	if _, err := client.connection(); err != nil {
 		return err
 	}

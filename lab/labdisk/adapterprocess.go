@@ -109,7 +109,8 @@ func spawnAdapter(command []string, o NodeOptions, fuse *os.File) error {
 		return fmt.Errorf("make pipe to the host adapter: %w", err)
 	}
 	defer func() { _ = ready.Close() }()
-	args := append(command[1:len(command):len(command)], "--fabric", o.Fabric, "--node-id", o.NodeID, "--fuse-dir", o.FuseDir)
+	args := append(command[1:len(command):len(command)], "--fabric", o.Fabric, "--node-id", o.NodeID, "--fuse-dir", o.FuseDir,
+		"--io-patience", o.IOPatience.String())
 	cmd := exec.Command(command[0], args...)
 	cmd.Stdout, cmd.Stderr = logFile, logFile
 	cmd.ExtraFiles = []*os.File{readyWriter, fuse} // adapterReadyFD, adapterFuseFD

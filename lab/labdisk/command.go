@@ -77,10 +77,13 @@ use: after a restart they are where they were. Needs root.`,
 	f.StringVar(&o.FuseDir, "fuse-dir", "", "where the node's volumes appear as files")
 	f.StringSliceVar(&o.Drivers, "drivers", Drivers(), "drivers to serve")
 	f.Int64Var(&o.MaxVolumes, "max-volumes", 0, "how many volumes of each driver the node takes at a time; 0: any number")
+	f.DurationVar(&o.IOPatience, "io-patience", ioPatience, ioPatienceUsage)
 	f.StringVar(&o.Zone, "zone", DefaultZone, "zone of the node, the value of "+TopologyKey)
 	require(cmd, "fabric", "node-id", "fuse-dir")
 	return cmd
 }
+
+const ioPatienceUsage = "how long I/O waits for a fabric that is away before it fails"
 
 func adapterCommand() *cobra.Command {
 	var o adapterOptions
@@ -98,6 +101,7 @@ func adapterCommand() *cobra.Command {
 	f.StringVar(&o.Fabric, "fabric", "", "unix socket of the fabric")
 	f.StringVar(&o.Node, "node-id", "", "name of the node")
 	f.StringVar(&o.Mountpoint, "fuse-dir", "", "where to mount")
+	f.DurationVar(&o.Patience, "io-patience", ioPatience, ioPatienceUsage)
 	require(cmd, "fabric", "node-id", "fuse-dir")
 	return cmd
 }

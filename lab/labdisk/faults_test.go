@@ -8,11 +8,13 @@ import (
 	"net/http"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -280,5 +282,53 @@ func TestRecordShowsCallsBesideOthers(t *testing.T) {
 	}
 	if diff := cmp.Diff([]uint64{0, 1, 0, 0, 0}, beside); diff != "" {
 		t.Errorf("calls beside others (-want +got):\n%s", diff)
+	}
+}
+
+// What a fabric that was away has missed reaches it when it is back, though the node has no other call.
+func TestEndReachesFabricThatWasAway(t *testing.T) {
+	b := newBench(t, false)
+	socket := filepath.Join(shortDir(t), "f.sock")
+	listener, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var away atomic.Bool
+	fabric := b.control()
+	web := &http.Server{ReadHeaderTimeout: time.Second, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if away.Load() {
+			http.Error(w, "away", http.StatusServiceUnavailable)
+			return
+		}
+		fabric.ServeHTTP(w, r)
+	})}
+	go func() { _ = web.Serve(listener) }()
+	defer func() { _ = web.Close() }()
+	client := newClient(socket)
+	defer client.Close()
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	group, ctx := errgroup.WithContext(ctx)
+	record := newNodeRecord(ctx, group, client)
+	call, _, err := record.begin(ctx, Call{Method: "NodeUnpublishVolume", Node: "n1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	end := func() time.Time { return b.record.callsSince(time.Time{})[0].End }
+	away.Store(true)
+	call.End, call.Code = time.Now(), "OK"
+	if record.end(call); !end().IsZero() {
+		t.Error("a fabric that is away has taken the end")
+	}
+	away.Store(false)
+	eventually(t, "end of the call", func() error {
+		if end().IsZero() {
+			return errors.New("it is in flight")
+		}
+		return nil
+	})
+	stop()
+	if err := group.Wait(); err != nil {
+		t.Error(err)
 	}
 }

@@ -211,6 +211,18 @@ func (m *machine) powerOff() {
 	m.holder = nil
 }
 
+// awaitEndOfIO waits until the fabric has judged all I/O of a node without power: its last writes may lie in the connection for a while.
+func (m *machine) awaitEndOfIO() {
+	m.t.Helper()
+	eventually(m.t, "end of the I/O of "+m.name, func() error {
+		log, err := os.ReadFile(filepath.Join(m.s.dir, "fabric.log"))
+		if err == nil && !strings.Contains(string(log), "I/O connection ended node="+m.name+" ") {
+			err = errors.New("its connection has not ended")
+		}
+		return err
+	})
+}
+
 func spawn(t *testing.T, logFile string, args ...string) *exec.Cmd {
 	t.Helper()
 	out, err := os.OpenFile(logFile, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)

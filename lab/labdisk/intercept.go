@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -142,11 +143,33 @@ type nodeRecord struct {
 	kept []Call
 }
 
-// recordPatience bounds how long a call waits to be recorded.
-const recordPatience = 10 * time.Second
+const (
+	// recordPatience bounds how long a call waits to be recorded.
+	recordPatience = 10 * time.Second
+	// flushPeriod is how often what is kept is sent again: a node may have no other call for long.
+	flushPeriod = time.Second
+)
+
+// newNodeRecord makes a record that sends what it keeps, in the group, until ctx ends.
+func newNodeRecord(ctx context.Context, group *errgroup.Group, client *Client) *nodeRecord {
+	n := &nodeRecord{client: client}
+	group.Go(func() error {
+		again := time.NewTicker(flushPeriod)
+		defer again.Stop()
+		for {
+			select {
+			case <-again.C:
+				n.flush(ctx)
+			case <-ctx.Done():
+				return nil
+			}
+		}
+	})
+	return n
+}
 
 func (n *nodeRecord) begin(ctx context.Context, c Call) (Call, *Fault, error) {
-	n.flush()
+	n.flush(context.WithoutCancel(ctx))
 	ctx, cancel := context.WithTimeout(ctx, recordPatience)
 	defer cancel()
 	var out begunCall
@@ -157,22 +180,18 @@ func (n *nodeRecord) begin(ctx context.Context, c Call) (Call, *Fault, error) {
 	return out.Call, out.Fault, nil
 }
 
-func (n *nodeRecord) end(c Call) {
-	n.mu.Lock()
-	n.kept = append(n.kept, c)
-	n.mu.Unlock()
-	n.flush()
-}
+func (n *nodeRecord) end(c Call) { n.flush(context.Background(), c) }
 
-// flush sends what is kept, in order, and keeps what the fabric does not take.
-func (n *nodeRecord) flush() {
+// flush sends what is kept and what has just ended, in order, and keeps what the fabric does not take. The caller sends its own: a flush
+// beside it must not take it away, or the call is answered before it is sent.
+func (n *nodeRecord) flush(ctx context.Context, ended ...Call) {
 	n.mu.Lock()
-	calls := n.kept
+	calls := append(n.kept, ended...)
 	n.kept = nil
 	n.mu.Unlock()
 	for i, c := range calls {
-		ctx, cancel := context.WithTimeout(context.Background(), recordPatience)
-		err := n.client.do(ctx, http.MethodPost, "/v1/calls/end", c, nil)
+		bounded, cancel := context.WithTimeout(ctx, recordPatience)
+		err := n.client.do(bounded, http.MethodPost, "/v1/calls/end", c, nil)
 		cancel()
 		if err != nil {
 			n.mu.Lock()

@@ -1,6 +1,7 @@
 package labdisk
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -32,8 +33,10 @@ type NodeOptions struct {
 	// MaxVolumes bounds the volumes of each driver on the node; 0 is no bound.
 	MaxVolumes int64
 	Zone       string // default: DefaultZone
-	// AdapterCommand runs the host adapter; "--fabric", "--node-id" and "--fuse-dir" are added. Default: this program
-	// with "labdisk adapter".
+	// IOPatience is how long I/O waits for a fabric that is away. Default: 30 s.
+	IOPatience time.Duration
+	// AdapterCommand runs the host adapter; "--fabric", "--node-id", "--fuse-dir" and "--io-patience" are added. Default: this
+	// program with "labdisk adapter".
 	AdapterCommand []string
 }
 
@@ -55,9 +58,7 @@ func RunNode(ctx context.Context, o NodeOptions) error {
 	if len(o.Drivers) == 0 {
 		o.Drivers = Drivers()
 	}
-	if o.Zone == "" {
-		o.Zone = DefaultZone
-	}
+	o.Zone, o.IOPatience = cmp.Or(o.Zone, DefaultZone), cmp.Or(o.IOPatience, ioPatience)
 	if err := checkDrivers(o.Drivers); err != nil {
 		return err
 	}
@@ -82,7 +83,7 @@ func RunNode(ctx context.Context, o NodeOptions) error {
 	ctx, cancel := context.WithCancel(ctx) // also for servers that have begun when a later one cannot
 	defer cancel()
 	group, ctx := errgroup.WithContext(ctx)
-	record := &nodeRecord{client: n.client}
+	record := newNodeRecord(ctx, group, n.client)
 	for _, d := range o.Drivers {
 		server := grpc.NewServer(append(traced, grpc.UnaryInterceptor(interceptor(record, d, o.NodeID)))...)
 		csi.RegisterIdentityServer(server, Identity{Driver: d, Zones: true})

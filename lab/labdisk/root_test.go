@@ -78,6 +78,7 @@ func TestRootPowerCut(t *testing.T) {
 		}
 		return nil
 	})
+	a.awaitEndOfIO()
 	d.detach(a)
 	if dump, err := exec.Command("dumpe2fs", "-h", filepath.Join(s.dir, "f", "volumes", d.handle)).CombinedOutput(); err == nil &&
 		!strings.Contains(string(dump), "needs_recovery") {
@@ -231,7 +232,9 @@ func TestRootDriverRestartLeavesDisksAlone(t *testing.T) {
 }
 
 func TestRootFabricRestartUnderIO(t *testing.T) {
-	s, a := oneNode(t)
+	needRoot(t)
+	s := startStorage(t)
+	a := s.startNode("n1", "--io-patience=3m") // more than a start of the fabric takes on a busy machine
 	d := s.ext4()
 	d.bringUp(a)
 	done, stop := make(chan error, 1), make(chan struct{})
@@ -274,6 +277,21 @@ func TestRootFabricRestartUnderIO(t *testing.T) {
 	}
 	d.takeDown(a)
 	s.wantNoViolations()
+}
+
+func TestRootAdapterHasThePatienceOfItsDriver(t *testing.T) {
+	needRoot(t)
+	null, err := os.Open(os.DevNull)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = null.Close() }()
+	// What is no "ready" becomes the error: here the adapter's own arguments.
+	says := []string{"sh", "-c", fmt.Sprintf(`echo "$@" >&%d`, adapterReadyFD), "sh"}
+	err = spawnAdapter(says, NodeOptions{FuseDir: filepath.Join(t.TempDir(), "fuse"), IOPatience: 3 * time.Minute}, null)
+	if err == nil || !strings.Contains(err.Error(), "--io-patience 3m0s") {
+		t.Errorf("it was started with %v", err)
+	}
 }
 
 func TestRootCutNode(t *testing.T) {

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"log/slog"
 	"net"
 	"os"
 	"sync"
@@ -51,6 +52,7 @@ func (f *fabric) serveIO(conn net.Conn, r *bufio.Reader, n *node, incarnation st
 		})
 	}
 	workers.Wait()
+	slog.Info("I/O connection ended", "node", n.name, "incarnation", incarnation) // all that was in it has been judged
 	close(replies)
 	writer.Wait()
 	_ = conn.Close()

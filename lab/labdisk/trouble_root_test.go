@@ -60,6 +60,7 @@ func TestRootPowerCutAtAnyMoment(t *testing.T) {
 			return nil
 		})
 		life.Wait()
+		a.awaitEndOfIO()
 		d.detach(a)
 	}
 	b := s.startNode("last")

@@ -231,4 +231,22 @@ func Until(t *testing.T, limit time.Duration, what string, look func() error) {
 	}
 }
 
+// EndedCalls are all calls of the drivers, as soon as none is in flight: a node that was answered may have yet to tell the fabric.
+func EndedCalls(t *testing.T, scene *scenario.Scene) []labdisk.Call {
+	t.Helper()
+	var calls []labdisk.Call
+	Until(t, StuckLimit, "the ends of all calls", func() (err error) {
+		if calls, err = scene.Cluster.Fabric().Calls(t.Context(), time.Time{}); err != nil {
+			return err
+		}
+		for _, c := range calls {
+			if c.End.IsZero() {
+				return fmt.Errorf("in flight: %+v", c)
+			}
+		}
+		return nil
+	})
+	return calls
+}
+
 func isRunning(pod *corev1.Pod) bool { return pod != nil && pod.Status.Phase == corev1.PodRunning }

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -29,7 +30,7 @@ const uninitializedTaint = "node.cloudprovider.kubernetes.io/uninitialized"
 // on a node that is adopted already, and on one of the belay kind.
 func AdoptNode(ctx context.Context, client kubernetes.Interface, name, address string) error {
 	selector := fields.OneTermEqualSelector(metav1.ObjectNameField, name).String()
-	source := &cache.ListWatch{
+	source := cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
 			options.FieldSelector = selector
 			return client.CoreV1().Nodes().List(ctx, options)
@@ -38,13 +39,17 @@ func AdoptNode(ctx context.Context, client kubernetes.Interface, name, address s
 			options.FieldSelector = selector
 			return client.CoreV1().Nodes().Watch(ctx, options)
 		},
-	}
+	}, client)
 	_, err := watchtools.UntilWithSync(ctx, source, &corev1.Node{}, nil, func(event watch.Event) (bool, error) {
 		node, ok := event.Object.(*corev1.Node)
 		if !ok || event.Type == watch.Deleted {
 			return false, nil
 		}
-		return true, adopt(ctx, client, node, address)
+		err := adopt(ctx, client, node, address)
+		if apierrors.IsConflict(err) {
+			return false, nil // the write that came between brings the next event
+		}
+		return err == nil, err
 	})
 	if err != nil {
 		return fmt.Errorf("adopt node %s: %w", name, err)

@@ -19,8 +19,8 @@ import (
 // containerdSocket lies in the node's own /run.
 const containerdSocket = "/run/containerd/containerd.sock"
 
-// runtimeStartGrace is how long containerd may take until it answers.
-const runtimeStartGrace = 30 * time.Second
+// loadPatience is how long who loads an image waits for a containerd that does not answer.
+const loadPatience = 30 * time.Second
 
 // containerdConfig is what both containerd 1.6 (Debian's) and 2.x read. restrict_oom_score_adj spares a machine
 // without CAP_SYS_RESOURCE.
@@ -100,7 +100,8 @@ func runContainerd(ctx context.Context, config Config, kept *children) error {
 	return nil
 }
 
-// importImages waits for containerd and gives it the lab's images.
+// importImages waits for containerd and gives it the lab's images. Only the end of the node ends the wait: no component would try again, and who
+// starts a lab has bounds of their own.
 func importImages(ctx context.Context, config Config, kept *children) error {
 	archive := filepath.Join(config.Dir, "images.tar")
 	file, err := os.Create(archive)
@@ -146,10 +147,10 @@ func lastLine(path string) string {
 	return lines[len(lines)-1]
 }
 
-// awaitSocket waits until a server listens.
+// awaitSocket waits until a server listens or ctx ends.
 func awaitSocket(ctx context.Context, path string) error {
 	var last error
-	err := wait.PollUntilContextTimeout(ctx, 20*time.Millisecond, runtimeStartGrace, true, func(ctx context.Context) (bool, error) {
+	err := wait.PollUntilContextCancel(ctx, 20*time.Millisecond, true, func(ctx context.Context) (bool, error) {
 		var connection net.Conn
 		if connection, last = (&net.Dialer{}).DialContext(ctx, "unix", path); last != nil {
 			return false, nil //nolint:nilerr // it is tried again

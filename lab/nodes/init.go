@@ -115,7 +115,9 @@ func serveControl(config Config, kept *children, stop func()) (*http.Server, err
 		})
 	}
 	mux.HandleFunc("POST /image", func(w http.ResponseWriter, r *http.Request) {
-		if err := importImage(r.Context(), config, kept, r.FormValue("archive")); err != nil {
+		ctx, cancel := context.WithTimeout(r.Context(), loadPatience)
+		defer cancel()
+		if err := importImage(ctx, config, kept, r.FormValue("archive")); err != nil {
 			http.Error(w, err.Error(), http.StatusConflict)
 		}
 	})

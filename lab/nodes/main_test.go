@@ -15,6 +15,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -206,6 +207,24 @@ func (n *runningNode) awaitNoProcess(t *testing.T) {
 	within(testPatience, func() bool { return len(n.processes(t)) == 0 })
 	if left := n.processes(t); len(left) > 0 {
 		t.Errorf("node %s left processes behind: %v", n.Config.Name, left)
+	}
+}
+
+// awaitFrozen waits until the kernel has stopped every process of the node: one that is in a system call ends that first.
+func (n *runningNode) awaitFrozen(t *testing.T) {
+	t.Helper()
+	file, want := filepath.Join(cgroupMount, "freezer", n.Config.Cgroup(), "freezer.state"), "FROZEN"
+	if isCgroup2() {
+		file, want = filepath.Join(cgroupMount, n.Config.Cgroup(), "cgroup.events"), "frozen 1"
+	}
+	var state []byte
+	var err error
+	within(testPatience, func() bool {
+		state, err = os.ReadFile(file)
+		return strings.Contains(string(state), want)
+	})
+	if !strings.Contains(string(state), want) {
+		t.Fatalf("node %s is not frozen: %s, %v", n.Config.Name, state, err)
 	}
 }
 

@@ -292,6 +292,13 @@ func TestReusedPidIsAnotherProcess(t *testing.T) {
 	}
 	theirs := mine
 	theirs.PID = command.Process.Pid // our start time with another's pid: what a reuse looks like
+	real, err := proc.Of("sleep", theirs.PID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if real.StartTime == theirs.StartTime {
+		theirs.StartTime-- // both started in one tick of the clock, and a pid is not reused within it
+	}
 	otherBoot := mine
 	otherBoot.BootID = "00000000-0000-0000-0000-000000000000"
 	for name, record := range map[string]proc.Record{"other start time": theirs, "other boot": otherBoot, "no pid": {BootID: mine.BootID}} {
