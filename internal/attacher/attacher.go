@@ -219,11 +219,12 @@ func (a *Attacher) shutDown() {
 
 // drain starts no new calls, waits up to the drain timeout for those in flight, and records their results.
 func (a *Attacher) drain(logger logr.Logger, calling, working *sync.WaitGroup) {
-	logger.Info("Shutting down, waiting for calls in flight", "timeout", a.drainTimeout)
 	a.draining.Store(true)
 	a.volumes.ShutDown()
 	a.regularCalls.ShutDown()
 	a.suspectCalls.ShutDown()
+	// Logged only now, so that what follows the line finds that nothing more begins.
+	logger.Info("Shutting down, waiting for calls in flight", "timeout", a.drainTimeout)
 	ended, called := make(chan struct{}), make(chan struct{})
 	go func() {
 		calling.Wait() // each call has enqueued its key

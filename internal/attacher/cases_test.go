@@ -232,6 +232,7 @@ func TestCSIAttachTimesOut(t *testing.T) {
 	w.start(func(c *Config) { c.Timeout = 300e6 })
 	va := w.attachment("pv1", "node1")
 	w.untilRefused(va, "DeadlineExceeded")
+	w.driver.WaitCalls(1) // a call's time may be over before it gets to the driver
 	hangs.over.Store(true)
 	w.until(va, "attached", isAttached)
 	w.wantRepeated("Publish id-node1")
@@ -334,6 +335,9 @@ func TestCSIHandlerDetach(t *testing.T) {
 			w.delete(va)
 			if tt.want != "" {
 				w.untilWas(va, "refused", hasDetachError(tt.want))
+			}
+			if tt.timeout > 0 {
+				w.driver.WaitCalls(1) // a call's time may be over before it gets to the driver
 			}
 			fails.over.Store(true)
 			if tt.mend != nil {

@@ -3,9 +3,12 @@ package attacher
 import (
 	"context"
 	"os"
+	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"github.com/go-logr/logr/funcr"
 	"github.com/kubernetes-csi/csi-lib-utils/standardflags"
 	"k8s.io/client-go/kubernetes"
 	"sigs.k8s.io/controller-runtime/pkg/log"
@@ -69,4 +72,27 @@ func TestLeaseAfterShutdown(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Once the log says that an attacher shuts down, nothing more begins: an operator may act on that line (ADR 11).
+func TestNothingBeginsAfterTheShutdownIsLogged(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBubble(t)
+		b.logger = funcr.New(func(_, text string) {
+			if strings.Contains(text, "waiting for calls in flight") {
+				b.attach("late", "node1")
+				time.Sleep(time.Second) // for what an attacher at work does with it
+			}
+		}, funcr.Options{})
+		stop := b.start()
+		b.pass(time.Second)
+		stop()
+		late := b.attachment("late", "node1")
+		if late == nil {
+			t.Fatal("the shutdown was not logged")
+		}
+		if len(late.Finalizers) > 0 || len(b.received("")) > 0 {
+			t.Errorf("begun after the shutdown was logged: finalizers %v, calls %v", late.Finalizers, b.received(""))
+		}
+	})
 }

@@ -282,18 +282,18 @@ func TestThawedLeaderSendsNothing(t *testing.T) {
 	attachments := w.fleet(30)
 	// Each volume that gets its answer makes room for another one.
 	const renewDeadline = 10 * time.Second
-	leader := w.candidate("host-a", a, append(leaseTimes(15*time.Second, renewDeadline, time.Second), "--worker-threads=3")...)
+	leader := w.candidate("host-a", a, append(leaseTimes(15*time.Second, renewDeadline, 3*time.Second), "--worker-threads=3")...)
 	w.driver.WaitCalls(3)
 
 	leader.Signal(syscall.SIGSTOP)
 	w.take("host-b")
+	close(answered) // three replies wait in its socket for the one that thaws
 	<-time.After(renewDeadline)
 	before := len(through(w.driver.Calls(), a))
 	versions := map[string]string{}
 	for _, va := range w.list() {
 		versions[va.Name] = va.ResourceVersion
 	}
-	close(answered) // three replies wait for the one that thaws
 	leader.Signal(syscall.SIGCONT)
 	leader.WantExit(1, "lost the leader lease")
 	leader.WaitLog("the leader lease was not renewed in time") // it tried

@@ -54,6 +54,7 @@ func TestMain(m *testing.M) {
 	if user := os.Getenv(confinedVariable); user != "" {
 		os.Exit(becomeConfined(user, os.Args[1:]))
 	}
+	csi.ShortTimeout = wait.Timeout
 	status := server.Main(m)
 	_ = os.RemoveAll(built.dir)
 	os.Exit(status)

@@ -24,8 +24,8 @@ import (
 const leasePrefix = "external-attacher-leader-"
 
 // maxAbsence bounds how long a leader or candidate waits for a disconnected driver before it exits, so that a replica
-// with a running driver can lead. csi-lib-utils waits as long for the driver at the start.
-const maxAbsence = 30 * time.Second
+// with a running driver can lead. csi-lib-utils waits as long for the driver at the start. Tests raise it.
+var maxAbsence = 30 * time.Second
 
 // ErrShutDown is returned by RunSidecar with leader election if nothing failed: csi-attacher exits with status 1 (ADR
 // 11).

@@ -1,6 +1,7 @@
 package attacher
 
 import (
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -71,8 +72,8 @@ func TestOrphansAreFoundOnceVolumesAreSynced(t *testing.T) {
 		must(t, a.objects.attachmentInformer.GetStore().Add(va))
 		a.attachmentChanged(va)
 	}
-	if len(a.objects.orphans.handles) != 0 {
-		t.Errorf("orphans before anything is known: %v", a.objects.orphans.handles)
+	if found := orphansOf(a); len(found) != 0 {
+		t.Errorf("orphans before anything is known: %v", found)
 	}
 	var running sync.WaitGroup
 	running.Go(func() { a.objects.volumeInformer.RunWithContext(t.Context()) })
@@ -81,9 +82,17 @@ func TestOrphansAreFoundOnceVolumesAreSynced(t *testing.T) {
 		t.Fatal("the cache was not filled")
 	}
 	a.enqueueAll()
-	if _, ok := a.objects.orphans.handles["gone"]; !ok || len(a.objects.orphans.handles) != 1 {
-		t.Errorf("orphans: %v, want the one", a.objects.orphans.handles)
+	found := orphansOf(a)
+	if _, ok := found["gone"]; !ok || len(found) != 1 {
+		t.Errorf("orphans: %v, want the one", found)
 	}
+}
+
+// orphansOf are the orphans that an attacher knows now: its informers change them.
+func orphansOf(a *Attacher) map[string]string {
+	a.objects.orphans.mu.Lock()
+	defer a.objects.orphans.mu.Unlock()
+	return maps.Clone(a.objects.orphans.handles)
 }
 
 // A settled attachment of another node, which nothing wakes at the start, identifies the volume of an orphan: its

@@ -2,7 +2,6 @@ package attacher
 
 import (
 	"context"
-	"os"
 	"os/exec"
 	"testing"
 	"time"
@@ -131,8 +130,9 @@ func TestDriverStaysAway(t *testing.T) {
 	}
 	w := newWorld(t)
 	health := process.FreeAddress()
-	leader := w.candidate("host-a", w.driver.Address)
-	single := w.launch(exec.Command(os.Args[0], w.arguments(w.driver.Address, "--http-endpoint="+health)...))
+	// The program as it is shipped: the other tests' children wait for longer.
+	leader := w.candidateOf(programPath(t), "host-a", w.driver.Address)
+	single := w.launch(exec.Command(programPath(t), w.arguments(w.driver.Address, "--http-endpoint="+health)...))
 	w.untilLeads("host-a")
 	wait.Until(t, "the other works without a lease", func() bool { return ask(t, health, "/readyz") == "200 ok" })
 	left := time.Now()

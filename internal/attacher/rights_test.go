@@ -149,7 +149,8 @@ func TestShippedRightsAreWhatIsUsed(t *testing.T) {
 	began := time.Now()
 	args := []string{"--kubeconfig", throughLossyProxy(t, user), "--csi-address", w.driver.Address,
 		"--leader-election", "--leader-election-namespace", "belay-system"}
-	args = append(args, leaseTimes(5*time.Minute, 4*time.Minute, 100*time.Millisecond)...)
+	// A candidate that gets no watch of the lease within the retry period does without.
+	args = append(args, leaseTimes(5*time.Minute, 4*time.Minute, 30*time.Second)...)
 	p := process.Start(t, exec.Command(programPath(t), args...))
 	attachAndDetach(w, "pv1")
 	if !held(w.lease()) {

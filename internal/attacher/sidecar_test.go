@@ -19,6 +19,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
+	"belay.dev/belay/internal/csi"
 	"belay.dev/belay/internal/testing/apiserver"
 	"belay.dev/belay/internal/testing/process"
 	"belay.dev/belay/internal/testing/wait"
@@ -32,7 +33,8 @@ func runAsSidecar() int {
 	flag.CommandLine = flag.NewFlagSet(os.Args[0], flag.ExitOnError) // without those of the test's libraries
 	options := RegisterFlags()
 	flag.Parse()
-	maxDrain = wait.Timeout // no test is about its end, and a busy machine may take longer
+	// No test of this child is about the end of one of these, and a busy machine may take longer.
+	maxDrain, maxAbsence, csi.ShortTimeout = wait.Timeout, wait.Timeout, wait.Timeout
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
 	if err := RunSidecar(ctx, options); err != nil {

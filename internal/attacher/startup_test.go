@@ -3,6 +3,8 @@ package attacher
 import (
 	"context"
 	"fmt"
+	"os"
+	"os/exec"
 	"strings"
 	"syscall"
 	"testing"
@@ -33,6 +35,7 @@ func TestStart(t *testing.T) {
 		change func(d *csidriver.Driver)
 		args   []string
 		ends   string // a part of its output when it exits with status 1; empty if it attaches
+		ships  bool   // runs the program as it is shipped, because the other tests' children wait for longer
 	}{
 		"ready at once": {},
 		"not ready, then silent, then ready": {
@@ -54,13 +57,13 @@ func TestStart(t *testing.T) {
 		},
 		"no name":      {change: name("", nil), ends: "driver name is empty"},
 		"name fails":   {change: name("", broken), ends: "get the name of the CSI driver"},
-		"name hangs":   {change: func(d *csidriver.Driver) { d.OnGetPluginInfo = hang[string] }, ends: "DeadlineExceeded"},
+		"name hangs":   {change: func(d *csidriver.Driver) { d.OnGetPluginInfo = hang[string] }, ends: "DeadlineExceeded", ships: true},
 		"capabilities": {change: func(d *csidriver.Driver) { d.OnGetCapabilities = func(context.Context) error { return broken } }, ends: "get the controller capabilities"},
 		"capabilities hang": {
 			change: func(d *csidriver.Driver) {
 				d.OnGetCapabilities = func(ctx context.Context) error { _, err := hang[any](ctx); return err }
 			},
-			ends: "DeadlineExceeded",
+			ends: "DeadlineExceeded", ships: true,
 		},
 		"not a unix socket": {args: []string{"--csi-address=127.0.0.1:1"}, ends: `--csi-address is "127.0.0.1:1", but must be the absolute path of a Unix socket`},
 		"lease times that allow two leaders": {
@@ -77,7 +80,11 @@ func TestStart(t *testing.T) {
 			w.node("node1")
 			w.volume("pv1")
 			va := w.attachment("pv1", "node1")
-			s := w.sidecar(test.args...)
+			program := os.Args[0]
+			if test.ships {
+				program = programPath(t)
+			}
+			s := w.launch(exec.Command(program, w.arguments(w.driver.Address, test.args...)...))
 			if test.ends == "" {
 				w.until(va, "attached", isAttached)
 				return

@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 
 	"belay.dev/belay/internal/publication"
 	"belay.dev/belay/internal/telemetry"
@@ -25,6 +26,18 @@ func (b *bubble) startsOf(method, node, volume string, since time.Time) (starts 
 		}
 	}
 	return starts
+}
+
+// attemptWithin reports whether the back-off of an attachment that is not attached ends in that time, or has ended.
+func (b *bubble) attemptWithin(d time.Duration) bool {
+	for _, item := range b.attacher.objects.attachmentInformer.GetStore().List() {
+		va := item.(*storagev1.VolumeAttachment)
+		next := b.attacher.policy.NextAttempt(string(va.UID), b.attacher.calls.of(va.UID).call)
+		if !va.Status.Attached && time.Until(next) < d {
+			return true
+		}
+	}
+	return false
 }
 
 // RESOURCE_EXHAUSTED holds back the attaches to that node: one at a time, with a pause after each that fails, until one
@@ -108,6 +121,9 @@ func TestDetachFromAFullNodeEndsTheBackOff(t *testing.T) {
 			b.attach(fmt.Sprint("w", i), "other")
 		}
 		b.pass(time.Hour)
+		for b.attemptWithin(5 * time.Second) { // back-offs have a jitter, and none may end while this test looks
+			b.pass(time.Second)
+		}
 		begun := time.Now()
 		b.detach("in1", "full")
 		b.pass(3500 * time.Millisecond)
@@ -120,7 +136,7 @@ func TestDetachFromAFullNodeEndsTheBackOff(t *testing.T) {
 				t.Errorf("attaches to the node were tried after %v, want a second between them", starts)
 			}
 		}
-		if n := len(b.startsOf("Publish", "other", "", begun)); n > 1 {
+		if n := len(b.startsOf("Publish", "other", "", begun)); n > 0 {
 			t.Errorf("%d attaches to another full node were tried", n)
 		}
 		attached := 0

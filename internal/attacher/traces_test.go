@@ -89,7 +89,9 @@ func traceCycle(t *testing.T, w *world, env ...string) (p *process.Process, pare
 // it.
 func TestTracesOfCalls(t *testing.T) {
 	w, c := newWorld(t), startCollector(t)
-	p, parent := traceCycle(t, w, "OTEL_EXPORTER_OTLP_ENDPOINT=http://"+c.address, "OTEL_SERVICE_NAME=attacher-of-the-test", "OTEL_BSP_SCHEDULE_DELAY=100")
+	p, parent := traceCycle(t, w, "OTEL_EXPORTER_OTLP_ENDPOINT=http://"+c.address, "OTEL_SERVICE_NAME=attacher-of-the-test", "OTEL_BSP_SCHEDULE_DELAY=100",
+		// Spans that a busy machine does not send in time are lost.
+		"OTEL_EXPORTER_OTLP_TIMEOUT=120000", "OTEL_BSP_EXPORT_TIMEOUT=120000")
 	id := strings.Split(parent, "-")
 	if len(id) != 4 {
 		t.Fatalf("the driver got the trace parent %q", parent)

@@ -3,6 +3,7 @@ package csi
 import (
 	"context"
 	"errors"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -19,6 +20,12 @@ import (
 )
 
 var attaches = []csispec.ControllerServiceCapability_RPC_Type{csispec.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME}
+
+// No test is about the end of a call that a driver answers from memory.
+func TestMain(m *testing.M) {
+	ShortTimeout = wait.Timeout
+	os.Exit(m.Run())
+}
 
 // process is a driver's process: it serves the socket until it is stopped.
 func process(t *testing.T, socket, name string, change ...func(*csidriver.Driver)) *csidriver.Driver {

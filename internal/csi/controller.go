@@ -13,9 +13,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// shortTimeout limits the calls that a driver answers from memory: GetPluginInfo, and the two capability calls together. The process
-// exits when it passes. On a busy machine an answer can take longer than csi-attacher's 1 s.
-const shortTimeout = 10 * time.Second
+// ShortTimeout limits the calls that a driver answers from memory: GetPluginInfo, and the two capability calls together. The process
+// exits when it passes. On a busy machine an answer can take longer than csi-attacher's 1 s. Tests raise it.
+var ShortTimeout = 10 * time.Second
 
 // PublishRequest is ControllerPublishVolumeRequest in Kubernetes' terms.
 type PublishRequest struct {
@@ -49,7 +49,7 @@ type Capabilities struct {
 }
 
 func driverName(ctx context.Context, conn *grpc.ClientConn) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, shortTimeout)
+	ctx, cancel := context.WithTimeout(ctx, ShortTimeout)
 	defer cancel()
 	name, err := rpc.GetDriverName(ctx, conn)
 	if err != nil {
@@ -78,7 +78,7 @@ func NewController(ctx context.Context, conn *grpc.ClientConn, options ...grpc.C
 }
 
 func getCapabilities(ctx context.Context, conn *grpc.ClientConn) (Capabilities, error) {
-	ctx, cancel := context.WithTimeout(ctx, shortTimeout)
+	ctx, cancel := context.WithTimeout(ctx, ShortTimeout)
 	defer cancel()
 	plugin, err := rpc.GetPluginCapabilities(ctx, conn)
 	if err != nil {

@@ -124,7 +124,7 @@ func (p *plugin) remains(ctx context.Context, reader *inspect.Reader, ref diagno
 	if err := format.print(p.Out, answer, func() error {
 		_, _ = fmt.Fprintf(p.Out, "Still attached to node %s after %v: %s, %s in use.\n", ref.Name, timeout, several(len(answer.Attachments), "VolumeAttachment"), several(len(answer.InUse), "volume"))
 		switch {
-		case unread != nil:
+		case answer.Explanation == nil:
 			return nil
 		case e.Verdict == diagnosis.Clear:
 			_, err := fmt.Fprintf(p.Out, "Pods on the node use them: drain it.\n  %s\n", p.command("kubectl drain "+ref.Name+" --ignore-daemonsets"))

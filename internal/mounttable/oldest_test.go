@@ -36,7 +36,7 @@ func TestHolderIsOldestProcess(t *testing.T) {
 		if os.Getuid() != 0 {
 			t.Skip("needs root to mount")
 		}
-		cmd := exec.Command("unshare", "-p", "-f", "-m", "--mount-proc", "--kill-child", os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v") //nolint:gosec // this test
+		cmd := exec.Command("unshare", "-p", "-f", "-m", "--mount-proc", "--kill-child", os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v")
 		cmd.Env = append(os.Environ(), inPIDNamespace+"=1")
 		if out, err := cmd.CombinedOutput(); err != nil {
 			t.Fatalf("%v: %s", err, out)

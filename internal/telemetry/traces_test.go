@@ -39,7 +39,7 @@ func TestTracesCostNothingWhenOff(t *testing.T) {
 	}
 	defer stop()
 	ctx, failed := t.Context(), errors.New("failed")
-	if n := testing.AllocsPerRun(100, func() {
+	attach := func() {
 		ctx, span := traces.Start(ctx, "attach", SpanOptions{Parent: foreign, Node: "node-1"})
 		traces.Keep("attach", span)
 		ctx, call := traces.StartCall(ctx, "csi.v1.Controller", "ControllerPublishVolume")
@@ -49,8 +49,13 @@ func TestTracesCostNothingWhenOff(t *testing.T) {
 		call.End(failed)
 		traces.Kept("attach").EndAs("test")
 		traces.Take("attach").End(nil)
-	}); n != 0 {
-		t.Errorf("%v allocations", n)
+	}
+	least := testing.AllocsPerRun(100, attach)
+	for range 9 { // it counts what goroutines of earlier tests allocate, too
+		least = min(least, testing.AllocsPerRun(100, attach))
+	}
+	if least != 0 {
+		t.Errorf("%v allocations", least)
 	}
 }
 

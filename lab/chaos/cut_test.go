@@ -190,7 +190,7 @@ func (r *run) pushTo(ctx context.Context, from, to string, published <-chan stri
 	}
 	return wait.PollUntilContextCancel(ctx, lookAgain, true, func(context.Context) (bool, error) {
 		now, err := r.scene.WriterNode()
-		return err == nil && now == to, nil //nolint:nilerr // between two pods there is none
+		return err == nil && now == to, nil
 	})
 }
 

@@ -108,6 +108,10 @@ func (d *Driver) record(ctx context.Context, c *Call) (nth int) {
 
 func (d *Driver) controllerCall(ctx context.Context, c Call) (map[string]string, error) {
 	d.Lock()
+	if ctx.Err() != nil { // a handler that runs late: nothing waits for this call any more
+		d.Unlock()
+		return nil, status.FromContextError(ctx.Err()).Err()
+	}
 	nth := d.record(ctx, &c)
 	if d.inFlight == nil {
 		d.inFlight = map[string][]context.Context{}
