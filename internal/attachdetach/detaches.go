@@ -63,13 +63,13 @@ func (a *eventEmitter) attachmentDeleted(keys []key, last *storagev1.VolumeAttac
 // the response. responded takes the response.
 func (w *work) requestDetach(s attachment.ForceDetach) (responded func(error)) {
 	a, d := w.eventEmitter, w.detachOf(s.Attachment)
-	d.requesting = true
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	before, tracked := a.detaches[w.key][s.Node]
 	if tracked = tracked && before.uid == d.uid; tracked { // an earlier request had no response
-		d.deletionSeen, d.unconfirmed = before.deletionSeen, before.unconfirmed
+		d = before
 	}
+	d.requesting = true
 	a.follow(w.key, s.Node, d)
 	return func(err error) {
 		a.mu.Lock()

@@ -16,7 +16,6 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 	watchtools "k8s.io/client-go/tools/watch"
-	"k8s.io/client-go/util/retry"
 )
 
 // uninitializedTaint is what a kubelet with --cloud-provider=external registers
@@ -77,22 +76,18 @@ func adopt(ctx context.Context, client kubernetes.Interface, node *corev1.Node, 
 // takeOffUninitialized writes the taints under the node's resourceVersion: the node
 // life cycle controller writes them at the same time.
 func takeOffUninitialized(ctx context.Context, client kubernetes.Interface, name string) error {
-	err := retry.RetryOnConflict(retry.DefaultBackoff, func() error {
-		node, err := client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
-		if err != nil {
-			return err
-		}
-		kept := slices.DeleteFunc(slices.Clone(node.Spec.Taints), func(taint corev1.Taint) bool {
-			return taint.Key == uninitializedTaint
-		})
-		if len(kept) == len(node.Spec.Taints) {
-			return nil
-		}
-		node.Spec.Taints = kept
-		_, err = client.CoreV1().Nodes().Update(ctx, node, metav1.UpdateOptions{})
-		return err
-	})
+	node, err := client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
+		return fmt.Errorf("take off taint %s: %w", uninitializedTaint, err)
+	}
+	kept := slices.DeleteFunc(slices.Clone(node.Spec.Taints), func(taint corev1.Taint) bool {
+		return taint.Key == uninitializedTaint
+	})
+	if len(kept) == len(node.Spec.Taints) {
+		return nil
+	}
+	node.Spec.Taints = kept
+	if _, err := client.CoreV1().Nodes().Update(ctx, node, metav1.UpdateOptions{}); err != nil {
 		return fmt.Errorf("take off taint %s: %w", uninitializedTaint, err)
 	}
 	return nil

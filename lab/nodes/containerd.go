@@ -19,7 +19,7 @@ import (
 // containerdSocket lies in the node's own /run.
 const containerdSocket = "/run/containerd/containerd.sock"
 
-// loadPatience is how long who loads an image waits for a containerd that does not answer.
+// loadPatience is how long the load of an image waits for a containerd that does not answer.
 const loadPatience = 30 * time.Second
 
 // containerdConfig is what both containerd 1.6 (Debian's) and 2.x read. restrict_oom_score_adj spares a machine
@@ -100,8 +100,8 @@ func runContainerd(ctx context.Context, config Config, kept *children) error {
 	return nil
 }
 
-// importImages waits for containerd and gives it the lab's images. Only the end of the node ends the wait: no component would try again, and who
-// starts a lab has bounds of their own.
+// importImages waits for containerd and gives it the lab's images. Only the end of the node ends the wait: no component tries again
+// later, and the start of a lab has a timeout of its own.
 func importImages(ctx context.Context, config Config, kept *children) error {
 	archive := filepath.Join(config.Dir, "images.tar")
 	file, err := os.Create(archive)
