@@ -18,11 +18,15 @@ func labOptions(plane, name string, nodes int) cluster.Options {
 	}
 }
 
-// TestOnePublishPerAttach counts calls at the driver: 20 volumes, attached to one node after the other, are 100
-// attaches and so 100 calls, all of which succeed.
+// TestOnePublishPerAttach counts calls at the driver: 20 volumes, attached to one node after the other (twice, in the long tests five times), are 40 or 100
+// attaches and as many calls, all of which succeed.
 func TestOnePublishPerAttach(t *testing.T) {
 	labtest.Needs(t)
-	const volumes, rounds = 20, 5
+	const volumes = 20
+	rounds := 5
+	if testing.Short() {
+		rounds = 2
+	}
 	ctx := t.Context()
 	scene := labtest.Open(t, labtest.Steady(labOptions(cluster.PlaneBelay, "bench", 2)))
 	fleet, err := scene.NewFleet(ctx, "vol", volumes)

@@ -9,12 +9,11 @@ import (
 	"belay.dev/belay/lab/drivercheck"
 	"belay.dev/belay/lab/labdisk"
 	"belay.dev/belay/lab/nodes"
-	"belay.dev/belay/lab/proc"
 )
 
 // mount adds the commands of the lab's other parts.
 func mount(root *cobra.Command) {
-	root.AddCommand(proc.Command(), demo.Command(), bench.Command(), labdisk.Command(), faultCommand(), drivercheck.Command())
+	root.AddCommand(demo.Command(), bench.Command(), labdisk.Command(), faultCommand(), drivercheck.Command())
 	root.AddCommand(nodes.Commands()...)
 }
 

@@ -92,7 +92,7 @@ func (c *Cluster) bringUp(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	c.group = proc.Group{RunDir: c.paths.run(), Shim: own.path("belay-lab"), Env: componentEnvironment(os.Environ())}
+	c.group = proc.Group{RunDir: c.paths.run(), Shim: own.path(proc.Program), Env: componentEnvironment(os.Environ())}
 	return c.start(ctx, programs, own)
 }
 
@@ -112,9 +112,9 @@ func alsoLog(path string, progress func(string, ...any)) func(string, ...any) {
 
 func neededSiblings(o Options) []string {
 	if o.Plane == PlaneUpstream && !o.Bare && o.Recovery == "" {
-		return []string{"belay-lab", "ledger"}
+		return []string{"belay-lab", proc.Program, "ledger"}
 	}
-	return []string{"belay-lab", "ledger", "belay-controller", "belay-attacher"}
+	return []string{"belay-lab", proc.Program, "ledger", "belay-controller", "belay-attacher"}
 }
 
 // start brings everything up, what can go side by side at the same time.

@@ -12,49 +12,37 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"belay.dev/belay/lab/cluster"
 	"belay.dev/belay/lab/labdisk"
 	"belay.dev/belay/lab/labtest"
 	"belay.dev/belay/lab/scenario"
 )
 
-// TestInlineVolumes gives one pod two inline volumes, on a real kubelet and on belay's
-// node agent: both ask the driver for the same, and pods can write.
-func TestInlineVolumes(t *testing.T) {
-	labtest.Needs(t)
-	for _, kind := range []string{cluster.NodeKindBelay, cluster.NodeKindKubelet} {
-		t.Run(kind, func(t *testing.T) {
-			if best, because := cluster.DefaultNodeKind(); kind == cluster.NodeKindKubelet && best != kind {
-				t.Skip("NOT RUN: " + because)
-			}
-			scene := labtest.Open(t, cluster.Options{
-				Name: "e2e-inline", Nodes: 1, NodeKind: kind, Plane: cluster.PlaneBelay, Drivers: []string{labdisk.DriverLocal},
-			})
-			pods := scene.Client.CoreV1().Pods(scenario.Namespace)
-			pod, err := pods.Create(t.Context(), inlinePod("data", "scratch"), metav1.CreateOptions{})
-			if err != nil {
-				t.Fatal(err)
-			}
-			node := labtest.UntilPod(t, scene, pod.Name, "runs and is ready", func(pod *corev1.Pod) bool {
-				return pod != nil && slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
-					return c.Type == corev1.ContainersReady && c.Status == corev1.ConditionTrue
-				})
-			}).Spec.NodeName
-			status, err := scene.Client.CoreV1().Nodes().Get(t.Context(), node, metav1.GetOptions{})
-			if err != nil {
-				t.Fatal(err)
-			}
-			if len(status.Status.VolumesInUse)+len(status.Status.VolumesAttached) > 0 {
-				t.Errorf("in use %v, attached %v", status.Status.VolumesInUse, status.Status.VolumesAttached)
-			}
-			if err := pods.Delete(t.Context(), pod.Name, metav1.DeleteOptions{}); err != nil {
-				t.Fatal(err)
-			}
-			labtest.UntilPod(t, scene, pod.Name, "is gone", func(pod *corev1.Pod) bool { return pod == nil })
-			if diff := cmp.Diff(inlineCalls(pod, "data", "scratch"), madeCalls(t, scene)); diff != "" {
-				t.Errorf("calls (-want +got):\n%s", diff)
-			}
+// testInlineVolumes gives one pod two inline volumes: the driver is asked for both and no other, and the pod can write.
+func testInlineVolumes(t *testing.T, scene *scenario.Scene) {
+	t.Helper()
+	pods := scene.Client.CoreV1().Pods(scenario.Namespace)
+	pod, err := pods.Create(t.Context(), inlinePod("data", "scratch"), metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	node := labtest.UntilPod(t, scene, pod.Name, "runs and is ready", func(pod *corev1.Pod) bool {
+		return pod != nil && slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
+			return c.Type == corev1.ContainersReady && c.Status == corev1.ConditionTrue
 		})
+	}).Spec.NodeName
+	status, err := scene.Client.CoreV1().Nodes().Get(t.Context(), node, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(status.Status.VolumesInUse)+len(status.Status.VolumesAttached) > 0 {
+		t.Errorf("in use %v, attached %v", status.Status.VolumesInUse, status.Status.VolumesAttached)
+	}
+	if err := pods.Delete(t.Context(), pod.Name, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	labtest.UntilPod(t, scene, pod.Name, "is gone", func(pod *corev1.Pod) bool { return pod == nil })
+	if diff := cmp.Diff(inlineCalls(pod, "data", "scratch"), madeCalls(t, scene)); diff != "" {
+		t.Errorf("calls (-want +got):\n%s", diff)
 	}
 }
 

@@ -9,18 +9,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ExecVerb is the hidden sub-command that the binary holding this package must offer: it is how
-// a child becomes a recorded process. See Command.
-const ExecVerb = "proc-exec"
+// Program is the name of the program that a child starts as, and by which it becomes a recorded process. See Command.
+const Program = "belay-lab-exec"
 
-// Command is the hidden sub-command ExecVerb.
+// Command is all of Program.
 func Command() *cobra.Command {
 	var shim shim
 	command := &cobra.Command{
-		Use:    ExecVerb + " --record FILE --name NAME -- PROGRAM ARGS...",
-		Short:  "Write a record of this process, then become PROGRAM",
-		Hidden: true,
-		Args:   cobra.MinimumNArgs(1),
+		Use:          Program + " --record FILE --name NAME -- PROGRAM ARGS...",
+		Short:        "Write a record of this process, then become PROGRAM, for belay-lab",
+		Args:         cobra.MinimumNArgs(1),
+		SilenceUsage: true,
 		RunE: func(_ *cobra.Command, args []string) error {
 			return shim.become(args)
 		},

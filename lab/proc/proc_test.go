@@ -20,12 +20,10 @@ import (
 // parentEnv makes this test binary a parent that starts one child and then waits to be killed.
 const parentEnv = "BELAY_TEST_PARENT_RUNDIR"
 
-// TestMain makes the test binary its own shim, as belay-lab is.
+// TestMain makes the test binary the shim too, by a link with its name.
 func TestMain(m *testing.M) {
-	if len(os.Args) > 1 && os.Args[1] == proc.ExecVerb {
-		command := proc.Command()
-		command.SetArgs(os.Args[2:])
-		if command.Execute() != nil {
+	if filepath.Base(os.Args[0]) == proc.Program {
+		if proc.Command().Execute() != nil {
 			os.Exit(1)
 		}
 		return
@@ -37,7 +35,24 @@ func TestMain(m *testing.M) {
 		}
 		select {}
 	}
-	os.Exit(m.Run())
+	os.Exit(run(m))
+}
+
+func run(m *testing.M) int {
+	dir, err := os.MkdirTemp("", "shim")
+	if err == nil {
+		defer func() { _ = os.RemoveAll(dir) }()
+		self, _ := os.Executable()
+		err = os.Symlink(self, filepath.Join(dir, proc.Program))
+	}
+	if err == nil {
+		err = os.Setenv("PATH", dir+":"+os.Getenv("PATH"))
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return m.Run()
 }
 
 // patience is how long a test waits for what must happen, also on a machine that is busy with much else.

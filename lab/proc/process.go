@@ -1,6 +1,7 @@
 package proc
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -51,7 +52,7 @@ const (
 type Group struct {
 	// RunDir holds the records; it must exist.
 	RunDir string
-	// Shim is the program that offers ExecVerb; default: this process's own executable.
+	// Shim is the path of Program; default: the one in PATH.
 	Shim string
 	// Env is the environment of every process of the group; default: this process's own.
 	Env []string
@@ -89,11 +90,6 @@ func (g Group) Start(spec Spec) (*Process, error) {
 		return nil, fmt.Errorf("starting %s: %w", spec.Name, err)
 	}
 	spec.Path = path
-	if g.Shim == "" {
-		if g.Shim, err = os.Executable(); err != nil {
-			return nil, fmt.Errorf("starting %s: finding this program: %w", spec.Name, err)
-		}
-	}
 	ctx, cancel := context.WithCancel(context.Background())
 	p := &Process{spec: spec, group: g, cancel: cancel, done: make(chan struct{})}
 	if err := p.launch(); err != nil {
@@ -113,10 +109,10 @@ func (p *Process) launch() error {
 	if logFile != nil {
 		defer func() { _ = logFile.Close() }()
 	}
-	args := []string{ExecVerb, "--name", p.spec.Name, "--record", RecordPath(p.group.RunDir, p.spec.Name),
+	args := []string{"--name", p.spec.Name, "--record", RecordPath(p.group.RunDir, p.spec.Name),
 		"--parent", fmt.Sprint(os.Getpid()), "--hostname", p.spec.Hostname}
 	args = append(append(args, "--", p.spec.Path), p.spec.Args...)
-	command := exec.Command(p.group.Shim, args...)
+	command := exec.Command(cmp.Or(p.group.Shim, Program), args...)
 	environment := p.group.Env
 	if environment == nil {
 		environment = os.Environ()
