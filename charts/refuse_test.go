@@ -27,9 +27,6 @@ func TestEachObjectIsRenderedOnce(t *testing.T) {
 			for _, release := range []string{"kube-system", "kube-node-lease", namespace} {
 				values := values
 				if secrets != "" {
-					if !slices.Contains(values, "recovery.enabled=true") {
-						continue // only recovery reads them
-					}
 					values = append(slices.Clone(values), "recovery.secretNamespaces={"+secrets+"}")
 				}
 				seen := map[string]bool{}

@@ -18,8 +18,8 @@ func labOptions(plane, name string, nodes int) cluster.Options {
 	}
 }
 
-// TestOnePublishPerAttach counts calls at the driver: 20 volumes, attached to one node after the other (twice, in the long tests five times), are 40 or 100
-// attaches and as many calls, all of which succeed.
+// TestOnePublishPerAttach counts calls at the driver: 20 volumes, attached to one node after the other, are one call for each attach, and all
+// succeed. They are 40 attaches, and 100 in the long tests.
 func TestOnePublishPerAttach(t *testing.T) {
 	labtest.Needs(t)
 	const volumes = 20

@@ -40,15 +40,13 @@ func TestMain(m *testing.M) {
 
 func run(m *testing.M) int {
 	dir, err := os.MkdirTemp("", "shim")
-	if err == nil {
-		defer func() { _ = os.RemoveAll(dir) }()
-		self, _ := os.Executable()
-		err = os.Symlink(self, filepath.Join(dir, proc.Program))
-	}
-	if err == nil {
-		err = os.Setenv("PATH", dir+":"+os.Getenv("PATH"))
-	}
 	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	self, err := os.Executable()
+	if err := errors.Join(err, os.Symlink(self, filepath.Join(dir, proc.Program)), os.Setenv("PATH", dir+":"+os.Getenv("PATH"))); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
