@@ -111,6 +111,10 @@ race: upstream $(HELM) ## Run the unit tests, and those of the lab's own parts, 
 mutants: upstream ## Take rules out, one by one, and expect a test to fail for each: recovery's, and those of the conformance tables. ARGS='-run TestConformance/attacher' for some.
 	KUBEBUILDER_ASSETS=$(UPSTREAM) BELAY_UPSTREAM_BIN=$(UPSTREAM) BELAY_CSI_ATTACHER=$(UPSTREAM)/csi-attacher go test -count=1 -timeout 3h -v ./hack/mutants $(ARGS)
 
+.PHONY: replay
+replay: check-go ## Run seeds of the simulation twice with a Go runtime that interrupts goroutines after 30 µs, and compare (BELAY_SEEDS=200).
+	hack/replay
+
 .PHONY: fuzz
 fuzz: check-go ## Fuzz every target, 100,000 times each (ARGS=1000000 for longer); make test fuzzes some for seconds.
 	hack/fuzz all $(ARGS)

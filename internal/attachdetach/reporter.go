@@ -35,13 +35,41 @@ type reporter struct {
 
 // nodeQueue holds the changes of one node.
 type nodeQueue struct {
-	// writer is a semaphore, held while a batch is written.
-	writer chan struct{}
 	// users counts the pending changes; the queue is deleted after the last.
 	users int // guarded by reporter.mu
 
 	mu      sync.Mutex
-	waiting []*change
+	writing bool      // a batch is being written
+	waiting []*change // the next batch
+}
+
+// join has the caller of a change write it, or adds it to the next batch.
+func (l *nodeQueue) join(c *change) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.writing {
+		l.waiting = append(l.waiting, c)
+		return
+	}
+	l.writing = true
+	c.batch <- []*change{c}
+}
+
+// next has one of the waiting callers write the next batch.
+func (l *nodeQueue) next() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	batch := l.waiting
+	l.waiting, l.writing = nil, len(batch) > 0
+	if l.writing {
+		batch[0].batch <- batch
+	}
+}
+
+func (l *nodeQueue) leave(c *change) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.waiting = slices.DeleteFunc(l.waiting, func(o *change) bool { return o == c })
 }
 
 // change is a change of one volume on one node.
@@ -55,8 +83,10 @@ type change struct {
 	// newVersion requires a new resource version of the Node even if the list does not change.
 	newVersion bool
 	// uid is the UID of the Node that was decided on.
-	uid  types.UID
-	done chan outcome
+	uid types.UID
+	// One of these receives once: the batch that the caller has to write, or what came of the change in the batch of another one.
+	batch chan []*change
+	done  chan outcome
 }
 
 // kind is the type of a change.
@@ -97,26 +127,23 @@ func (r *reporter) check(ctx context.Context, node string) outcome {
 func (r *reporter) change(ctx context.Context, node string, c change) outcome {
 	l := r.acquire(node)
 	defer r.release(node, l)
-	c.done = make(chan outcome, 1)
-	l.mu.Lock()
-	l.waiting = append(l.waiting, &c)
-	l.mu.Unlock()
+	c.batch, c.done = make(chan []*change, 1), make(chan outcome, 1)
+	l.join(&c)
 	select {
-	case out := <-c.done: // written in another caller's batch
+	case out := <-c.done:
 		return out
-	case l.writer <- struct{}{}:
+	case batch := <-c.batch:
+		r.write(ctx, node, l, batch)
+		return <-c.done
 	case <-ctx.Done():
-		return outcome{err: context.Cause(ctx)}
 	}
-	l.mu.Lock()
-	batch := l.waiting
-	l.waiting = nil
-	l.mu.Unlock()
-	if len(batch) > 0 {
-		r.write(ctx, node, batch)
+	l.leave(&c)
+	select {
+	case batch := <-c.batch: // it failed for all, who try again
+		r.write(ctx, node, l, batch)
+	default:
 	}
-	<-l.writer
-	return <-c.done
+	return outcome{err: context.Cause(ctx)}
 }
 
 func (r *reporter) acquire(node string) *nodeQueue {
@@ -124,7 +151,7 @@ func (r *reporter) acquire(node string) *nodeQueue {
 	defer r.mu.Unlock()
 	l, ok := r.queues[node]
 	if !ok {
-		l = &nodeQueue{writer: make(chan struct{}, 1)}
+		l = &nodeQueue{}
 		r.queues[node] = l
 	}
 	l.users++
@@ -139,9 +166,10 @@ func (r *reporter) release(node string, l *nodeQueue) {
 	}
 }
 
-// write sends all changes of the batch in one PATCH.
-func (r *reporter) write(ctx context.Context, node string, batch []*change) {
+// write sends all changes of the batch in one PATCH. The next batch is what waited until its end: none of the changes that follow from it.
+func (r *reporter) write(ctx context.Context, node string, l *nodeQueue, batch []*change) {
 	allowed, out := r.tryWrite(ctx, node, batch)
+	l.next()
 	for i, c := range batch {
 		if out.err == nil && !out.missing && !allowed[i] {
 			c.done <- outcome{}

@@ -20,14 +20,15 @@ import (
 	"belay.dev/belay/internal/publication"
 )
 
-// act carries out the steps of a decision except calls to the driver. Each step is for another attachment, so a failed
-// step does not stop the others. Attachments whose step failed get a wait in the decision.
-func (a *Attacher) act(ctx context.Context, snap snapshot, decision *publication.Decision) (progressed bool, err error) {
+// act carries out the steps of a decision except calls to the driver, and passes the turn before. Each step is for another
+// attachment, so a failed step does not stop the others. Attachments whose step failed get a wait in the decision.
+func (a *Attacher) act(ctx context.Context, snap snapshot, decision *publication.Decision, pass func()) (progressed bool, err error) {
 	var failed []error
 	for _, step := range decision.Steps {
 		if _, call := step.(publication.CallDriver); call {
 			continue
 		}
+		pass()
 		subj := snap.subjects[step.Target()]
 		done, err := a.apply(ctx, snap, subj, step)
 		progressed = progressed || done

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"hash/fnv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -88,12 +87,15 @@ type Attacher struct {
 	deciding       sync.Map // publication.Keys that a worker decides on now
 	absence        absence
 	pendingSecrets pendingSecrets
+	turns          turns // of the workers of queue
 	queue          workqueue.TypedRateLimitingInterface[publication.Key]
 	volumes        workqueue.TypedRateLimitingInterface[string]
 
 	regularCalls, suspectCalls *callQueue
 
 	callsInFlightAtExit atomic.Bool // Run returned while CSI calls were in flight
+
+	attachmentHandled chan struct{} // receives after each event of a VolumeAttachment was handled
 
 	running  atomic.Bool // informer events are enqueued
 	draining atomic.Bool // no new call is started
@@ -114,7 +116,7 @@ func New(c Config) (*Attacher, error) {
 		policy:        publication.Policy{RetryStart: c.RetryStart, RetryMax: c.RetryMax},
 		reconcileSync: c.ReconcileSync, maxEntries: c.MaxEntries, reconcileMetrics: c.ReconcileMetrics, metrics: c.Metrics,
 		objects: watched, calls: newLedger(), limit: requestLimit(c.QPS, c.Burst), workers: workersFor(c.QPS),
-		throttle: newThrottle(c.RetryStart), traces: c.Traces,
+		throttle: newThrottle(c.RetryStart), traces: c.Traces, turns: newTurns(), attachmentHandled: make(chan struct{}, 1),
 	}
 	watched.keepTraceparents = c.Traces != nil
 	// The queue names are csi-attacher's, so that dashboards keep working.
@@ -179,7 +181,7 @@ func (a *Attacher) Run(ctx context.Context) error {
 		}
 	}
 	for range a.workers {
-		working.Go(func() { a.work(work, a.queue, a.process) })
+		working.Go(func() { a.work(work, a.queue) })
 	}
 	for range volumeWorkers {
 		working.Go(func() { workVolumes(work, a) })
@@ -250,15 +252,11 @@ func (a *Attacher) drain(logger logr.Logger, calling, working *sync.WaitGroup) {
 	}
 }
 
-// jitter shortens each delay of a rate limiter by up to a fifth, so that keys that failed together are not retried
-// together. It is derived from the key, which keeps the simulation deterministic.
+// jitter spreads the delays of a rate limiter by key.
 type jitter[T comparable] struct{ workqueue.TypedRateLimiter[T] }
 
 // When implements workqueue.TypedRateLimiter.
 func (j jitter[T]) When(item T) time.Duration {
 	delay := j.TypedRateLimiter.When(item)
-	sum := fnv.New32a()
-	_, _ = fmt.Fprint(sum, item, j.NumRequeues(item)) // never fails (hash.Hash)
-	const part = 1000
-	return delay - delay/5*time.Duration(sum.Sum32()%part)/part
+	return publication.Spread(delay, fmt.Sprint(item, j.NumRequeues(item)))
 }

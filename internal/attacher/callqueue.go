@@ -25,6 +25,7 @@ type callQueue struct {
 
 	workers  int
 	limiter  chan struct{}
+	turns    turns
 	inFlight [publication.Unpublish + 1]atomic.Int64 // calls, by verb
 
 	mu      sync.Mutex
@@ -35,7 +36,7 @@ type callQueue struct {
 func newCallQueue(name string, workers int, limiter chan struct{}, detaches func(publication.Key) bool) *callQueue {
 	return &callQueue{
 		TypedInterface: workqueue.NewTypedWithConfig(workqueue.TypedQueueConfig[publication.Key]{Name: name, Queue: newFairQueue(detaches)}),
-		workers:        workers, limiter: limiter, waiting: map[publication.Key]struct{}{},
+		workers:        workers, limiter: limiter, turns: newTurns(), waiting: map[publication.Key]struct{}{},
 	}
 }
 
@@ -92,6 +93,18 @@ func (q *callQueue) done(key publication.Key) {
 	q.Done(key)
 }
 
+// turns lets one worker of a queue at a time take a key and decide on it, so that decisions are made, and calls begin, in the order of
+// the queue: attaches before detaches, and each volume of a full node in its turn.
+type turns chan struct{}
+
+func newTurns() turns { return make(turns, 1) }
+
+// take waits for the turn. The worker passes it on, once, before it waits for anything but a key.
+func (t turns) take() (pass func()) {
+	t <- struct{}{}
+	return sync.OnceFunc(func() { <-t })
+}
+
 // callDelay is why a call may not start now and when to check again; a zero time means that an event will end the wait.
 type callDelay struct {
 	reason publication.Reason
@@ -122,8 +135,10 @@ func (a *Attacher) decideExclusively(key publication.Key, decide func()) (did bo
 // workCalls makes calls until the queue is shut down.
 func (a *Attacher) workCalls(ctx context.Context, queue *callQueue) {
 	for {
+		pass := queue.turns.take()
 		key, closed := queue.take()
 		if closed {
+			pass()
 			return
 		}
 		queue.limiter <- struct{}{} // blocks at most for --timeout
@@ -132,6 +147,7 @@ func (a *Attacher) workCalls(ctx context.Context, queue *callQueue) {
 		if a.decideExclusively(key, func() { send, again = a.prepareCall(ctx, queue, key) }) {
 			a.queue.AddAfter(key, again) // for the remaining steps
 		}
+		pass()
 		if send != nil {
 			send()
 			a.queue.Add(key)
@@ -175,7 +191,7 @@ func (a *Attacher) prepareCall(ctx context.Context, queue *callQueue, key public
 // attemptOf returns the attempt for a step.
 func attemptOf(key publication.Key, subj *subject, step publication.CallDriver) attempt {
 	return attempt{key: key, uid: subj.uid(), attachment: subj.attachment, volume: subj.source.identity, node: subj.seen.Node,
-		verb: step.Verb, nodeID: step.NodeID, attached: subj.seen.Attached}
+		verb: step.Verb, nodeID: step.NodeID, attached: subj.seen.Attached, failures: subj.record.call.Failures}
 }
 
 // call makes a CSI call and records its outcome.
@@ -191,8 +207,11 @@ func (a *Attacher) call(ctx context.Context, subj *subject, step publication.Cal
 	if step.Verb == publication.Unpublish && ended.err == nil {
 		a.retryOnNode(step.NodeID)
 	}
-	if subj.attachment != nil {
-		a.queue.Add(a.objects.keyOf(subj.attachment)) // its key may have changed
+	if subj.attachment == nil {
+		return
+	}
+	if current := a.objects.keyOf(subj.attachment); current != try.key { // which workCalls enqueues
+		a.queue.Add(current)
 	}
 }
 

@@ -84,6 +84,7 @@ type attempt struct {
 	nodeID     string
 	inputs     string
 	attached   bool // status.attached
+	failures   int  // publication.Call.Failures
 }
 
 // begin records that a call is about to be made. It returns false while another call excludes it, which the queue's

@@ -25,7 +25,7 @@ func TestOutdatedKeyStartsNoCall(t *testing.T) {
 				b.pass(time.Second)
 				a := b.attacher
 				a.decideExclusively(outdated, func() {
-					if queue, err := a.reconcile(b.t.Context(), outdated); queue != nil || err != nil {
+					if queue, err := a.reconcile(b.t.Context(), outdated, func() {}); queue != nil || err != nil {
 						t.Errorf("S1: a call is queued (%v), error %v", queue, err)
 					}
 				})

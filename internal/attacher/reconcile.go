@@ -11,17 +11,19 @@ import (
 	"belay.dev/belay/internal/telemetry"
 )
 
-// process decides on a key and takes the steps, until only a wait or a call to the driver is left.
-func (a *Attacher) process(ctx context.Context, key publication.Key) (err error) {
+// process decides on a key and takes the steps, until only a wait or a call to the driver is left. It passes its turn before it waits.
+func (a *Attacher) process(ctx context.Context, key publication.Key, pass func()) (err error) {
 	if !a.controller.Capabilities().Attach {
+		pass()
 		return a.markTrivially(ctx, key)
 	}
 	if key.Volume == "" {
+		pass()
 		a.objects.searchVolumeOf(key.Attachment)
 	}
 	var queue *callQueue
 	// If another worker is deciding on the key, it starts a call and enqueues the key again.
-	a.decideExclusively(key, func() { queue, err = a.reconcile(ctx, key) })
+	a.decideExclusively(key, func() { queue, err = a.reconcile(ctx, key, pass) })
 	if queue != nil {
 		queue.Add(key) // after decideExclusively has released the key
 	}
@@ -29,7 +31,7 @@ func (a *Attacher) process(ctx context.Context, key publication.Key) (err error)
 }
 
 // reconcile decides and takes steps. It returns the queue for the call that is left, if there is one.
-func (a *Attacher) reconcile(ctx context.Context, key publication.Key) (*callQueue, error) {
+func (a *Attacher) reconcile(ctx context.Context, key publication.Key, pass func()) (*callQueue, error) {
 	for range maxDecisions {
 		snap, decision := a.decide(key)
 		if a.isOutdated(snap) {
@@ -41,7 +43,7 @@ func (a *Attacher) reconcile(ctx context.Context, key publication.Key) (*callQue
 		if queue != nil && queue.reserve(key) {
 			return queue, nil // the call starts at once; the other steps are taken meanwhile
 		}
-		progressed, err := a.act(ctx, snap, &decision)
+		progressed, err := a.act(ctx, snap, &decision, pass)
 		if err == nil && progressed {
 			continue
 		}
@@ -132,13 +134,17 @@ func (a *Attacher) scheduleRecheck(ctx context.Context, snap snapshot, decision 
 }
 
 // work processes keys until the queue is shut down.
-func (a *Attacher) work(ctx context.Context, queue workqueue.TypedRateLimitingInterface[publication.Key], process func(context.Context, publication.Key) error) {
+func (a *Attacher) work(ctx context.Context, queue workqueue.TypedRateLimitingInterface[publication.Key]) {
 	for {
+		pass := a.turns.take()
 		key, closed := queue.Get()
 		if closed {
+			pass()
 			return
 		}
-		if err := process(ctx, key); err != nil && ctx.Err() == nil {
+		err := a.process(ctx, key, pass)
+		pass()
+		if err != nil && ctx.Err() == nil {
 			log.FromContext(ctx).Error(err, "API request failed, retrying", a.logValues(key)...)
 			queue.AddRateLimited(key)
 		} else {

@@ -28,7 +28,9 @@ func (a *Attacher) catchUp(ctx context.Context) error {
 		mark = func(ctx context.Context) error { return a.markAttachment(ctx, &list.Items[0]) }
 	}
 	log.FromContext(ctx).V(1).Info("Waiting for the watch cache", "resourceVersion", list.ResourceVersion)
-	return kube.AwaitVersion(ctx, a.objects.attachmentInformer, list.ResourceVersion, mark)
+	// The Attacher's own handler ends the wait, so it has seen the event, and does not enqueue again what Run enqueues.
+	handled := func() (<-chan struct{}, func(), error) { return a.attachmentHandled, func() {}, nil }
+	return kube.AwaitVersion(ctx, a.objects.attachmentInformer.GetIndexer(), handled, list.ResourceVersion, mark)
 }
 
 // firstAttachment lists one VolumeAttachment at quorum, of any driver, for the resource version of the list. It retries

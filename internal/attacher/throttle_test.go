@@ -3,6 +3,8 @@ package attacher
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -11,9 +13,12 @@ import (
 	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/types"
 
+	"belay.dev/belay/internal/kube"
 	"belay.dev/belay/internal/publication"
 	"belay.dev/belay/internal/telemetry"
+	"belay.dev/belay/internal/testing/fixture"
 )
 
 var errFull = status.Error(codes.ResourceExhausted, "node is full")
@@ -226,6 +231,63 @@ func TestBusySharedVolumeIsHeldBack(t *testing.T) {
 	})
 }
 
+// Volumes that are woken together are tried in the order of the queue, however many workers there are: here all that wait for a full node
+// to register.
+func TestCallsBeginInTheOrderOfTheQueue(t *testing.T) {
+	inBubble(t, 100, func(b *bubble) {
+		b.answers(func(context.Context, call) error { return errFull })
+		protected := func(pv *corev1.PersistentVolume) { pv.Finalizers = []string{kube.AttacherFinalizer(bubbleDriver)} }
+		for round := range 30 {
+			node := fmt.Sprint("full", round)
+			var names []string
+			for i := range 8 {
+				volume := fmt.Sprint("v", round, "-", i)
+				b.persistentVolume(volume, volume, protected)
+				va := fixture.Attachment(bubbleName(volume, node), bubbleDriver, node, volume)
+				worked(va)
+				va.Annotations[kube.PublishedHandleAnnotation] = volume
+				b.api.put(resourceAttachments, va)
+				names = append(names, va.Name)
+			}
+			b.attacher.throttle.end(time.Now(), attempt{node: node, verb: publication.Publish}, errFull)
+			b.pass(2 * time.Second)
+			begun := time.Now()
+			b.node(node, "id-"+node)
+			synctest.Wait()
+			called := b.driver.Calls()
+			first := called[len(called)-1]
+			if n := len(b.startsOf("Publish", node, "", begun)); n != 1 || bubbleName(first.Volume, node) != slices.Min(names) {
+				t.Fatalf("round %d: %d calls, the last one for %s, want one for the first of %v", round, n, bubbleName(first.Volume, node), names)
+			}
+		}
+	})
+}
+
+// Of the calls that are held together, those that failed less often are tried first, and no two at the same time.
+func TestHeldCallsHaveTurns(t *testing.T) {
+	h, now := newThrottle(time.Second), time.Now()
+	on := func(volume string, failures int) attempt {
+		return attempt{key: publication.Key{Volume: volume}, uid: types.UID(volume), node: "full", verb: publication.Publish, failures: failures}
+	}
+	h.end(now, on("full", 0), errFull)
+	previous := now
+	for failures := range 3 {
+		turns := map[time.Time]bool{}
+		for i := range 20 {
+			turns[h.wait(now, on(fmt.Sprint("v", i), failures)).until] = true
+		}
+		if len(turns) < 20 {
+			t.Errorf("20 calls that failed %d times have %d turns", failures, len(turns))
+		}
+		for _, turn := range slices.SortedFunc(maps.Keys(turns), time.Time.Compare) {
+			if !turn.After(previous) {
+				t.Errorf("a call that failed %d times is tried after %v, another one before it after %v", failures, turn.Sub(now), previous.Sub(now))
+			}
+			previous = turn
+		}
+	}
+}
+
 // One call is allowed after each pause, also if the previous one hangs.
 func TestThrottleAllowsOneCallPerPause(t *testing.T) {
 	h, now := newThrottle(time.Second), time.Now()
@@ -238,8 +300,8 @@ func TestThrottleAllowsOneCallPerPause(t *testing.T) {
 		}
 	}
 	h.end(now, on("a"), errFull)
-	if no, want := h.wait(now, on("c")), (callDelay{publication.NodeHeldBack, now.Add(time.Second)}); no != want {
-		t.Errorf("refused with %+v, want %+v", no, want)
+	if no := h.wait(now, on("c")); no.reason != publication.NodeHeldBack || no.until.Before(now.Add(time.Second)) || no.until.After(now.Add(1210*time.Millisecond)) {
+		t.Errorf("refused with %+v, want a hold of 1 to 1.21 s", no)
 	}
 	now = now.Add(time.Second)
 	if !h.begin(now, on("c")) {

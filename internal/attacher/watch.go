@@ -9,6 +9,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/client-go/tools/cache"
 
+	"belay.dev/belay/internal/kube"
 	"belay.dev/belay/internal/planted"
 	"belay.dev/belay/internal/publication"
 )
@@ -48,6 +49,7 @@ func last[T any](item any) (T, bool) {
 }
 
 func (a *Attacher) attachmentChanged(item any) {
+	defer kube.Signal(a.attachmentHandled)
 	va, ok := last[*storagev1.VolumeAttachment](item)
 	if !ok || va.Spec.Attacher != a.driver {
 		return
@@ -58,6 +60,7 @@ func (a *Attacher) attachmentChanged(item any) {
 }
 
 func (a *Attacher) attachmentDeleted(item any) {
+	defer kube.Signal(a.attachmentHandled)
 	va, ok := last[*storagev1.VolumeAttachment](item)
 	if !ok {
 		return

@@ -58,7 +58,8 @@ func (b *Barrier) Pass(ctx context.Context) (map[schema.GroupVersionKind]string,
 		if len(list.Items) == 0 {
 			continue // no write of the previous leader is missed
 		}
-		err = AwaitVersion(ctx, b.Caches[kind], list.ResourceVersion, func(ctx context.Context) error { return b.mark(ctx, &list.Items[0]) })
+		informer := b.Caches[kind]
+		err = AwaitVersion(ctx, informer.GetIndexer(), EventsOf(informer), list.ResourceVersion, func(ctx context.Context) error { return b.mark(ctx, &list.Items[0]) })
 		if err != nil {
 			return nil, fmt.Errorf("wait for the cache of %s to reach version %s: %w", kind.Kind, list.ResourceVersion, err)
 		}
@@ -69,10 +70,9 @@ func (b *Barrier) Pass(ctx context.Context) (map[schema.GroupVersionKind]string,
 // AwaitVersion returns when the cache has reached the version of a quorum list of its kind. A cache that sees no event learns that
 // version from the next bookmark, about once a minute. mark, if not nil, gives an object of the list a new version, an event that
 // brings the cache there at once.
-func AwaitVersion(ctx context.Context, informer cache.SharedIndexInformer, version string, mark func(context.Context) error) error {
-	store := informer.GetIndexer()
+func AwaitVersion(ctx context.Context, store cache.Indexer, events Events, version string, mark func(context.Context) error) error {
 	again := firstMark
-	return waitFor(ctx, informer, func() bool {
+	return waitFor(ctx, events, func() bool {
 		return reached(store.LastStoreSyncResourceVersion(), version)
 	}, func() time.Duration {
 		if mark == nil {
@@ -139,7 +139,7 @@ func Confirm(ctx context.Context, live client.Reader, kind schema.GroupVersionKi
 		return err
 	}
 	store := informer.GetIndexer()
-	return waitFor(ctx, informer, func() bool {
+	return waitFor(ctx, EventsOf(informer), func() bool {
 		if newest != "" && !reached(store.LastStoreSyncResourceVersion(), newest) {
 			return false
 		}
@@ -167,28 +167,44 @@ func listMetadata(ctx context.Context, live client.Reader, kind schema.GroupVers
 	return list, nil
 }
 
-// waitFor returns when the condition holds; each event of the informer may fulfill it. nudge, if given, is called first and again
-// after the time that it returned, and the condition is checked then too, because bookmarks are no events.
-func waitFor(ctx context.Context, informer cache.SharedIndexInformer, holds func() bool, nudge func() time.Duration) error {
+// Events subscribes to the events of a cache: changed receives after them, until stop is called.
+type Events func() (changed <-chan struct{}, stop func(), err error)
+
+// EventsOf subscribes to the events of an informer. The informer's other handlers may not have been called yet when it sends.
+func EventsOf(informer cache.SharedIndexInformer) Events {
+	return func() (<-chan struct{}, func(), error) {
+		changed := make(chan struct{}, 1)
+		registration, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+			AddFunc:    func(any) { Signal(changed) },
+			UpdateFunc: func(any, any) { Signal(changed) },
+			DeleteFunc: func(any) { Signal(changed) },
+		})
+		if err != nil {
+			return nil, nil, fmt.Errorf("watch the cache: %w", err)
+		}
+		return changed, func() { _ = informer.RemoveEventHandler(registration) }, nil
+	}
+}
+
+// Signal sends to a channel with room for one, unless it is full.
+func Signal(changed chan<- struct{}) {
+	select {
+	case changed <- struct{}{}:
+	default:
+	}
+}
+
+// waitFor returns when the condition holds; each event may fulfill it. nudge, if given, is called first and again after the time
+// that it returned, and the condition is checked then too, because bookmarks are no events.
+func waitFor(ctx context.Context, events Events, holds func() bool, nudge func() time.Duration) error {
 	if holds() {
 		return nil
 	}
-	changed := make(chan struct{}, 1)
-	signal := func() {
-		select {
-		case changed <- struct{}{}:
-		default:
-		}
-	}
-	registration, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(any) { signal() },
-		UpdateFunc: func(any, any) { signal() },
-		DeleteFunc: func(any) { signal() },
-	})
+	changed, stop, err := events()
 	if err != nil {
-		return fmt.Errorf("watch the cache: %w", err)
+		return err
 	}
-	defer func() { _ = informer.RemoveEventHandler(registration) }()
+	defer stop()
 	var again <-chan time.Time
 	for !holds() {
 		if nudge != nil && again == nil {

@@ -55,17 +55,20 @@ func (p Policy) NextAttempt(uid string, failed Call) time.Time {
 func FormatTime(t time.Time) string { return t.Add(time.Second - 1).UTC().Format(time.RFC3339) }
 
 // delay doubles with each failure from RetryStart to RetryMax, whatever the code: drivers also use codes that the CSI specification
-// calls permanent for temporary conditions (INVALID_ARGUMENT for a disk that another node still uses). It is shortened by up to a
-// fifth, so that volumes that failed together are not retried together. The fraction is derived from the attachment's UID, so that
-// a decision depends on nothing but its input.
+// calls permanent for temporary conditions (INVALID_ARGUMENT for a disk that another node still uses).
 func (p Policy) delay(uid string, failed Call) time.Duration {
 	delay := p.RetryStart
 	for i := 1; i < failed.Failures && delay < p.RetryMax; i++ {
 		delay *= 2
 	}
-	delay = min(delay, p.RetryMax)
+	return Spread(min(delay, p.RetryMax), uid+strconv.Itoa(failed.Failures))
+}
+
+// Spread shortens a delay by up to a fifth, so that what failed together is not retried together. The fraction is derived from what the
+// delay is for, so that a decision depends on nothing but its input.
+func Spread(delay time.Duration, of string) time.Duration {
 	sum := fnv.New32a()
-	_, _ = sum.Write([]byte(uid + strconv.Itoa(failed.Failures))) // never fails (hash.Hash)
+	_, _ = sum.Write([]byte(of)) // never fails (hash.Hash)
 	const part = 1000
 	return delay - delay/5*time.Duration(sum.Sum32()%part)/part
 }

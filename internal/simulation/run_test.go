@@ -297,17 +297,20 @@ func interrupted(t *testing.T, seed uint64) *sim {
 const replaySeeds = 35
 
 // A seed is the same run each time, also where goroutines are interrupted: or a failure could not be looked at. So whatever makes a
-// goroutine runnable lets it run until it waits before anything else happens. Timers of an attacher that end in the same moment may still
-// go either way (seed 36).
+// goroutine runnable lets it run until it waits before anything else happens, and what one event makes runnable in a process is done in
+// an order that the process has chosen. `make replay` interrupts them anywhere. Two workers of a controller that one answer wakes may still
+// go either way (seed 233).
 func TestReplay(t *testing.T) {
 	if _, err := realController(); err != nil {
 		t.Fatal(err)
 	}
-	for seed := uint64(1); seed <= replaySeeds; seed++ {
+	first, count := numbers(t, replaySeeds)
+	for seed := first; seed < first+count; seed++ {
 		one, other := run(t, seed).log, interrupted(t, seed).log
 		for i := range one {
 			if i >= len(other) || one[i] != other[i] {
-				t.Fatalf("seed %d differs: once\n%s\nand once\n%s", seed, around(one, i), around(other, i))
+				t.Errorf("seed %d differs: once\n%s\nand once\n%s", seed, around(one, i), around(other, i))
+				break
 			}
 		}
 	}

@@ -1,0 +1,142 @@
+package attachdetach
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+)
+
+// heldWrites is an API server that answers each write of a Node when it is let to.
+type heldWrites struct {
+	client.SubResourceWriter
+
+	answer  chan struct{}
+	reports [][]string // the volumes of each write
+}
+
+type heldClient struct {
+	client.Client
+
+	writes *heldWrites
+}
+
+func (c heldClient) Status() client.SubResourceWriter { return c.writes }
+
+func (h *heldWrites) Patch(ctx context.Context, obj client.Object, patch client.Patch, _ ...client.SubResourcePatchOption) error {
+	body, err := patch.Data(obj)
+	if err != nil {
+		return err
+	}
+	node := obj.(*corev1.Node)
+	if err := json.Unmarshal(body, node); err != nil {
+		return err
+	}
+	var volumes []string
+	for _, v := range node.Status.VolumesAttached {
+		volumes = append(volumes, string(v.Name))
+	}
+	h.reports = append(h.reports, volumes)
+	select {
+	case <-h.answer:
+		node.ResourceVersion += "0" // newer
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// Changes of a Node that arrive while it is written are the next write: without one whose caller has left, and without those that are
+// made because of the first.
+func TestChangesOfANodeAreWrittenTogether(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newModel(t)
+		m.put(aNode("n", isReady))
+		node, _ := m.nodes.Get("n")
+		api := &heldWrites{answer: make(chan struct{})}
+		r := newReporter(heldClient{writes: api}, nil, m.clusterState)
+		report := func(ctx context.Context, volume string) error {
+			return r.change(ctx, "n", change{volume: volume, kind: reporting, uid: node.UID}).err
+		}
+		must := func(ctx context.Context, volumes ...string) {
+			for _, volume := range volumes {
+				if err := report(ctx, volume); err != nil {
+					t.Errorf("report %s: %v", volume, err)
+				}
+			}
+		}
+		go must(t.Context(), "first", "follows")
+		synctest.Wait()
+		leaving, leave := context.WithCancel(t.Context())
+		left := make(chan error, 1)
+		go func() { left <- report(leaving, "left") }()
+		synctest.Wait()
+		for _, volume := range []string{"second", "third"} {
+			go must(t.Context(), volume)
+			synctest.Wait()
+		}
+		leave()
+		if err := <-left; !errors.Is(err, context.Canceled) {
+			t.Errorf("error of a caller that left: %v", err)
+		}
+		for range 3 {
+			api.answer <- struct{}{}
+			synctest.Wait()
+		}
+		var wrote []string
+		var before []string
+		for _, volumes := range api.reports {
+			added := slices.DeleteFunc(slices.Clone(volumes), func(v string) bool { return slices.Contains(before, v) })
+			wrote, before = append(wrote, strings.Join(added, "+")), volumes
+		}
+		if want := []string{"first", "second+third", "follows"}; !slices.Equal(wrote, want) {
+			t.Errorf("wrote %v, want %v", wrote, want)
+		}
+		if n := len(r.queues); n != 0 {
+			t.Errorf("%d queues are left", n)
+		}
+	})
+}
+
+// A caller that leaves when it is its turn to write blocks no other one.
+func TestCallerThatLeavesBlocksNoOther(t *testing.T) {
+	for range 50 {
+		synctest.Test(t, func(t *testing.T) {
+			m := newModel(t)
+			m.put(aNode("n", isReady))
+			node, _ := m.nodes.Get("n")
+			api := &heldWrites{answer: make(chan struct{})}
+			r := newReporter(heldClient{writes: api}, nil, m.clusterState)
+			outcomes := make(chan error, 4)
+			start := func(ctx context.Context, volume string) {
+				go func() {
+					outcomes <- r.change(ctx, "n", change{volume: volume, kind: reporting, uid: node.UID}).err
+				}()
+				synctest.Wait()
+			}
+			start(t.Context(), "first")
+			leaving, leave := context.WithCancel(t.Context())
+			start(leaving, "leads")
+			start(t.Context(), "second")
+			go leave()
+			api.answer <- struct{}{}
+			start(t.Context(), "last")
+			for range 4 {
+				select {
+				case api.answer <- struct{}{}:
+				default:
+				}
+				synctest.Wait()
+			}
+			if len(outcomes) < 4 || len(r.queues) > 0 {
+				t.Errorf("%d of 4 callers have an outcome, %d queues are left", len(outcomes), len(r.queues))
+			}
+		})
+	}
+}
