@@ -88,6 +88,10 @@ unit: check-go ## The tests that need neither root nor an API server, nor anythi
 test: upstream $(TESTSUM) $(SANITY) $(HELM) $(IMAGES) $(PROMTOOL) ## Run unit tests, simulation, conformance and the lab's short end-to-end tests.
 	hack/test short
 
+.PHONY: test-chaos
+test-chaos: upstream $(TESTSUM) ## Run short forms of the chaos, of the kills and of the comparison with csi-attacher that `make test-long` runs at length.
+	hack/test chaos
+
 .PHONY: test-long
 test-long: upstream $(TESTSUM) $(SANITY) $(HELM) $(IMAGES) $(PROMTOOL) $(PROMETHEUS) $(OTELCOL) ## Run the long tests too: chaos, churn, kills, comparison with upstream, both kinds of node.
 	hack/test long
