@@ -39,26 +39,28 @@ type nodeQueue struct {
 	users int // guarded by reporter.mu
 
 	mu      sync.Mutex
-	writing bool      // a batch is being written
+	writing bool      // a caller has a batch to write
 	waiting []*change // the next batch
 }
 
-// join has the caller of a change write it, or adds it to the next batch.
 func (l *nodeQueue) join(c *change) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.writing {
-		l.waiting = append(l.waiting, c)
-		return
+	l.waiting = append(l.waiting, c)
+	if !l.writing {
+		l.assign()
 	}
-	l.writing = true
-	c.batch <- []*change{c}
 }
 
-// next has one of the waiting callers write the next batch.
+// next is called after a batch.
 func (l *nodeQueue) next() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.assign()
+}
+
+// assign has the first of the waiting callers write what they all wait for; hold the lock.
+func (l *nodeQueue) assign() {
 	batch := l.waiting
 	l.waiting, l.writing = nil, len(batch) > 0
 	if l.writing {
@@ -66,10 +68,17 @@ func (l *nodeQueue) next() {
 	}
 }
 
+// leave takes out a change that no caller has begun to write.
 func (l *nodeQueue) leave(c *change) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.waiting = slices.DeleteFunc(l.waiting, func(o *change) bool { return o == c })
+	select {
+	case batch := <-c.batch:
+		l.waiting = append(batch[1:], l.waiting...)
+		l.assign()
+	default:
+		l.waiting = slices.DeleteFunc(l.waiting, func(o *change) bool { return o == c })
+	}
 }
 
 // change is a change of one volume on one node.
@@ -84,7 +93,7 @@ type change struct {
 	newVersion bool
 	// uid is the UID of the Node that was decided on.
 	uid types.UID
-	// One of these receives once: the batch that the caller has to write, or what came of the change in the batch of another one.
+	// batch receives if the caller has to write the change, with those of others, done what came of it.
 	batch chan []*change
 	done  chan outcome
 }
@@ -136,14 +145,9 @@ func (r *reporter) change(ctx context.Context, node string, c change) outcome {
 		r.write(ctx, node, l, batch)
 		return <-c.done
 	case <-ctx.Done():
+		l.leave(&c)
+		return outcome{err: context.Cause(ctx)}
 	}
-	l.leave(&c)
-	select {
-	case batch := <-c.batch: // it failed for all, who try again
-		r.write(ctx, node, l, batch)
-	default:
-	}
-	return outcome{err: context.Cause(ctx)}
 }
 
 func (r *reporter) acquire(node string) *nodeQueue {
@@ -166,7 +170,8 @@ func (r *reporter) release(node string, l *nodeQueue) {
 	}
 }
 
-// write sends all changes of the batch in one PATCH. The next batch is what waited until its end: none of the changes that follow from it.
+// write sends all changes of the batch in one PATCH. The next batch is fixed before any caller learns its outcome, so what callers change
+// because of this one is not in it.
 func (r *reporter) write(ctx context.Context, node string, l *nodeQueue, batch []*change) {
 	allowed, out := r.tryWrite(ctx, node, batch)
 	l.next()

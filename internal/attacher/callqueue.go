@@ -93,13 +93,13 @@ func (q *callQueue) done(key publication.Key) {
 	q.Done(key)
 }
 
-// turns lets one worker of a queue at a time take a key and decide on it, so that decisions are made, and calls begin, in the order of
-// the queue: attaches before detaches, and each volume of a full node in its turn.
+// turns lets one worker of a queue at a time take a key and decide on it, so that first decisions are made, and calls that need no request
+// before them begin, in the order of the queue.
 type turns chan struct{}
 
 func newTurns() turns { return make(turns, 1) }
 
-// take waits for the turn. The worker passes it on, once, before it waits for anything but a key.
+// take waits for the turn. The worker passes it on before it waits for anything that the next one does not wait for too.
 func (t turns) take() (pass func()) {
 	t <- struct{}{}
 	return sync.OnceFunc(func() { <-t })
@@ -190,8 +190,12 @@ func (a *Attacher) prepareCall(ctx context.Context, queue *callQueue, key public
 
 // attemptOf returns the attempt for a step.
 func attemptOf(key publication.Key, subj *subject, step publication.CallDriver) attempt {
+	since := subj.record.call.Ended
+	if since.IsZero() {
+		since = subj.seen.Created
+	}
 	return attempt{key: key, uid: subj.uid(), attachment: subj.attachment, volume: subj.source.identity, node: subj.seen.Node,
-		verb: step.Verb, nodeID: step.NodeID, attached: subj.seen.Attached, failures: subj.record.call.Failures}
+		verb: step.Verb, nodeID: step.NodeID, attached: subj.seen.Attached, waitsSince: since}
 }
 
 // call makes a CSI call and records its outcome.

@@ -9,6 +9,10 @@ import (
 	"testing/synctest"
 	"time"
 
+	storagev1 "k8s.io/api/storage/v1"
+
+	"belay.dev/belay/internal/kube"
+	"belay.dev/belay/internal/publication"
 	"belay.dev/belay/internal/telemetry"
 )
 
@@ -245,6 +249,33 @@ func TestNoCallWhileADecisionIsBeingApplied(t *testing.T) {
 		b.within(10*time.Second, "moved", func() bool { return b.isAttached("v", "node2") })
 		if at := b.startsOf("Unpublish", "node1", "v", begun); len(at) != 1 || at[0] < 5500*time.Millisecond {
 			t.Errorf("detached after %v, want once, after 5.5s", at)
+		}
+	})
+}
+
+// A finished call is followed by one decision: workCalls enqueues its key, and call another one only if the volume's key has changed.
+func TestFinishedCallEnqueuesOnlyAChangedKey(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBubble(t)
+		clean := b.create()
+		defer clean()
+		warm, cold := context.WithCancel(t.Context())
+		defer cold()
+		a := b.attacher
+		defer a.shutDown()
+		a.Warm(warm)
+		b.attach("v", "node", worked, func(va *storagev1.VolumeAttachment) { va.Annotations[kube.PublishedHandleAnnotation] = "v" })
+		b.pass(time.Second)
+		for _, tt := range []struct {
+			key  publication.Key
+			want int
+		}{{publication.Key{Volume: "v"}, 0}, {publication.Key{Volume: "v", Node: "node"}, 1}} {
+			subj := a.observe(publication.Key{Volume: "v"}).subjects[string(b.attachment("v", "node").UID)]
+			step := publication.CallDriver{Verb: publication.Publish, NodeID: "id-node"}
+			a.call(t.Context(), subj, step, attemptOf(tt.key, subj, step))
+			if n := a.queue.Len(); n != tt.want {
+				t.Errorf("after a call for %v %d keys are queued, want %d", tt.key, n, tt.want)
+			}
 		}
 	})
 }

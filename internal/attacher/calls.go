@@ -83,8 +83,8 @@ type attempt struct {
 	verb       publication.Verb
 	nodeID     string
 	inputs     string
-	attached   bool // status.attached
-	failures   int  // publication.Call.Failures
+	attached   bool      // status.attached
+	waitsSince time.Time // the end of the attempt before, or the creation of the attachment
 }
 
 // begin records that a call is about to be made. It returns false while another call excludes it, which the queue's

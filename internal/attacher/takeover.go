@@ -28,7 +28,8 @@ func (a *Attacher) catchUp(ctx context.Context) error {
 		mark = func(ctx context.Context) error { return a.markAttachment(ctx, &list.Items[0]) }
 	}
 	log.FromContext(ctx).V(1).Info("Waiting for the watch cache", "resourceVersion", list.ResourceVersion)
-	// The Attacher's own handler ends the wait, so it has seen the event, and does not enqueue again what Run enqueues.
+	// The Attacher's own handler ends the wait: an informer calls its handlers in any order, and one that is late enqueues what Run has
+	// enqueued, which is decided on twice then.
 	handled := func() (<-chan struct{}, func(), error) { return a.attachmentHandled, func() {}, nil }
 	return kube.AwaitVersion(ctx, a.objects.attachmentInformer.GetIndexer(), handled, list.ResourceVersion, mark)
 }

@@ -54,16 +54,17 @@ func (h *throttle) wait(now time.Time, a attempt) callDelay {
 	defer h.mu.Unlock()
 	no := h.refuse(now, a)
 	if no.reason != "" {
-		no.until = no.until.Add(a.turn(h.pause))
+		no.until = no.until.Add(h.after(no.until, a))
 	}
 	return no
 }
 
-// turn is how long after the end of a hold a call is tried. Of the calls that are held together the first one holds the others again, so
-// those that failed less often come first, and each volume is tried. It is about a fifth of the pause at most.
-func (a attempt) turn(pause time.Duration) time.Duration {
-	part := pause / 5
-	return part - part/time.Duration(1+a.failures) + (pause-publication.Spread(pause, string(a.uid)))/20
+// after is how long after the end of a hold a call is tried, a fifth of the pause at most. Of the calls that are held together the first one
+// holds the others again, so the one that has waited longest since its last attempt comes first.
+func (h *throttle) after(end time.Time, a attempt) time.Duration {
+	waited := max(0, end.Sub(a.waitsSince))
+	part := publication.Spread(h.pause/5, string(a.uid)) // of calls that have waited equally long
+	return time.Duration(float64(part) * float64(h.pause) / float64(h.pause+waited))
 }
 
 func (h *throttle) refuse(now time.Time, a attempt) callDelay {

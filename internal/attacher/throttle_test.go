@@ -3,7 +3,6 @@ package attacher
 import (
 	"context"
 	"fmt"
-	"maps"
 	"slices"
 	"testing"
 	"testing/synctest"
@@ -263,27 +262,49 @@ func TestCallsBeginInTheOrderOfTheQueue(t *testing.T) {
 	})
 }
 
-// Of the calls that are held together, those that failed less often are tried first, and no two at the same time.
-func TestHeldCallsHaveTurns(t *testing.T) {
-	h, now := newThrottle(time.Second), time.Now()
-	on := func(volume string, failures int) attempt {
-		return attempt{key: publication.Key{Volume: volume}, uid: types.UID(volume), node: "full", verb: publication.Publish, failures: failures}
+// Volumes that wait for one full node are tried in turn, whatever their UIDs, how often they failed before, and how many come later: each
+// of n within about n pauses once its back-off is over.
+func TestHeldCallsAreTriedInTurn(t *testing.T) {
+	const pause, old, late, day = time.Second, 15, 15, 24 * time.Hour
+	type volume struct {
+		uid        string
+		call       publication.Call
+		due, tried time.Time
+		longest    time.Duration
 	}
-	h.end(now, on("full", 0), errFull)
-	previous := now
-	for failures := range 3 {
-		turns := map[time.Time]bool{}
-		for i := range 20 {
-			turns[h.wait(now, on(fmt.Sprint("v", i), failures)).until] = true
+	policy, h := publication.Policy{RetryStart: pause, RetryMax: 10 * pause}, newThrottle(pause)
+	begun := time.Now()
+	var volumes []*volume
+	for i := range old + late {
+		v := &volume{uid: fmt.Sprint("uid-", i), due: begun, tried: begun}
+		if i >= old {
+			v.due = begun.Add(day / 2)
+			v.tried = v.due
 		}
-		if len(turns) < 20 {
-			t.Errorf("20 calls that failed %d times have %d turns", failures, len(turns))
+		volumes = append(volumes, v)
+	}
+	for {
+		v := slices.MinFunc(volumes, func(a, b *volume) int { return a.due.Compare(b.due) })
+		now := v.due
+		if now.Sub(begun) > day {
+			break
 		}
-		for _, turn := range slices.SortedFunc(maps.Keys(turns), time.Time.Compare) {
-			if !turn.After(previous) {
-				t.Errorf("a call that failed %d times is tried after %v, another one before it after %v", failures, turn.Sub(now), previous.Sub(now))
-			}
-			previous = turn
+		try := attempt{key: publication.Key{Volume: v.uid}, uid: types.UID(v.uid), node: "full", verb: publication.Publish, waitsSince: v.tried}
+		if no := h.wait(now, try); no.reason != "" {
+			v.due = no.until
+			continue
+		}
+		if !h.begin(now, try) {
+			t.Fatal("a call that need not wait may not begin")
+		}
+		h.end(now, try, errFull)
+		v.longest, v.tried = max(v.longest, now.Sub(v.tried)), now
+		v.call = v.call.Begin(publication.Publish, "id-full", "", false).Fail(now, "full", false)
+		v.due = policy.NextAttempt(v.uid, v.call)
+	}
+	for _, v := range volumes {
+		if longest := max(v.longest, begun.Add(day).Sub(v.tried)); longest > 2*(old+late)*pause {
+			t.Errorf("%s was not tried for %v", v.uid, longest)
 		}
 	}
 }
