@@ -262,8 +262,7 @@ func TestCallsBeginInTheOrderOfTheQueue(t *testing.T) {
 	})
 }
 
-// Volumes that wait for one full node are tried in turn, whatever their UIDs, how often they failed before, and how many come later: each
-// of n within about n pauses once its back-off is over.
+// Volumes that wait for one full node are tried in turn, whatever their UIDs, how often they failed before, and how many come later.
 func TestHeldCallsAreTriedInTurn(t *testing.T) {
 	const pause, old, late, day = time.Second, 15, 15, 24 * time.Hour
 	type volume struct {
