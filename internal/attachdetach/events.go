@@ -110,12 +110,7 @@ func (s *eventSink) add(e *corev1.Event) bool {
 	return true
 }
 
-func (s *eventSink) signal() {
-	select {
-	case s.changed <- struct{}{}:
-	default:
-	}
-}
+func (s *eventSink) signal() { kube.Signal(s.changed) }
 
 // next waits for the next event to send.
 func (s *eventSink) next(ctx context.Context) (*corev1.Event, bool) {

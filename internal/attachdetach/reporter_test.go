@@ -56,18 +56,24 @@ func (h *heldWrites) Patch(ctx context.Context, obj client.Object, patch client.
 	}
 }
 
+// newHeldReporter is a reporter with one Node, n, whose writes wait, and what makes a change of it.
+func newHeldReporter(t *testing.T) (r *reporter, api *heldWrites, report func(ctx context.Context, volume string) error) {
+	t.Helper()
+	m := newModel(t)
+	m.put(aNode("n", isReady))
+	node, _ := m.nodes.Get("n")
+	api = &heldWrites{answer: make(chan struct{})}
+	r = newReporter(heldClient{writes: api}, nil, m.clusterState)
+	return r, api, func(ctx context.Context, volume string) error {
+		return r.change(ctx, "n", change{volume: volume, kind: reporting, uid: node.UID}).err
+	}
+}
+
 // Changes of a Node that arrive while it is written are the next write: without one whose caller has left, and without those that are
 // made because of the first.
 func TestChangesOfANodeAreWrittenTogether(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		m := newModel(t)
-		m.put(aNode("n", isReady))
-		node, _ := m.nodes.Get("n")
-		api := &heldWrites{answer: make(chan struct{})}
-		r := newReporter(heldClient{writes: api}, nil, m.clusterState)
-		report := func(ctx context.Context, volume string) error {
-			return r.change(ctx, "n", change{volume: volume, kind: reporting, uid: node.UID}).err
-		}
+		r, api, report := newHeldReporter(t)
 		must := func(ctx context.Context, volumes ...string) {
 			for _, volume := range volumes {
 				if err := report(ctx, volume); err != nil {
@@ -111,16 +117,10 @@ func TestChangesOfANodeAreWrittenTogether(t *testing.T) {
 func TestCallerThatLeavesBlocksNoOther(t *testing.T) {
 	for range 50 { // whether it leaves before it is its turn or after that is up to chance
 		synctest.Test(t, func(t *testing.T) {
-			m := newModel(t)
-			m.put(aNode("n", isReady))
-			node, _ := m.nodes.Get("n")
-			api := &heldWrites{answer: make(chan struct{})}
-			r := newReporter(heldClient{writes: api}, nil, m.clusterState)
+			r, api, report := newHeldReporter(t)
 			outcomes := make(chan error, 2)
 			start := func(ctx context.Context, volume string, outcomes chan<- error) {
-				go func() {
-					outcomes <- r.change(ctx, "n", change{volume: volume, kind: reporting, uid: node.UID}).err
-				}()
+				go func() { outcomes <- report(ctx, volume) }()
 				synctest.Wait()
 			}
 			start(t.Context(), "first", outcomes)

@@ -14,6 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/tools/cache"
+
+	"belay.dev/belay/internal/kube"
 )
 
 // Remaining is what still ties volumes to a node.
@@ -51,12 +53,7 @@ func (r *Reader) WaitDetached(ctx context.Context, node string, changed func(Rem
 	attachments := informers.NewSharedInformerFactoryWithOptions(r.clients, 0, informers.WithTransform(keepDetaching))
 	watched := []cache.SharedIndexInformer{nodes.Core().V1().Nodes().Informer(), attachments.Storage().V1().VolumeAttachments().Informer()}
 	wake := make(chan struct{}, 1)
-	notify := func() {
-		select {
-		case wake <- struct{}{}:
-		default:
-		}
-	}
+	notify := func() { kube.Signal(wake) }
 	failed := retried(cancel, trouble)
 	for _, informer := range watched {
 		if err := informer.SetWatchErrorHandlerWithContext(failed); err != nil {

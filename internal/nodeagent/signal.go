@@ -4,6 +4,8 @@ import (
 	"context"
 	"math/rand/v2"
 	"time"
+
+	"belay.dev/belay/internal/kube"
 )
 
 // signal wakes a single worker. Signals during its work are combined into one.
@@ -11,12 +13,7 @@ type signal chan struct{}
 
 func newSignal() signal { return make(signal, 1) }
 
-func (s signal) wake() {
-	select {
-	case s <- struct{}{}:
-	default:
-	}
-}
+func (s signal) wake() { kube.Signal(s) }
 
 // serve runs work at each signal until ctx ends, and again after a back-off if it fails. failures counts its failures in a row.
 func (s signal) serve(ctx context.Context, work func(failures int) error) {

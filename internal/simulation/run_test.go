@@ -299,7 +299,7 @@ const replaySeeds = 35
 // A seed is the same run each time, also where goroutines are interrupted: or a failure could not be looked at. So whatever makes a
 // goroutine runnable lets it run until it waits before anything else happens, and what one event makes runnable in a process is done in
 // an order that the process has chosen. `make replay` interrupts them anywhere. Two workers of a controller that one answer wakes may still
-// go either way (seed 233, one run in twenty of those).
+// go either way (seed 233).
 func TestReplay(t *testing.T) {
 	if _, err := realController(); err != nil {
 		t.Fatal(err)
