@@ -7,6 +7,7 @@ import (
 
 	storagev1 "k8s.io/api/storage/v1"
 
+	"belay.dev/belay/internal/attachment"
 	"belay.dev/belay/internal/kube"
 )
 
@@ -101,6 +102,45 @@ func TestOracleComparesUIDs(t *testing.T) {
 			s.judgeConfirmed(va)
 			if !startsWith(s.broken, want) {
 				t.Errorf("%q, want %q", s.broken, want)
+			}
+		})
+	}
+}
+
+// TestPolicyTakesUntilThePublish: what a policy took from a machine counts again once the driver is to publish it there, and not as soon as
+// there is another attachment (S2).
+func TestPolicyTakesUntilThePublish(t *testing.T) {
+	for name, test := range map[string]struct {
+		publish, deleted bool
+		want             string
+	}{
+		"not published":                 {},
+		"published":                     {publish: true, want: "S2: "},
+		"published while it is deleted": {publish: true, deleted: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, d := newSim(1), &disk{handle: "shared"}
+			s.disks, s.policy, s.remade[d] = []*disk{d}, attachment.Policy{}, true
+			m := s.machines[machineNames[0]]
+			v, id := m.of(d.handle), s.nodeID(m, d.handle)
+			v.mounted, v.forced = true, true
+			va := &storagev1.VolumeAttachment{}
+			va.Name, va.Spec.Attacher, va.Spec.NodeName = kube.AttachmentName(d.handle, driverName, m.name), driverName, m.name
+			va.Finalizers = []string{kube.AttacherFinalizer(driverName)}
+			va.Annotations = map[string]string{kube.NodeIDAnnotation: id}
+			made := s.mustCreate(va).(*storagev1.VolumeAttachment)
+			s.judgeAttach(write{}, made)
+			if test.deleted {
+				if err := s.api.remove(nil, nil, attachments, made.Name, nil); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if test.publish {
+				s.judgeCall(&call{publish: true, volume: d.handle, nodeID: id})
+			}
+			s.judgeDetach(write{request: &request{}}, made)
+			if !startsWith(s.broken, test.want) {
+				t.Errorf("%q, want %q", s.broken, test.want)
 			}
 		})
 	}

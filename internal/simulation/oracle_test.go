@@ -123,8 +123,7 @@ func hasFinalizer(obj client.Object) bool {
 func (s *sim) judgeAttach(w write, made *storagev1.VolumeAttachment) {
 	d := s.diskOf(made)
 	s.makers[made.UID] = w.by
-	v := s.machines[made.Spec.NodeName].of(d.handle)
-	v.forced, v.removed = false, false // what took it from the machine was about an earlier attachment
+	s.machines[made.Spec.NodeName].of(d.handle).removed = false // that was about an earlier attachment
 	if !d.exclusive {
 		return
 	}
@@ -354,8 +353,12 @@ func (s *sim) judgeCall(c *call) {
 	if !s.protected(d, c.nodeID) {
 		s.breaks("S10", "%s sent without the finalizers", c)
 	}
-	if s.byID(c.nodeID, c.volume).replaced {
+	m := s.byID(c.nodeID, c.volume)
+	if m.replaced {
 		s.storage.misdirected[[2]string{c.volume, c.nodeID}] = true
+	}
+	if s.stands(d, c.nodeID) {
+		m.of(c.volume).forced = false // it is given the volume again
 	}
 	if !d.exclusive {
 		return
@@ -370,7 +373,15 @@ func (s *sim) judgeCall(c *call) {
 			s.breaks("S1", "%s sent while %s may still be carried out", c, r)
 		}
 	}
-	s.judgeMount(s.byID(c.nodeID, c.volume), c.volume, s.sameID, s.controller.actor)
+	s.judgeMount(m, c.volume, s.sameID, s.controller.actor)
+}
+
+// stands reports whether an attachment that is not being deleted is for the driver's node. A publish for one that a policy has deleted
+// gives nothing back: it is undone before that attachment is gone.
+func (s *sim) stands(d *disk, id string) bool {
+	return slices.ContainsFunc(list[*storagev1.VolumeAttachment](s.api), func(va *storagev1.VolumeAttachment) bool {
+		return s.diskOf(va) == d && va.DeletionTimestamp == nil && va.Annotations[kube.NodeIDAnnotation] == id
+	})
 }
 
 // sameID: the driver cannot tell the two machines apart, so a call for one may be for the other.

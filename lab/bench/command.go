@@ -45,7 +45,7 @@ type Size struct {
 
 func fullSize() Size {
 	return Size{
-		Rounds: 3, Cycles: 10, Moves: 5, BurstPods: 2000, BurstNodes: 200, BurstLimit: 5 * time.Minute, SharedNodes: 1000,
+		Cycles: 10, Moves: 5, BurstPods: 2000, BurstNodes: 200, BurstLimit: 5 * time.Minute, SharedNodes: 1000,
 		ScaleVolumes: 20000, ScaleNodes: 1000, ScaleExtras: 500, Idle: time.Minute,
 		AttachVolumes: 500, FewVolumes: 200, Latencies: []time.Duration{0, 200 * time.Millisecond, 2 * time.Second}, AttachLimit: 20 * time.Minute,
 		NodeCycles: 50, NodeParallel: 100, NodeLatencies: []time.Duration{0, 50 * time.Millisecond},
@@ -187,7 +187,10 @@ func (o *options) command(command *cobra.Command, name, rounds string) *cobra.Co
 	flags.StringSliceVar(&o.only, "only", nil, "parts to run: "+strings.Join(partNames(o.parts), ", ")+" (default all)")
 	flags.BoolVar(&o.quick, "quick", false, "small sizes, to see that it works; the figures mean little")
 	flags.BoolVar(&o.noTargets, "no-targets", false, "for information only: missed targets are printed, but the exit code is 0")
-	flags.IntVar(&o.rounds, "rounds", 0, "how often each plane has its turn in "+rounds+" (default 3, with --quick 1)")
+	if n := len(o.planes); n > 1 {
+		rounds += fmt.Sprintf("; a multiple of %d lets each begin equally often", n)
+	}
+	flags.IntVar(&o.rounds, "rounds", 0, fmt.Sprintf("how often each plane has its turn in %s (default %d, with --quick 1)", rounds, fairRounds(len(o.planes))))
 	flags.StringVarP(&o.output, "output", "o", "text", "text or json; progress goes to stderr")
 	return command
 }
@@ -221,12 +224,9 @@ func (o options) run(command *cobra.Command) error {
 	say := func(format string, args ...any) {
 		command.PrintErrf("[%5.1fs] %s\n", time.Since(started).Seconds(), fmt.Sprintf(format, args...))
 	}
-	size := fullSize()
-	if o.quick {
-		size = quickSize()
-	}
-	if o.rounds > 0 {
-		size.Rounds = o.rounds
+	size := o.size()
+	if size.Rounds%len(o.planes) != 0 && !o.quick {
+		say("with %d rounds of %d planes, %s begins a round more often than %s, and is measured slower for it", size.Rounds, len(o.planes), o.planes[0], o.planes[len(o.planes)-1])
 	}
 	report := &Report{Planes: o.planes, Machine: machine(), Quick: o.quick}
 	for _, p := range chosen {
@@ -257,6 +257,23 @@ func (o options) run(command *cobra.Command) error {
 	}
 	return nil
 }
+
+// size is what flags ask for.
+func (o options) size() Size {
+	size := fullSize()
+	size.Rounds = fairRounds(len(o.planes))
+	if o.quick {
+		size = quickSize()
+	}
+	if o.rounds > 0 {
+		size.Rounds = o.rounds
+	}
+	return size
+}
+
+// fairRounds is the least number of rounds, three or more, in which each of so many planes begins equally often: the one that begins a
+// round is slower.
+func fairRounds(planes int) int { return (planes + 2) / planes * planes }
 
 // machine says on what the figures were measured.
 func machine() string {

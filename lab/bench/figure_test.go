@@ -173,3 +173,18 @@ func TestTurns(t *testing.T) {
 		}
 	}
 }
+
+// TestRoundsAreFair: with the default number of rounds each plane begins equally often, or a ratio says which one began.
+func TestRoundsAreFair(t *testing.T) {
+	for _, all := range [][]string{{planeBelay}, attacherPlanes(), planes()} {
+		rounds, first := (options{planes: all}).size().Rounds, map[string]int{}
+		for round := range rounds {
+			first[turns(all, round)[0]]++
+		}
+		for _, plane := range all {
+			if rounds < 3 || first[plane]*len(all) != rounds {
+				t.Errorf("of %d rounds of %q, %s begins %d", rounds, all, plane, first[plane])
+			}
+		}
+	}
+}
