@@ -107,20 +107,20 @@ func TestOracleComparesUIDs(t *testing.T) {
 	}
 }
 
-// TestPolicyTakesUntilThePublish: what a policy took from a machine counts again once the driver is to publish it there, and not as soon as
-// there is another attachment (S2).
+// TestPolicyTakesUntilThePublish: what a policy took from a machine counts again once it is published there for an attachment that stays,
+// and not as soon as there is another attachment (S2).
 func TestPolicyTakesUntilThePublish(t *testing.T) {
 	for name, test := range map[string]struct {
 		publish, deleted bool
 		want             string
 	}{
-		"not published":                 {},
-		"published":                     {publish: true, want: "S2: "},
-		"published while it is deleted": {publish: true, deleted: true},
+		"not published":                {},
+		"published":                    {publish: true, want: "S2: "},
+		"published, and being deleted": {publish: true, deleted: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s, d := newSim(1), &disk{handle: "shared"}
-			s.disks, s.policy, s.remade[d] = []*disk{d}, attachment.Policy{}, true
+			s.disks, s.policy = []*disk{d}, attachment.Policy{}
 			m := s.machines[machineNames[0]]
 			v, id := m.of(d.handle), s.nodeID(m, d.handle)
 			v.mounted, v.forced = true, true
@@ -136,7 +136,7 @@ func TestPolicyTakesUntilThePublish(t *testing.T) {
 				}
 			}
 			if test.publish {
-				s.judgeCall(&call{publish: true, volume: d.handle, nodeID: id})
+				s.storage.published[d.handle] = map[string]bool{id: true}
 			}
 			s.judgeDetach(write{request: &request{}}, made)
 			if !startsWith(s.broken, test.want) {

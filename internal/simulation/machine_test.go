@@ -85,7 +85,20 @@ type local struct {
 }
 
 // counts: the volume is mounted, or is about to be, and nothing has taken it from the machine.
-func (v *local) counts() bool { return (v.mounted || v.verified) && !v.forced && !v.lost }
+func (s *sim) counts(m *machine, handle string) bool {
+	v := m.of(handle)
+	return (v.mounted || v.verified) && !v.lost && (!v.forced || s.givenBack(m, handle))
+}
+
+// givenBack: what a policy took from the machine is published to it again, or still is, for an attachment that stays. As long as one is
+// being deleted, its unpublish is to come.
+func (s *sim) givenBack(m *machine, handle string) bool {
+	if handle == fibre || m.replaced || !s.storage.published[handle][s.nodeID(m, handle)] {
+		return false
+	}
+	there := slices.DeleteFunc(s.attachmentsAt(m.name), func(va *storagev1.VolumeAttachment) bool { return s.diskOf(va).handle != handle })
+	return len(there) > 0 && !slices.ContainsFunc(there, func(va *storagev1.VolumeAttachment) bool { return va.DeletionTimestamp != nil })
+}
 
 // unmounted: nothing is left of the volume but the claim.
 func (v *local) unmounted() {

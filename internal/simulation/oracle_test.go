@@ -149,7 +149,7 @@ func (s *sim) judgeDetach(w write, va *storagev1.VolumeAttachment) {
 	}
 	for _, m := range s.all(name) {
 		switch v := m.of(d.handle); {
-		case !v.counts():
+		case !s.counts(m, d.handle):
 		case v.unrecorded == va.UID && s.excuse(excuse.UnrecordedBoot):
 			v.forced = true
 			s.say("nothing recorded that this boot of %s has %s", m, d.handle)
@@ -202,7 +202,7 @@ func (s *sim) judgeWithdraw(w write, d *disk, before *corev1.Node) {
 	v.inherited = false
 	va, attached := get[*storagev1.VolumeAttachment](s.api, attachmentName(d.handle, before.Name))
 	switch {
-	case !v.counts():
+	case !s.counts(m, d.handle):
 	case s.authority(d, m, s.api.version):
 		v.forced = !attached || va.DeletionTimestamp != nil
 	case d.handle == fibre && !w.by.knows(m) && s.excuse(excuse.ForgottenReport):
@@ -229,7 +229,7 @@ func (s *sim) judgeGone(by *actor, node string) {
 	}
 	d := s.disks[i]
 	for _, m := range s.all(node) {
-		if v := m.of(fibre); v.mounted && v.counts() && by.knows(m) && s.authority(d, m, s.api.version) {
+		if v := m.of(fibre); v.mounted && s.counts(m, fibre) && by.knows(m) && s.authority(d, m, s.api.version) {
 			v.forced = true
 			s.say(forces+" %s off %s, which nothing reports", d.handle, m)
 		}
@@ -353,12 +353,8 @@ func (s *sim) judgeCall(c *call) {
 	if !s.protected(d, c.nodeID) {
 		s.breaks("S10", "%s sent without the finalizers", c)
 	}
-	m := s.byID(c.nodeID, c.volume)
-	if m.replaced {
+	if s.byID(c.nodeID, c.volume).replaced {
 		s.storage.misdirected[[2]string{c.volume, c.nodeID}] = true
-	}
-	if s.stands(d, c.nodeID) {
-		m.of(c.volume).forced = false // it is given the volume again
 	}
 	if !d.exclusive {
 		return
@@ -373,15 +369,7 @@ func (s *sim) judgeCall(c *call) {
 			s.breaks("S1", "%s sent while %s may still be carried out", c, r)
 		}
 	}
-	s.judgeMount(m, c.volume, s.sameID, s.controller.actor)
-}
-
-// stands reports whether an attachment that is not being deleted is for the driver's node. A publish for one that a policy has deleted
-// gives nothing back: it is undone before that attachment is gone.
-func (s *sim) stands(d *disk, id string) bool {
-	return slices.ContainsFunc(list[*storagev1.VolumeAttachment](s.api), func(va *storagev1.VolumeAttachment) bool {
-		return s.diskOf(va) == d && va.DeletionTimestamp == nil && va.Annotations[kube.NodeIDAnnotation] == id
-	})
+	s.judgeMount(s.byID(c.nodeID, c.volume), c.volume, s.sameID, s.controller.actor)
 }
 
 // sameID: the driver cannot tell the two machines apart, so a call for one may be for the other.
@@ -429,7 +417,7 @@ func (s *sim) judgeMount(m *machine, handle string, same func(m, other *machine)
 	}
 	for _, other := range s.everyMachine() {
 		switch v := other.of(handle); {
-		case other == m || same(m, other) || !v.mounted || !v.counts():
+		case other == m || same(m, other) || !v.mounted || !s.counts(other, handle):
 		case handle == fibre && s.released(d, other, by):
 			v.forced = true
 			s.say("%s of %s no longer counts", handle, other)
