@@ -245,6 +245,13 @@ func (s *storage) behind(c *call) bool {
 	return s.queues && !s.disorderly && s.running[first] != c
 }
 
+// gives: the volume is published to the driver's node, or a call that is underway will publish it.
+func (s *storage) gives(volume, id string) bool {
+	return s.published[volume][id] || slices.ContainsFunc(s.running, func(r *call) bool {
+		return r.publish && r.volume == volume && r.nodeID == id && r.fate.acts()
+	})
+}
+
 // land ends a call, unless it hangs.
 func (s *sim) land(c *call) (did bool) {
 	if c.by.driver.hangs == mute {

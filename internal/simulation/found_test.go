@@ -107,16 +107,20 @@ func TestOracleComparesUIDs(t *testing.T) {
 	}
 }
 
-// TestPolicyTakesUntilThePublish: what a policy took from a machine counts again once it is published there for an attachment that stays,
-// and not as soon as there is another attachment (S2).
+// TestPolicyTakesUntilThePublish: what a policy took from a machine counts again once it is published there, or is about to be, and an
+// attachment stays; not as soon as there is another attachment (S2).
 func TestPolicyTakesUntilThePublish(t *testing.T) {
 	for name, test := range map[string]struct {
-		publish, deleted bool
-		want             string
+		published, underway bool
+		fate                fate
+		another             bool // attachment of the node, being deleted
+		want                string
 	}{
-		"not published":                {},
-		"published":                    {publish: true, want: "S2: "},
-		"published, and being deleted": {publish: true, deleted: true},
+		"not published":             {},
+		"published":                 {published: true, want: "S2: "},
+		"published, beside another": {published: true, another: true, want: "S2: "},
+		"publish is underway":       {underway: true, fate: hangs, want: "S2: "},
+		"publish will fail":         {underway: true, fate: fails},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s, d := newSim(1), &disk{handle: "shared"}
@@ -130,13 +134,18 @@ func TestPolicyTakesUntilThePublish(t *testing.T) {
 			va.Annotations = map[string]string{kube.NodeIDAnnotation: id}
 			made := s.mustCreate(va).(*storagev1.VolumeAttachment)
 			s.judgeAttach(write{}, made)
-			if test.deleted {
-				if err := s.api.remove(nil, nil, attachments, made.Name, nil); err != nil {
+			if test.another {
+				byHand := va.DeepCopy()
+				byHand.Name, s.byHand["by-hand"] = "by-hand", d
+				if err := s.api.remove(nil, nil, attachments, s.mustCreate(byHand).GetName(), nil); err != nil {
 					t.Fatal(err)
 				}
 			}
-			if test.publish {
+			if test.published {
 				s.storage.published[d.handle] = map[string]bool{id: true}
+			}
+			if test.underway {
+				s.storage.running = []*call{{publish: true, volume: d.handle, nodeID: id, fate: test.fate}}
 			}
 			s.judgeDetach(write{request: &request{}}, made)
 			if !startsWith(s.broken, test.want) {

@@ -90,14 +90,15 @@ func (s *sim) counts(m *machine, handle string) bool {
 	return (v.mounted || v.verified) && !v.lost && (!v.forced || s.givenBack(m, handle))
 }
 
-// givenBack: what a policy took from the machine is published to it again, or still is, for an attachment that stays. As long as one is
-// being deleted, its unpublish is to come.
+// givenBack: what was taken from the machine is published to it again, or about to be, and an attachment of it stays. Of a machine whose
+// name another one has, that is the one that it had.
 func (s *sim) givenBack(m *machine, handle string) bool {
-	if handle == fibre || m.replaced || !s.storage.published[handle][s.nodeID(m, handle)] {
+	if handle == fibre || !s.storage.gives(handle, s.nodeID(m, handle)) {
 		return false
 	}
-	there := slices.DeleteFunc(s.attachmentsAt(m.name), func(va *storagev1.VolumeAttachment) bool { return s.diskOf(va).handle != handle })
-	return len(there) > 0 && !slices.ContainsFunc(there, func(va *storagev1.VolumeAttachment) bool { return va.DeletionTimestamp != nil })
+	return slices.ContainsFunc(s.attachmentsAt(m.name), func(va *storagev1.VolumeAttachment) bool {
+		return s.diskOf(va).handle == handle && va.DeletionTimestamp == nil && (!m.replaced || va.UID == m.held[handle])
+	})
 }
 
 // unmounted: nothing is left of the volume but the claim.

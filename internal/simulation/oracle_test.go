@@ -123,7 +123,7 @@ func hasFinalizer(obj client.Object) bool {
 func (s *sim) judgeAttach(w write, made *storagev1.VolumeAttachment) {
 	d := s.diskOf(made)
 	s.makers[made.UID] = w.by
-	s.machines[made.Spec.NodeName].of(d.handle).removed = false // that was about an earlier attachment
+	s.machines[made.Spec.NodeName].of(d.handle).removed = false // the removal was of an earlier attachment
 	if !d.exclusive {
 		return
 	}
