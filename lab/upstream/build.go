@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -16,6 +17,9 @@ import (
 
 	"golang.org/x/sys/unix"
 )
+
+// buildFlag is the Makefile's too: what one of them has compiled, the other finds in Go's cache.
+const buildFlag = "-trimpath"
 
 // linkFlags leave out the symbol tables: a third of the size.
 const linkFlags = "-s -w"
@@ -105,7 +109,8 @@ func missing(dir string, wanted []program) []program {
 	})
 }
 
-// buildMissing builds one program after the other under a lock.
+// buildMissing builds what is missing under a lock. The programs of a module are built by one go command: what they share is compiled once, one
+// is linked while others are compiled, and modules are downloaded side by side.
 func buildMissing(ctx context.Context, programs Programs, wanted []program, progress func(string, ...any)) error {
 	unlock, err := lockDir(ctx, programs.Dir, progress)
 	if err != nil {
@@ -117,37 +122,61 @@ func buildMissing(ctx context.Context, programs Programs, wanted []program, prog
 		return nil
 	}
 	began := time.Now()
-	progress("building %d upstream programs into %s: once, about ten minutes on two cores when nothing is cached", len(left), programs.Dir)
-	for i, p := range left {
-		progress("[%d/%d] %s %s", i+1, len(left), p.name, p.version)
-		start := time.Now()
-		if err := buildOne(ctx, p, programs.Dir); err != nil {
+	progress("building %s into %s: once, about six minutes on two cores when nothing is cached", names(left), programs.Dir)
+	for _, module := range modulesOf(left) {
+		if err := buildModule(ctx, module, programs.Dir, progress); err != nil {
 			return err
 		}
-		progress("[%d/%d] %s %s built in %.0f s", i+1, len(left), p.name, p.version, time.Since(start).Seconds())
 	}
 	progress("the upstream programs are built (%.0f s)", time.Since(began).Seconds())
 	return nil
 }
 
-// buildOne builds beside the final place and moves the result there when it is whole.
-func buildOne(ctx context.Context, p program, dir string) error {
+// modulesOf groups programs by the module that they are built in.
+func modulesOf(all []program) (groups [][]program) {
+	for _, p := range all {
+		at := slices.IndexFunc(groups, func(group []program) bool { return group[0].module == p.module })
+		if at < 0 {
+			at, groups = len(groups), append(groups, nil)
+		}
+		groups[at] = append(groups[at], p)
+	}
+	return groups
+}
+
+// names lists programs with their versions.
+func names(all []program) string {
+	var list []string
+	for _, p := range all {
+		list = append(list, strings.TrimSpace(p.name+" "+p.version))
+	}
+	return strings.Join(list, ", ")
+}
+
+// buildModule builds programs of one module beside the final place, and moves them there when all are whole.
+func buildModule(ctx context.Context, wanted []program, dir string, progress func(string, ...any)) error {
 	temporary, err := os.MkdirTemp(dir, buildingPrefix)
 	if err != nil {
-		return explain(p, "", fmt.Errorf("making a folder for the build of %s: %w", p.name, err))
+		return explain(wanted, "", fmt.Errorf("making a folder for the build of %s: %w", names(wanted), err))
 	}
 	defer func() { _ = os.RemoveAll(temporary) }()
-	output := filepath.Join(temporary, p.name)
-	ldflags := strings.TrimSpace(linkFlags + " " + p.stamps)
-	var said bytes.Buffer
-	if err := runGo(ctx, p.module, &said, &said, "build", "-buildvcs=false", "-ldflags", ldflags, "-o", output, p.pkg); err != nil {
-		if ctx.Err() != nil {
-			return fmt.Errorf("building %s: %w", p.name, context.Cause(ctx))
-		}
-		return explain(p, said.String(), err)
+	var packages []string
+	args := []string{"build", buildFlag, "-buildvcs=false", "-v", "-o", temporary + "/"}
+	for _, p := range wanted {
+		args = append(args, "-ldflags", p.pkg+"="+strings.TrimSpace(linkFlags+" "+p.stamps))
+		packages = append(packages, p.pkg)
 	}
-	if err := os.Rename(output, filepath.Join(dir, p.name)); err != nil {
-		return fmt.Errorf("putting %s in place: %w", p.name, err)
+	watch := newWatcher(progress, stale(ctx, wanted[0].module, packages))
+	if err := runGo(ctx, wanted[0].module, io.Discard, watch, append(args, packages...)...); err != nil {
+		if ctx.Err() != nil {
+			return fmt.Errorf("building %s: %w", names(wanted), context.Cause(ctx))
+		}
+		return explain(wanted, watch.said.String(), err)
+	}
+	for _, p := range wanted {
+		if err := os.Rename(filepath.Join(temporary, executable(p.pkg)), filepath.Join(dir, p.name)); err != nil {
+			return fmt.Errorf("putting %s in place: %w", p.name, err)
+		}
 	}
 	return nil
 }
@@ -156,7 +185,7 @@ func buildOne(ctx context.Context, p program, dir string) error {
 const buildingPrefix = ".building-"
 
 // runGo runs the go command in a module's folder. Its compilers end with it, and it with us.
-func runGo(ctx context.Context, dir string, stdout, stderr *bytes.Buffer, args ...string) error {
+func runGo(ctx context.Context, dir string, stdout, stderr io.Writer, args ...string) error {
 	// The parent-death signal is sent when the thread ends that started the child.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -192,20 +221,21 @@ func goEnvironment(ctx context.Context, s source) (goVersion, platform string, e
 }
 
 // explain turns the words of a failed build into a sentence that says what to do.
-func explain(p program, said string, err error) error {
+func explain(wanted []program, said string, err error) error {
+	building := "building " + names(wanted)
 	has := func(words ...string) bool {
 		return slices.ContainsFunc(words, func(word string) bool { return strings.Contains(said, word) })
 	}
 	switch {
 	case errors.Is(err, unix.ENOSPC) || has("no space left on device"):
-		return fmt.Errorf("building %s: the disk is full: make about 6 GB of room for Go's build cache (go env GOCACHE) and the programs, "+
-			"or point GOCACHE, GOTMPDIR and BELAY_CACHE to another disk", p.name)
+		return fmt.Errorf("%s: the disk is full: make about 6 GB of room for Go's build cache (go env GOCACHE) and the programs, "+
+			"or point GOCACHE, GOTMPDIR and BELAY_CACHE to another disk", building)
 	case has("dial tcp", "no such host", "proxyconnect", "i/o timeout", "TLS handshake timeout", "connection refused", "network is unreachable"):
-		return fmt.Errorf("building %s: the modules cannot be downloaded; is the network up, and is GOPROXY (go env GOPROXY) right? go says: %s", p.name, lastLines(said))
+		return fmt.Errorf("%s: the modules cannot be downloaded; is the network up, and is GOPROXY (go env GOPROXY) right? go says: %s", building, lastLines(said))
 	case said == "":
 		return err
 	default:
-		return fmt.Errorf("building %s: %w; go says: %s", p.name, err, lastLines(said))
+		return fmt.Errorf("%s: %w; go says: %s", building, err, lastLines(said))
 	}
 }
 

@@ -139,15 +139,19 @@ func newProgram(dir, pkg string, required []*modfile.Require) (program, error) {
 	return p, nil
 }
 
-// programName is the last element of the import path that is not a major version; etcd's main
-// package is its server module's root.
+// programName is what a program is called: as go calls it, but etcd's main package is its server module's root.
 func programName(pkg string) string {
+	if strings.HasPrefix(pkg, "go.etcd.io/etcd/server") {
+		return "etcd"
+	}
+	return executable(pkg)
+}
+
+// executable is the name that go build gives to a program: the last element of the import path that is not a major version.
+func executable(pkg string) string {
 	name := path.Base(pkg)
 	if len(name) > 1 && name[0] == 'v' && strings.Trim(name[1:], "0123456789") == "" {
 		name = path.Base(path.Dir(pkg))
-	}
-	if strings.HasPrefix(pkg, "go.etcd.io/etcd/server") {
-		return "etcd"
 	}
 	return name
 }
@@ -160,7 +164,7 @@ func (s source) key(goVersion, platform string) string {
 	for _, p := range programs {
 		_, _ = fmt.Fprintln(hash, p.pkg, p.version, p.stamps) // a hash never fails
 	}
-	_, _ = fmt.Fprintln(hash, goVersion, platform, linkFlags)
+	_, _ = fmt.Fprintln(hash, goVersion, platform, buildFlag, linkFlags)
 	hash.Write(s.sum)
 	return s.kubernetes() + "-" + hex.EncodeToString(hash.Sum(nil))[:12]
 }

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -174,7 +175,7 @@ func TestSeveralProcessesBuildOnce(t *testing.T) {
 	}
 	built := 0
 	for _, line := range lines {
-		if strings.Contains(line, "built in") {
+		if strings.Contains(line, "are built") {
 			built++
 		}
 	}
@@ -183,13 +184,67 @@ func TestSeveralProcessesBuildOnce(t *testing.T) {
 	}
 }
 
+// TestProgramsOfAModuleAreBuiltTogether, each with its own stamps and under its own name.
+func TestProgramsOfAModuleAreBuiltTogether(t *testing.T) {
+	module := t.TempDir()
+	code := "package main\n\nvar version = \"none\"\n\nfunc main() { print(version) }\n"
+	for name, content := range map[string]string{
+		"go.mod": "module example.com/tool\n\ngo 1.26.0\n", "cmd/one/main.go": code, "two/v3/main.go": code, "two/v3/x/x.go": "package x\n",
+	} {
+		path := filepath.Join(module, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	wanted := []program{
+		{name: "one", pkg: "example.com/tool/cmd/one", module: module, stamps: "-X main.version=v1"},
+		{name: "second", pkg: "example.com/tool/two/v3", module: module, stamps: "-X main.version=v2"},
+	}
+	dir := t.TempDir()
+	if err := buildModule(t.Context(), wanted, dir, t.Logf); err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]string{"one": "v1", "second": "v2"} {
+		if said, err := exec.Command(filepath.Join(dir, name)).CombinedOutput(); err != nil || string(said) != want {
+			t.Errorf("%s says %q (%v), want %q", name, said, err, want)
+		}
+	}
+	if entries, err := os.ReadDir(dir); err != nil || len(entries) != 2 {
+		t.Errorf("the folder has %v (%v), want the two programs", entries, err)
+	}
+}
+
+// TestBuildReportsHowFarItIs: at most every 20 seconds, with an estimate, and errors are kept.
+func TestBuildReportsHowFarItIs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var lines []string
+		w := newWatcher(func(format string, args ...any) { lines = append(lines, fmt.Sprintf(format, args...)) }, 100)
+		for i := range 50 {
+			time.Sleep(time.Second)
+			_, _ = fmt.Fprintf(w, "go: downloading example.com/m%d v1.0.0\nexample.com/p", i)
+			_, _ = fmt.Fprintf(w, "%d\n", i)
+		}
+		_, _ = fmt.Fprint(w, "# example.com/broken\nx.go:1:1: nonsense\n")
+		want := []string{"20 of 100 packages compiled, about 1m20s left", "40 of 100 packages compiled, about 1m0s left"}
+		if diff := cmp.Diff(want, lines); diff != "" {
+			t.Errorf("-want +got:\n%s", diff)
+		}
+		if !strings.HasSuffix(w.said.String(), "# example.com/broken\nx.go:1:1: nonsense\n") {
+			t.Errorf("the error is lost: %q", w.said.String())
+		}
+	})
+}
+
 func TestInterruptedBuildLeavesNoPartialProgram(t *testing.T) {
 	smallLab(t, helloCode)
 	cache := t.TempDir()
 	ctx, cancel := context.WithCancelCause(context.Background())
 	stop := errors.New("Ctrl-C")
 	_, err := Ensure(ctx, Request{Cache: cache, Progress: func(format string, _ ...any) {
-		if strings.HasPrefix(format, "[%d/%d] %s %s") {
+		if strings.HasPrefix(format, "building %s") {
 			cancel(stop)
 		}
 	}})
@@ -295,7 +350,7 @@ func TestFailedBuildNamesProgramAndCause(t *testing.T) {
 }
 
 func TestBuildErrorsAreExplained(t *testing.T) {
-	p := program{name: "etcd"}
+	p := []program{{name: "etcd"}}
 	failed := errors.New("exit status 1")
 	for name, test := range map[string]struct{ got, want string }{
 		"disk full, told by the linker": {explain(p, "write /tmp/x: no space left on device", failed).Error(), "the disk is full"},
