@@ -44,6 +44,11 @@ help: ## List the targets.
 check-go:
 	@hack/check-go
 
+# What a fresh machine lacks of Debian's packages; INSTALL=no installs nothing.
+.PHONY: packages-demo packages-test
+packages-demo packages-test: packages-%: check-go
+	@hack/install-packages $*
+
 .PHONY: build
 build: check-go ## Build belay's programs and the lab into bin/.
 	go build -o $(BIN)/ -ldflags '$(LDFLAGS)' ./cmd/...
@@ -51,11 +56,11 @@ build: check-go ## Build belay's programs and the lab into bin/.
 	cd lab && go build -o $(BIN)/ -ldflags '$(LDFLAGS)' ./cmd/...
 
 .PHONY: upstream
-upstream: build ## Build the upstream programs of the lab into the cache folder (once, about ten minutes).
+upstream: build ## Build the upstream programs of the lab into the cache folder (once, about six minutes).
 	$(BELAY_LAB) build
 
 .PHONY: demo
-demo: build ## Move a volume three times on a lab (drain, second user, power cut), and read every record back.
+demo: packages-demo build ## Move a volume three times on a lab (drain, second user, power cut), and read every record back. ARGS=--require-all refuses to leave anything out.
 	$(BELAY_LAB) demo $(ARGS)
 
 .PHONY: demo-svg
@@ -84,16 +89,17 @@ bench-recovery: upstream ## Measure recovery: power cut or hung node -> a Statef
 unit: check-go ## The tests that need neither root nor an API server, nor anything of upstream (two minutes on two cores).
 	BELAY_SEEDS=40 BELAY_SIM_SEEDS=5 KUBEBUILDER_ASSETS= go test -short -vet=off -ldflags='-s -w' ./...
 
+# hack/test says what it builds, and builds the tools that the system does not have.
 .PHONY: test
-test: upstream $(TESTSUM) $(SANITY) $(HELM) $(IMAGES) $(PROMTOOL) ## Run unit tests, simulation, conformance and the lab's short end-to-end tests.
+test: packages-test build ## Run unit tests, simulation, conformance and the lab's short end-to-end tests.
 	hack/test short
 
 .PHONY: test-chaos
-test-chaos: upstream $(TESTSUM) ## Run short forms of the chaos, of the kills and of the comparison with csi-attacher that `make test-long` runs at length.
+test-chaos: packages-test build ## Run short forms of the chaos, of the kills and of the comparison with csi-attacher that `make test-long` runs at length.
 	hack/test chaos
 
 .PHONY: test-long
-test-long: upstream $(TESTSUM) $(SANITY) $(HELM) $(IMAGES) $(PROMTOOL) $(PROMETHEUS) $(OTELCOL) ## Run the long tests too: chaos, churn, kills, comparison with upstream, both kinds of node.
+test-long: packages-test build ## Run the long tests too: chaos, churn, kills, comparison with upstream, both kinds of node.
 	hack/test long
 
 .PHONY: fresh
@@ -101,7 +107,7 @@ fresh: check-go ## Run the simulations with seeds that no run has had; they are 
 	hack/test fresh
 
 .PHONY: test-kubernetes
-test-kubernetes: build $(TESTSUM) ## Run conformance and short end-to-end tests with another Kubernetes: MINOR=1.34 or 1.35.
+test-kubernetes: packages-test build ## Run conformance and short end-to-end tests with another Kubernetes: MINOR=1.34 or 1.35.
 	hack/test kubernetes $(MINOR)
 
 # A simulation runs one goroutine at a time: more seeds are the same code again. Planted faults are programs of their own, without the detector,
