@@ -136,16 +136,16 @@ func TestRunbookProblemsAreFound(t *testing.T) {
 	}
 }
 
-// TestReasonsOfFenceReadyAreDocumented: `kubectl belay evidence` shows the reason of the condition of a FenceSource, and docs/recovery.md
+// TestReasonsOfFenceReadyAreDocumented: `kubectl belay evidence` shows the reason of the condition of a FenceSource, and docs/recovery/power-switches.md
 // what it means. Where a person can do something about it, the command says what.
 func TestReasonsOfFenceReadyAreDocumented(t *testing.T) {
 	const file = "internal/recovery/fencer.go"
-	page, found := read(t, filepath.Join(root, "docs", "recovery.md")), 0
+	page, found := read(t, filepath.Join(root, "docs", "recovery", "power-switches.md")), 0
 	constant := regexp.MustCompile(`(?m)^\treason\w+\s+= "(\w+)"$`)
 	for _, match := range constant.FindAllStringSubmatch(read(t, filepath.Join(root, file)), -1) {
 		found++
 		if !strings.Contains(page, "\n| `"+match[1]+"` |") {
-			t.Errorf("docs/recovery.md has no row for %s", match[1])
+			t.Errorf("docs/recovery/power-switches.md has no row for %s", match[1])
 		}
 		if other := explain.SourceNext("another reason", "n"); match[1] != "SaidOn" && slices.Equal(explain.SourceNext(match[1], "n"), other) {
 			t.Errorf("%s has no step of its own", match[1])

@@ -8,7 +8,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// TestNodeAndAttachmentDeleted (docs/invariants.md): a person who deletes both says that the machine is gone. The volume is attached
+// TestNodeAndAttachmentDeleted (docs/not-guaranteed.md): a person who deletes both says that the machine is gone. The volume is attached
 // elsewhere, although the machine is known to run: no object is left that could hold it.
 func TestNodeAndAttachmentDeleted(t *testing.T) {
 	l := newLab(t)

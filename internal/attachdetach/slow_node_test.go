@@ -98,7 +98,7 @@ func TestWaitingPodGetsAnEventWhileWritesFail(t *testing.T) {
 
 // A Node is recreated (same boot) and lists the volume before anything is reported to it. The report does not come (it
 // fails, or no controller leads), and kubelet restarts: of the volumes that it finds mounted it lists only those that
-// are reported (docs/invariants.md). The missing entry does not mean that the volume is unmounted.
+// are reported (docs/not-guaranteed.md). The missing entry does not mean that the volume is unmounted.
 func TestInUseEntryLostWithoutAReportIsNoUnmount(t *testing.T) {
 	m, k := newModel(t), key{Driver: driver, Handle: "h"}
 	unique := []string{kube.UniqueVolumeName(k.Driver, k.Handle)}

@@ -136,7 +136,7 @@ type storage struct {
 }
 
 // serve takes its time before it acts and before it answers, whether or not the
-// caller still lives. As a driver must (docs/invariants.md), it lets no call overtake a
+// caller still lives. As a driver must (docs/drivers.md), it lets no call overtake a
 // later one of its volume, also where a busy machine delays the goroutine of one.
 func (s *storage) serve(ctx context.Context, c call, nth int) (map[string]string, error) {
 	<-time.After(rand.N(20 * time.Millisecond))

@@ -129,7 +129,7 @@ func (w *world) breaks(format string, args ...any) {
 	}
 }
 
-// excuse notes that something is permitted that docs/invariants.md lists as not guaranteed.
+// excuse notes that something is permitted that docs/not-guaranteed.md lists as not guaranteed.
 func (w *world) excuse(name excuse.Name) bool {
 	w.excused[name]++
 	return true

@@ -198,7 +198,7 @@ func TestPodsThatCannotTerminate(t *testing.T) {
 }
 
 // TestNoAdviceToDeleteAMissingObject: a Fibre Channel or iSCSI volume has no
-// VolumeAttachment (docs/invariants.md: only a restart of belay-controller ends that wait).
+// VolumeAttachment (docs/not-guaranteed.md: only a restart of belay-controller ends that wait).
 func TestNoAdviceToDeleteAMissingObject(t *testing.T) {
 	for _, reason := range []attachment.Reason{attachment.NodeGone, attachment.NodeReplaced} {
 		text := Wait("kubernetes.io/fc", "a", attachment.Cause{Reason: reason}, attachment.Unknown)

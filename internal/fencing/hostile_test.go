@@ -89,7 +89,7 @@ func TestHostileStatementAboutADeletedNodeAsksTheSwitchFirst(t *testing.T) {
 }
 
 // A machine is never switched off because its Node was deleted: without a lease, one that runs well cannot show that it does
-// (docs/recovery.md, ADR 25). A Node that is deleted in the middle of a fence makes a new leader, which has listened to nothing, command at
+// (docs/recovery/nodes-and-people.md, ADR 25). A Node that is deleted in the middle of a fence makes a new leader, which has listened to nothing, command at
 // once, because Exists No counts as silent. Expected: who did not hear the silence itself does not command.
 func TestHostileNodeDeletedWhileFencingIsNotSwitchedOff(t *testing.T) {
 	s := newStand(t)

@@ -20,7 +20,7 @@ func (w *simWorld) accident() {
 	}
 }
 
-// excuse notes that something is permitted, or not done, that docs/invariants.md lists as not guaranteed.
+// excuse notes that something is permitted, or not done, that docs/not-guaranteed.md lists as not guaranteed.
 func (w *simWorld) excuse(name excuse.Name) bool {
 	w.excused[name]++
 	return true

@@ -26,7 +26,7 @@ const CategoryRecovery = "recovery"
 // statementPolicy is the admission policy, and its binding, that guards what people state in NodeFences.
 const statementPolicy = "belay-fence-statement"
 
-const recoveryPage = "docs/recovery.md"
+const recoveryPage = "docs/recovery/README.md"
 
 // checkRecovery looks at recovery. Without its API there is nothing to check.
 func (h *health) checkRecovery(ctx context.Context, c Config) []Check {
@@ -123,7 +123,7 @@ func (h *health) checkSources() Check {
 	}
 	c.Message = fmt.Sprintf("worker nodes whose power switch could be used: %d of %d", workers-len(c.Objects), workers)
 	if len(c.Objects) > 0 {
-		c.Result, c.Hint = Warning, recoveryPage+"#whether-a-node-could-be-fenced"
+		c.Result, c.Hint = Warning, "docs/recovery/power-switches.md#whether-a-node-could-be-fenced"
 	}
 	return c
 }

@@ -24,7 +24,7 @@ import (
 
 // The three parts against an API server: a node is cut off together with its BMC, so no command succeeds. A person deletes the Node, and its lease goes
 // with it. Then the network heals: the machine never stopped, its pods write, and a kubelet that runs does not register again.
-// Expected (ADR 25, docs/recovery.md: "A machine is never switched off because its Node was deleted: without a lease, one that runs well could not
+// Expected (ADR 25, docs/recovery/nodes-and-people.md: "A machine is never switched off because its Node was deleted: without a lease, one that runs well could not
 // show that it does"): it is not switched off.
 func TestHostileHealedMachineWithoutNodeIsNotSwitchedOff(t *testing.T) {
 	s := newSite(t)
@@ -111,7 +111,7 @@ func TestHostileAnotherFieldDoesNotMakeAStatementYoung(t *testing.T) {
 // Volumes of a driver were taken from a node one by one, and then an administrator withdraws the declaration (it was wrong: the very case in which
 // the old mount still reaches the volume), or the CSIDriver is deleted while the driver is upgraded. Mounted is made of the drivers that are
 // declared now.
-// Expected: what was taken before keeps the node isolated until it is unmounted. docs/recovery.md: "The declaration is withdrawn: no more volumes are
+// Expected: what was taken before keeps the node isolated until it is unmounted. docs/recovery/nodes-and-people.md: "The declaration is withdrawn: no more volumes are
 // taken"; nothing says that the isolation is lifted.
 func TestHostileWithdrawnDeclaration(t *testing.T) {
 	for name, drivers := range map[string][]client.Object{
@@ -266,7 +266,7 @@ func TestHostileFenceDeletedBeforeOff(t *testing.T) {
 }
 
 // The sliding window of the brake (hole 17) compares the creation of the fences, which is the API server's time, with the clock of the detector. One
-// that is ten minutes ahead sees no fence in the window: node after node is switched off as they fall silent one by one. docs/recovery.md asks for clocks
+// that is ten minutes ahead sees no fence in the window: node after node is switched off as they fall silent one by one. docs/recovery/nodes-and-people.md asks for clocks
 // that agree of the actor and the fencer alone.
 // Expected: a fence counts from when this process first saw it, or on the time of the answers of the API server, as in attachdetach.
 func TestHostileBrakeOnAClockThatIsAhead(t *testing.T) {

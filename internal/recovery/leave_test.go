@@ -113,7 +113,7 @@ func (m *machine) lease() *coordinationv1.Lease {
 	return lease
 }
 
-// TestUninstall: after the steps of docs/recovery.md nothing of recovery is left on any Node, whatever phase a fence was in: no taint, and no
+// TestUninstall: after the steps of docs/recovery/README.md nothing of recovery is left on any Node, whatever phase a fence was in: no taint, and no
 // NodeFence that its finalizer keeps. The detector goes first, then the NodeFences are deleted; a machine that was off starts again.
 func TestUninstall(t *testing.T) {
 	if testing.Short() {
@@ -186,7 +186,7 @@ func TestUninstall(t *testing.T) {
 	}
 }
 
-// TestLeftovers: the commands of docs/recovery.md remove what is left if the programs were removed first.
+// TestLeftovers: the commands of docs/recovery/README.md remove what is left if the programs were removed first.
 func TestLeftovers(t *testing.T) {
 	s := newSite(t)
 	s.fleet("n2", "n3", "n4")
@@ -208,17 +208,17 @@ func TestLeftovers(t *testing.T) {
 	}
 }
 
-// leftoverCommands are those of docs/recovery.md, with the node's name.
+// leftoverCommands are those of docs/recovery/README.md, with the node's name.
 func leftoverCommands(t *testing.T) string {
 	t.Helper()
-	page, err := os.ReadFile("../../docs/recovery.md")
+	page, err := os.ReadFile("../../docs/recovery/README.md")
 	must(t, err)
 	for i, block := range strings.Split(string(page), "```") {
 		if i%2 == 1 && strings.Contains(block, kube.IsolationTaint+"-") && strings.Contains(block, "finalizers") {
 			return strings.ReplaceAll(block, "NODE", "n1")
 		}
 	}
-	t.Fatal("docs/recovery.md has no commands that remove what is left")
+	t.Fatal("docs/recovery/README.md has no commands that remove what is left")
 	return ""
 }
 

@@ -49,7 +49,7 @@ func (p *process) about(ctx context.Context) target {
 	return target{node: node}
 }
 
-// excuse notes that something is permitted that docs/invariants.md lists as not guaranteed.
+// excuse notes that something is permitted that docs/not-guaranteed.md lists as not guaranteed.
 func (w *world) excuse(name excuse.Name) bool {
 	w.count["excuse "+string(name)]++
 	return true
@@ -116,7 +116,7 @@ func (w *world) judgeForce(va *storagev1.VolumeAttachment, byStorage bool) {
 }
 
 // judgeWriter: a fenced boot never writes after the first write elsewhere, unless its driver lies, and gets no volume back that it has mounted
-// from before: docs/invariants.md lists what is excused.
+// from before: docs/not-guaranteed.md lists what is excused.
 func (w *world) judgeWriter(m *hardware, volume string) {
 	for _, other := range w.machines {
 		switch {

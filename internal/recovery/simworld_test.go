@@ -123,7 +123,7 @@ func (m *hardware) resume() {
 }
 
 // cameBack reports whether the boot was resumed, at most so long ago. What was proven before that is not true any more, and recovery cannot
-// know it before the kubelet renews its lease (docs/invariants.md).
+// know it before the kubelet renews its lease (docs/not-guaranteed.md).
 func (m *hardware) cameBack(within time.Duration) bool {
 	return !m.resumed.IsZero() && time.Since(m.resumed) <= within
 }

@@ -64,7 +64,7 @@ type storage struct {
 	// queues: the driver refuses no call for what it is at work on, but carries out the calls in the order in which they came, also
 	// those that their callers have abandoned.
 	queues bool
-	// disorderly: it carries them out in any order. No CSI driver may (docs/invariants.md).
+	// disorderly: it carries them out in any order. No CSI driver may (docs/drivers.md).
 	disorderly bool
 	// perNode: the driver works on one call per node of a volume at a time, not one per volume: a call for one node that timed out
 	// may be carried out among calls for another.

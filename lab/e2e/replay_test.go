@@ -23,7 +23,7 @@ const replayLimit = 10 * time.Minute
 const movedWithin = 40 * time.Second
 
 // TestReplay replays the recoveries of the article that the project began with, on both planes: the power of the writer's node is cut, a
-// person does what the article says, and the time is taken until the writer has written elsewhere. It logs one table, that of docs/recovery.md.
+// person does what the article says, and the time is taken until the writer has written elsewhere. It logs one table, that of docs/recovery/how-long.md.
 // Upstream's six minutes are not shortened.
 func TestReplay(t *testing.T) {
 	needsFencing(t)

@@ -56,7 +56,7 @@ func TestRecovery(t *testing.T) {
 		node, err := r.scene.Client.CoreV1().Nodes().Get(ctx, writer, metav1.GetOptions{})
 		return err == nil && len(node.Spec.Taints) == 0 && ready(node), err
 	})
-	// As docs/recovery.md says.
+	// As docs/recovery/README.md says.
 	r.do("kubectl", "-n", namespace, "delete", "deployment", "belay-recovery-detector")
 	r.do("kubectl", "delete", "nodefences", "--all", "--timeout="+within.String())
 	r.uninstall()

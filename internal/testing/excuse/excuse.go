@@ -1,5 +1,5 @@
 // Package excuse names what the oracles of the simulations permit although an invariant does not hold, and what the simulations do not
-// generate because it would not hold. Each is listed in docs/invariants.md under "Not guaranteed", with the comment
+// generate because it would not hold. Each is listed in docs/not-guaranteed.md, with the comment
 // "<!-- excuse: NAME -->". TestList compares that list, these names and their uses.
 package excuse
 

@@ -42,19 +42,21 @@ func declared(t *testing.T) map[string]string {
 	return found
 }
 
-// TestList: each excuse is listed in docs/invariants.md as not guaranteed, with a reason, and used by an oracle; and what is listed there
-// is an excuse.
-func TestList(t *testing.T) {
-	document, err := os.ReadFile(filepath.Join(root, "docs/invariants.md"))
+const page = "docs/not-guaranteed.md"
+
+func readPage(t *testing.T) string {
+	t.Helper()
+	document, err := os.ReadFile(filepath.Join(root, page))
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, list, found := strings.Cut(string(document), "\n## Not guaranteed\n")
-	if !found {
-		t.Fatal("docs/invariants.md has no section \"Not guaranteed\"")
-	}
+	return string(document)
+}
+
+// TestList: each excuse is listed in docs/not-guaranteed.md, with a reason, and used by an oracle; and what is listed there is an excuse.
+func TestList(t *testing.T) {
 	listed := map[string]bool{}
-	for _, match := range regexp.MustCompile(`<!-- excuse: ([a-z -]+) -->`).FindAllStringSubmatch(list, -1) {
+	for _, match := range regexp.MustCompile(`<!-- excuse: ([a-z -]+) -->`).FindAllStringSubmatch(readPage(t), -1) {
 		for name := range strings.FieldsSeq(match[1]) {
 			listed[name] = true
 		}
@@ -62,15 +64,35 @@ func TestList(t *testing.T) {
 	constants, used := declared(t), uses(t)
 	for _, constant := range slices.Sorted(maps.Keys(constants)) {
 		if name := constants[constant]; !listed[name] {
-			t.Errorf("%s is not in docs/invariants.md under \"Not guaranteed\": add a reason with <!-- excuse: %s -->", constant, name)
+			t.Errorf("%s is not in %s: add a reason with <!-- excuse: %s -->", constant, page, name)
 		}
 		if !used[constant] {
-			t.Errorf("no oracle uses %s: take it out, and the item of docs/invariants.md with it", constant)
+			t.Errorf("no oracle uses %s: take it out, and the item of %s with it", constant, page)
 		}
 		delete(listed, constants[constant])
 	}
 	for _, name := range slices.Sorted(maps.Keys(listed)) {
-		t.Errorf("docs/invariants.md lists the excuse %q, which no oracle has", name)
+		t.Errorf("%s lists the excuse %q, which no oracle has", page, name)
+	}
+}
+
+// TestTableNamesAllCases: the table at the beginning of the page has a row for each case below it, with a link to the section of the case.
+func TestTableNamesAllCases(t *testing.T) {
+	text := readPage(t)
+	sections := map[string]string{}
+	for part := range strings.SplitSeq(text, "\n## ") {
+		heading, body, _ := strings.Cut(part, "\n")
+		anchor := "#" + strings.ReplaceAll(strings.ToLower(heading), " ", "-")
+		for _, match := range regexp.MustCompile(`(?m)^- \*\*(\d+)\. `).FindAllStringSubmatch(body, -1) {
+			sections[match[1]] = anchor
+		}
+	}
+	rows := map[string]string{}
+	for _, match := range regexp.MustCompile(`(?m)^\| (\d+) \| \[[^\]]+\]\((#[a-z-]+)\) \|`).FindAllStringSubmatch(text, -1) {
+		rows[match[1]] = match[2]
+	}
+	if !maps.Equal(rows, sections) || len(rows) < 30 {
+		t.Errorf("the rows are %v, the cases %v", rows, sections)
 	}
 }
 
