@@ -107,6 +107,9 @@ func (o options) run(command *cobra.Command) (err error) {
 	for _, plane := range o.planes() {
 		result, err := Run(ctx, Settings{Name: o.name, NodeKind: kind, Plane: plane, Rounds: o.rounds, Say: say, Show: show.move})
 		if err != nil {
+			if file := show.written(); file != "" {
+				say("the steps so far: %s", file)
+			}
 			return explain(ctx, plane, err)
 		}
 		results = append(results, result)

@@ -187,9 +187,9 @@ node lost its power          pod ran elsewhere after 12.1 s  proof that the node
 
 The event of the second pod: FailedAttachVolume: held
 
-Two waits are shortened: kubelets publish their status every 1s (default: 10s), a silent node becomes NotReady after 16s (default: 50s).
+Two waits are shortened: kubelets publish their status every 1 s (default: 10 s), a silent node becomes NotReady after 16 s (default: 50 s).
 With default kubelets a drain takes longer: docs/performance.md#the-kubelets-status-tick.
-Recovery runs with the profile fast: it suspects a node after 10s of silence (profile default: 25s).
+Recovery runs with the profile fast: it suspects a node after 10 s of silence (profile default: 25 s).
 Each step of the moves, and what kubectl belay says of them: ` + show.file + ` (or --verbose).
 
 NOT SHOWN: recovery
@@ -234,6 +234,26 @@ func TestDetailsAreInAFileThatTheNextRunOverwrites(t *testing.T) {
 		if plane == "belay" && strings.Contains(string(content), "upstream's plane") {
 			t.Errorf("the file contains the run before:\n%s", content)
 		}
+	}
+}
+
+func TestDetailsOfAFailedRunAreNamed(t *testing.T) {
+	t.Setenv("BELAY_CACHE", t.TempDir())
+	show, err := options{name: "demo", output: "text"}.newScreen(io.Discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := show.written(); got != "" {
+		t.Errorf("before the first step there are details in %q", got)
+	}
+	if err := show.move("belay", Step{Move: drained(0)}); err != nil {
+		t.Fatal(err)
+	}
+	if got := show.written(); got != show.file {
+		t.Errorf("after the first step the details are in %q, want %q", got, show.file)
+	}
+	if err := show.close(); err != nil {
+		t.Error(err)
 	}
 }
 

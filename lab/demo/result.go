@@ -96,15 +96,15 @@ func writeFelt(w io.Writer, belay, upstream *Result) error {
 
 // shortened names the waits that the demo shortens, with their defaults.
 func shortened(results []*Result) string {
-	notReady := fmt.Sprintf("a silent node becomes NotReady after %v (default: 50s)", nodeMonitorGrace)
+	notReady := fmt.Sprintf("a silent node becomes NotReady after %.0f s (default: 50 s)", nodeMonitorGrace.Seconds())
 	line := "One wait is shortened: " + notReady + "."
 	if results[0].NodeKind == cluster.NodeKindKubelet {
-		line = fmt.Sprintf("Two waits are shortened: kubelets publish their status every %v (default: 10s), %s.\n"+
-			"With default kubelets a drain takes longer: docs/performance.md#the-kubelets-status-tick.", nodeStatusTick, notReady)
+		line = fmt.Sprintf("Two waits are shortened: kubelets publish their status every %.0f s (default: 10 s), %s.\n"+
+			"With default kubelets a drain takes longer: docs/performance.md#the-kubelets-status-tick.", nodeStatusTick.Seconds(), notReady)
 	}
 	if results[0].Recovery != "" {
-		line += fmt.Sprintf("\nRecovery runs with the profile %s: it suspects a node after %v of silence (profile %s: %v).",
-			fencing.Fast.Name, fencing.Fast.Silence, fencing.Default.Name, fencing.Default.Silence)
+		line += fmt.Sprintf("\nRecovery runs with the profile %s: it suspects a node after %.0f s of silence (profile %s: %.0f s).",
+			fencing.Fast.Name, fencing.Fast.Silence.Seconds(), fencing.Default.Name, fencing.Default.Silence.Seconds())
 	}
 	return line
 }

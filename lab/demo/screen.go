@@ -42,6 +42,14 @@ func (o options) newScreen(out io.Writer) (*screen, error) {
 	return s, err
 }
 
+// written is the file of the details once it has some, else empty.
+func (s *screen) written() string {
+	if file, ok := s.details.(*lateFile); ok && file.open != nil {
+		return file.name
+	}
+	return ""
+}
+
 // close closes the file of the details.
 func (s *screen) close() error {
 	if file, ok := s.details.(*lateFile); ok && file.open != nil {
