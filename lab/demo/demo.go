@@ -25,7 +25,7 @@ type Settings struct {
 	Show func(plane string, step Step) error
 }
 
-// The titles of the moves that the result tells of.
+// The titles of the moves in the result.
 const (
 	titleDrain = "move 1, drain"
 	titleCut   = "move 3, power cut"

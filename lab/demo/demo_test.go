@@ -120,7 +120,7 @@ func TestOutcomesDivideTheTimeAmongTheStepsThatWereWaitedFor(t *testing.T) {
 		{
 			Happened: "node lost its power", Saw: "pod ran elsewhere", Seconds: 12.1, Moves: 1, PlaneSeconds: 0.02,
 			Waits: []Wait{
-				{"proof that the node is off", 10.5},
+				{"silence and proof of power-off", 10.5},
 				{"kubelet's status tick", 0.9},
 				{"containers start", 0.34},
 				{"recovery removes the pod", 0.3},
@@ -176,12 +176,12 @@ func TestTextEndsWithTheResult(t *testing.T) {
 	want := `
 RESULT with belay's plane on kubelet nodes
 
-WHAT HAPPENED                WHAT THE USER SAW               WAITED LONGEST FOR                 PLANE'S OWN PART
-node drained                 pod ran elsewhere after 3.7 s   containers end 1.6 s               0.10 s
+WHAT HAPPENED                WHAT THE USER SAW               WAITED LONGEST FOR                     PLANE'S OWN PART
+node drained                 pod ran elsewhere after 3.7 s   containers end 1.6 s                   0.10 s
                                                              kubelet's status tick 0.80 s
                                                              node removes the pod 0.70 s
-second pod wants the volume  refused after 0.30 s            writer-0 on node-2 uses it         -
-node lost its power          pod ran elsewhere after 12.1 s  proof that the node is off 10.5 s  0.02 s
+second pod wants the volume  refused after 0.30 s            writer-0 on node-2 uses it             -
+node lost its power          pod ran elsewhere after 12.1 s  silence and proof of power-off 10.5 s  0.02 s
                                                              kubelet's status tick 0.90 s
                                                              containers start 0.34 s
 

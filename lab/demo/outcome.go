@@ -134,7 +134,7 @@ func (r *Result) cause(step timeline.Step) string {
 		return "node counts as NotReady"
 	case timeline.StepOutOfService:
 		if r.Recovery != "" {
-			return "proof that the node is off"
+			return "silence and proof of power-off"
 		}
 		return "out-of-service taint"
 	case timeline.StepPodDeleted:

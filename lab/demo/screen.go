@@ -75,7 +75,7 @@ func (f *lateFile) Write(p []byte) (int, error) {
 		}
 		f.open = file
 	}
-	return f.open.Write(p) //nolint:wrapcheck // it names the file
+	return f.open.Write(p)
 }
 
 // move writes the details of one step at once.
