@@ -50,7 +50,7 @@ func (q *questions) refuse(ctx context.Context, s *scenario.Scene) (Step, error)
 }
 
 func (q *questions) cutPower(ctx context.Context, s *scenario.Scene) (Step, error) {
-	move, err := s.PowerCut(ctx, "move 3, power cut")
+	move, err := s.PowerCut(ctx, titleCut)
 	if err != nil {
 		return Step{}, err
 	}

@@ -25,6 +25,12 @@ type Settings struct {
 	Show func(plane string, step Step) error
 }
 
+// The titles of the moves in the result.
+const (
+	titleDrain = "move 1, drain"
+	titleCut   = "move 3, power cut"
+)
+
 // Step is one part of the demo: a move, or the refusal of a second user.
 type Step struct {
 	Move    *timeline.Move    `json:"move,omitempty"`
@@ -33,9 +39,13 @@ type Step struct {
 
 // Result is one run through one plane.
 type Result struct {
-	Plane    string             `json:"plane"`
-	NodeKind string             `json:"nodeKind"`
-	Steps    []Step             `json:"steps"`
+	Plane    string `json:"plane"`
+	NodeKind string `json:"nodeKind"`
+	// Recovery is the profile of recovery; empty if none ran.
+	Recovery string `json:"recovery,omitempty"`
+	Steps    []Step `json:"steps"`
+	// Outcomes are the moves as a user sees them.
+	Outcomes []Outcome          `json:"outcomes"`
 	Verified *scenario.Verified `json:"verified"`
 	// Answers are what kubectl belay said of the moves.
 	Answers []Answer `json:"answers"`
@@ -80,11 +90,8 @@ func Run(ctx context.Context, set Settings) (result *Result, err error) {
 	began := time.Now()
 	set.Say("starting a lab: three %s nodes, %s's attach plane", set.NodeKind, set.Plane)
 	recovery := ""
-	if set.Plane == cluster.PlaneBelay {
-		if recovery = fencing.Fast.Name; !cluster.CanFence() {
-			recovery = ""
-			set.Say("without ipmi_sim, ipmitool and fence_ipmilan (hack/install-packages) there is no recovery: the power cut is confirmed as by an operator")
-		}
+	if set.Plane == cluster.PlaneBelay && cluster.CanFence() {
+		recovery = fencing.Fast.Name
 	}
 	scene, err := scenario.Open(ctx, cluster.Options{
 		Recovery: recovery,
@@ -99,7 +106,7 @@ func Run(ctx context.Context, set Settings) (result *Result, err error) {
 		set.Say("taking the lab down")
 		err = errors.Join(err, scene.Close(ctx))
 	}()
-	result = &Result{Plane: set.Plane, NodeKind: set.NodeKind}
+	result = &Result{Plane: set.Plane, NodeKind: set.NodeKind, Recovery: recovery}
 	set.Say("letting the work of the start pass (%v)", settle)
 	select {
 	case <-time.After(settle):
@@ -118,7 +125,7 @@ func Run(ctx context.Context, set Settings) (result *Result, err error) {
 			return result, err
 		}
 	}
-	result.Answers = ask.answers
+	result.Answers, result.Outcomes = ask.answers, result.outcomes()
 	if err := result.verify(ctx, scene, set.Say); err != nil {
 		return result, err
 	}
@@ -160,7 +167,7 @@ func placeAnew(ctx context.Context, s *scenario.Scene) (Step, error) {
 }
 
 func drain(ctx context.Context, s *scenario.Scene) (Step, error) {
-	move, err := s.Drain(ctx, "move 1, drain")
+	move, err := s.Drain(ctx, titleDrain)
 	return Step{Move: move}, err
 }
 

@@ -175,6 +175,10 @@ type Refused struct {
 	Pod     string `json:"pod"`
 	Reason  string `json:"reason"`
 	Message string `json:"message"`
+	// Holder is the pod that has the volume, and its node.
+	Holder string `json:"holder"`
+	// Seconds from the pod's creation to the event.
+	Seconds float64 `json:"seconds"`
 }
 
 // Refuse starts a second pod with the writer's claim on a third node, waits until
@@ -191,6 +195,7 @@ func (s *Scene) Refuse(ctx context.Context, meanwhile func(ctx context.Context, 
 	}
 	const name = "intruder"
 	intruder := pod(name, claimName, third, podSpec("hold", "--file", ledgerFile))
+	start := time.Now()
 	if _, err := s.Client.CoreV1().Pods(Namespace).Create(ctx, intruder, metav1.CreateOptions{}); err != nil {
 		return nil, fmt.Errorf("create the second pod: %w", err)
 	}
@@ -202,7 +207,10 @@ func (s *Scene) Refuse(ctx context.Context, meanwhile func(ctx context.Context, 
 	if err != nil {
 		return nil, err
 	}
-	refused := &Refused{Node: third, Pod: Namespace + "/" + name, Reason: refusal.Reason, Message: refusal.Message}
+	refused := &Refused{
+		Node: third, Pod: Namespace + "/" + name, Reason: refusal.Reason, Message: refusal.Message,
+		Holder: WriterPod + " on " + holder, Seconds: time.Since(start).Seconds(),
+	}
 	if meanwhile != nil {
 		if err := meanwhile(ctx, name); err != nil {
 			return nil, err

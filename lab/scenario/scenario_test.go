@@ -5,6 +5,7 @@ import (
 	"errors"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -85,6 +86,42 @@ func TestStoppedWaitIsNotATimeout(t *testing.T) {
 	if !errors.Is(err, stopped) || !strings.HasPrefix(err.Error(), "stopped while waiting for a pod") {
 		t.Errorf("got %v", err)
 	}
+}
+
+// TestRefusalHasItsTimeAndHolder: what a caller does meanwhile is not part of the time.
+func TestRefusalHasItsTimeAndHolder(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		objects := []runtime.Object{&corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Namespace: Namespace, Name: WriterPod}, Spec: corev1.PodSpec{NodeName: "node-2"},
+		}}
+		for _, name := range []string{"node-1", "node-2", "node-3"} {
+			objects = append(objects, &corev1.Node{
+				ObjectMeta: metav1.ObjectMeta{Name: name},
+				Status:     corev1.NodeStatus{Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}},
+			})
+		}
+		scene := sceneOf(t, objects...)
+		t.Cleanup(scene.state.Shutdown)
+		go func() {
+			time.Sleep(3 * time.Second)
+			event := &corev1.Event{
+				ObjectMeta:     metav1.ObjectMeta{Namespace: Namespace, Name: "e1"},
+				InvolvedObject: corev1.ObjectReference{Kind: "Pod", Name: "intruder"},
+				Reason:         "FailedAttachVolume", Message: "held",
+			}
+			if _, err := scene.Client.CoreV1().Events(Namespace).Create(t.Context(), event, metav1.CreateOptions{}); err != nil {
+				t.Error(err)
+			}
+		}()
+		got, err := scene.Refuse(t.Context(), func(context.Context, string) error {
+			time.Sleep(5 * time.Second)
+			return nil
+		})
+		want := Refused{Node: "node-3", Pod: "default/intruder", Reason: "FailedAttachVolume", Message: "held", Holder: "writer-0 on node-2", Seconds: 3}
+		if err != nil || *got != want {
+			t.Errorf("got %+v, %v, want %+v", got, err, want)
+		}
+	})
 }
 
 func TestAcknowledged(t *testing.T) {
