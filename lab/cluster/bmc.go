@@ -110,14 +110,7 @@ set_working_mc 0x20
 }
 
 // CanFence reports whether this machine has what BMCs and recovery need.
-func CanFence() bool {
-	for _, program := range []string{"ipmi_sim", "ipmitool", "/usr/sbin/fence_ipmilan"} {
-		if _, err := exec.LookPath(program); err != nil {
-			return false
-		}
-	}
-	return true
-}
+func CanFence() bool { return len(missingOf(PartRecovery)) == 0 }
 
 // guidOf is a system UUID as IPMI has it: the first three fields have the other byte order.
 func guidOf(machine uuid.UUID) string {

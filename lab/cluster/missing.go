@@ -39,6 +39,16 @@ func MissingParts() []Missing {
 	})
 }
 
+// missingOf are the programs that this machine lacks for a part.
+func missingOf(part string) []string {
+	for _, m := range MissingParts() {
+		if m.Part == part {
+			return m.Programs
+		}
+	}
+	return nil
+}
+
 func missingParts(installed func(program string) bool) []Missing {
 	var all []Missing
 	for _, p := range partPrograms {

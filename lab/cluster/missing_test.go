@@ -33,24 +33,3 @@ func TestMissingPartsNameProgramsAndPackages(t *testing.T) {
 		})
 	}
 }
-
-// TestMissingPartsAgreeWithWhatALabFallsBackTo: a part that is not listed runs, and one that is listed does not.
-func TestMissingPartsAgreeWithWhatALabFallsBackTo(t *testing.T) {
-	check := func(t *testing.T) {
-		t.Helper()
-		lacks := func(part string) bool {
-			return slices.ContainsFunc(MissingParts(), func(m Missing) bool { return m.Part == part })
-		}
-		if kind, _ := DefaultNodeKind(); (kind == NodeKindKubelet) == lacks(PartKubelets) {
-			t.Errorf("the nodes are of the kind %s, and kubelets are missing: %v", kind, lacks(PartKubelets))
-		}
-		if CanFence() == lacks(PartRecovery) {
-			t.Errorf("CanFence is %v, and recovery is missing: %v", CanFence(), lacks(PartRecovery))
-		}
-	}
-	t.Run("on this machine", check)
-	t.Run("without any program in PATH", func(t *testing.T) {
-		t.Setenv("PATH", t.TempDir())
-		check(t)
-	})
-}

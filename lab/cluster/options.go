@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"os/exec"
 	"regexp"
 	"slices"
 	"strconv"
@@ -193,10 +192,8 @@ func (o Options) validateRecovery() error {
 // DefaultNodeKind is the kind of node that this machine runs best, and, if that is not a real
 // kubelet, a sentence that says why.
 func DefaultNodeKind() (kind, because string) {
-	for _, tool := range []string{"containerd", "runc"} {
-		if _, err := exec.LookPath(tool); err != nil {
-			return NodeKindBelay, tool + " is not installed, so the nodes run belay's node agent and plain processes instead of kubelets and containers"
-		}
+	if missing := missingOf(PartKubelets); len(missing) > 0 {
+		return NodeKindBelay, missing[0] + " is not installed, so the nodes run belay's node agent and plain processes instead of kubelets and containers"
 	}
 	return NodeKindKubelet, ""
 }
