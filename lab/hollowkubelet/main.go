@@ -1,6 +1,6 @@
 // Command hollow-kubelets runs many kubelets of k8s.io/kubernetes in one process, as kubemark does: kubelet's own code over a runtime, a
-// cAdvisor and a mounter that are fake. It is a program of its own because whoever links it links the whole kubelet; `belay-lab bench tick`
-// builds it when it is needed.
+// cAdvisor and a mounter that are fake. It is a program of its own because it links the whole kubelet; `belay-lab bench tick` builds it when it
+// is needed.
 package main
 
 import (
