@@ -82,8 +82,9 @@ in the list of its new node. This measures what a shorter tick gains, and what i
          nodeStatusUpdateFrequency, and for nodeStatusReportFrequency, which is 5m at each tick, as its default is at 10 s.
          The controllers are as shipped, but for shorter leases. Images are there already; the pods have no network of their own
   cost   --nodes hollow kubelets, which are kubelet's own code over a fake runtime, cAdvisor and mounter, as in kubemark,
-         all in one process, over one kube-apiserver and etcd, for each tick. They have no pods. After a start they settle,
-         until their reports are spread over the 5 minutes; then requests and CPU time are counted over --window.
+         all in one process, over one kube-apiserver and etcd, for each tick. They have no pods, and their CPU time contains
+         that of the fake runtime. After a start they settle, until their reports are spread over the 5 minutes; then requests
+         and CPU time are counted over --window.
          Then those of --unset, with nodeStatusReportFrequency left unset: it is then the tick, and each status that a kubelet
          computes is a PATCH. No other client watches nodes: in a cluster each PATCH is also an event for all that do. etcd and
          the API server run with GOGC=400

@@ -28,7 +28,7 @@ func executeTick(ctx context.Context, out, progress io.Writer, args ...string) e
 func TestTickCommandLine(t *testing.T) {
 	for _, args := range [][]string{
 		{"--only", "speed"}, {"-o", "yaml"}, {"--rounds", "0"}, {"--nodes", "0"}, {"--nodes", "100000"}, {"--window", "1s"}, {"--settle=-1s"},
-		{"--ticks", "500ms"}, {"--unset", "10ms"}, {"--ticks="}, {"--name", "No"}, {"more"},
+		{"--ticks", "500ms"}, {"--unset", "10ms"}, {"--name", "No"}, {"more"},
 	} {
 		if err := executeTick(t.Context(), io.Discard, io.Discard, args...); usage.Status(err) != usage.StatusWrong {
 			t.Errorf("%q gave %v", args, err)
