@@ -59,10 +59,10 @@ func tickParts() []tickPart {
 	}
 }
 
-// movesTake adds up a lab's start and end, and for each drain a half tick before it and one and a half in it.
+// movesTake adds up a lab's start and end, and for each drain the pause before it and a half tick in it.
 func movesTake(o *tickOptions) (sum time.Duration) {
 	for _, tick := range o.ticks {
-		sum += time.Duration(len(attacherPlanes())) * (30*time.Second + time.Duration(o.rounds)*(10*time.Second+2*tick))
+		sum += time.Duration(len(attacherPlanes())) * (20*time.Second + time.Duration(o.rounds)*(8*time.Second+tick*5/4))
 	}
 	return sum
 }
@@ -97,11 +97,12 @@ func tickCommand() *cobra.Command {
 	o := &tickOptions{}
 	command := &cobra.Command{
 		Use: "tick", Short: "Measure kubelet's status tick: what a shorter one gains in a move, and costs the cluster", Long: tickLong,
-		Example: `  belay-lab bench tick                                    both parts, about 55 minutes
-  belay-lab bench tick --only moves                       about 20 minutes
-  belay-lab bench tick --only cost --nodes 200            about 25 minutes
-  belay-lab bench tick --quick                            small sizes, to see that it works (5 minutes)
-  belay-lab bench tick -o json > docs/performance/tick.json  all samples, for a chart`,
+		Example: `  belay-lab bench tick                                    both parts, about 50 minutes
+  belay-lab bench tick --only moves                       about 15 minutes
+  belay-lab bench tick --only cost                        about 35 minutes
+  belay-lab bench tick --only cost --nodes 200            about 30 minutes
+  belay-lab bench tick --quick                            small sizes, to see that it works (4 minutes)
+  belay-lab bench tick -o json > tick.json                all samples, for a chart`,
 		Args: usage.NoArgs, SilenceUsage: true,
 		RunE: func(command *cobra.Command, _ []string) error { return o.run(command) },
 	}
@@ -156,6 +157,14 @@ func (o *tickOptions) check() ([]tickPart, error) {
 	case len(o.ticks) == 0 || slices.Min(slices.Concat(o.ticks, o.unset)) < time.Second:
 		return nil, usage.Errorf("--ticks and --unset must be at least 1s each, not %v and %v", o.ticks, o.unset)
 	}
+	if err := cluster.CheckName(o.name); err != nil {
+		return nil, err
+	}
+	return o.chosen()
+}
+
+// chosen are the parts that --only asks for.
+func (o *tickOptions) chosen() ([]tickPart, error) {
 	parts := tickParts()
 	for _, name := range o.only {
 		if !slices.ContainsFunc(parts, func(p tickPart) bool { return p.name == name }) {
@@ -166,7 +175,7 @@ func (o *tickOptions) check() ([]tickPart, error) {
 	if _, because := cluster.DefaultNodeKind(); because != "" && parts[0].name == "moves" {
 		return nil, usage.Errorf("moves needs real kubelets: %s: run hack/install-packages", because)
 	}
-	return parts, cluster.CheckName(o.name)
+	return parts, nil
 }
 
 func (o *tickOptions) run(command *cobra.Command) error {

@@ -30,8 +30,8 @@ const (
 	statusReport = 5 * time.Minute
 	// hollowStart bounds the start of one kubelet: each starts after the last.
 	hollowStart = 5 * time.Second
-	// perKubelet is how many instances of inotify a kubelet needs, with room for others of the machine.
-	perKubelet, otherInstances = 1, 128
+	// otherInstances of inotify are for all else of the machine: a kubelet needs one.
+	otherInstances = 128
 )
 
 // costRow is one setting of all kubelets.
@@ -99,7 +99,7 @@ func tickCost(ctx context.Context, o *tickOptions, say func(string, ...any)) (fi
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, r.close(ctx)) }()
-	if err := nodes.RaiseSysctl(r.lab.Dir(), "fs/inotify/max_user_instances", perKubelet*o.nodes+otherInstances); err != nil {
+	if err := nodes.RaiseSysctl(r.lab.Dir(), "fs/inotify/max_user_instances", o.nodes+otherInstances); err != nil {
 		return nil, err
 	}
 	for _, row := range costRows(o.ticks, o.unset) {

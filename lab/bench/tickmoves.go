@@ -15,13 +15,12 @@ import (
 
 // The parts of a move, in their order. They add up to the whole of it where the pod is bound before its volume is out of use, as in a drain.
 const (
-	figureUnmounted  = "pod deleted -> unmounted"
-	figureLeftUse    = "unmounted -> out of volumesInUse"
-	figureCameInUse  = "reported -> in volumesInUse on next"
-	figureMounted    = "reported, in use on next -> running"
-	moveSettle       = 3 * time.Second
-	tickMoveNodes    = 3
-	tickNoViolations = "the storage counted %d forbidden writes, the first is %+v"
+	figureUnmounted = "pod deleted -> unmounted"
+	figureLeftUse   = "unmounted -> out of volumesInUse"
+	figureCameInUse = "reported -> in volumesInUse on next"
+	figureMounted   = "reported, in use on next -> running"
+	moveSettle      = 3 * time.Second
+	tickMoveNodes   = 3
 )
 
 // tickFigures are the names in the order of the report.
@@ -98,7 +97,7 @@ func (o *tickOptions) movesOf(ctx context.Context, plane string, tick time.Durat
 		return err
 	}
 	if len(forbidden) > 0 {
-		return fmt.Errorf(tickNoViolations, len(forbidden), forbidden[0])
+		return fmt.Errorf("the storage counted %d forbidden writes, the first is %+v", len(forbidden), forbidden[0])
 	}
 	return nil
 }

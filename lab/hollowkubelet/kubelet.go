@@ -167,7 +167,8 @@ func (m *machine) GetDirFsInfo(string) (cadvisorapiv2.FsInfo, error)            
 func unregisterCollectors() error {
 	for _, same := range []metrics.StableCollector{collectors.NewVolumeStatsCollector(nil), collectors.NewLogMetricsCollector(nil)} {
 		// The names of a collector are known once it was to be registered.
-		if err := legacyregistry.CustomRegister(same); !errors.As(err, &prometheus.AlreadyRegisteredError{}) {
+		err := legacyregistry.CustomRegister(same)
+		if _, is := errors.AsType[prometheus.AlreadyRegisteredError](err); !is {
 			return fmt.Errorf("find the metrics of the last kubelet: %w", err)
 		}
 		if !legacyregistry.Registerer().Unregister(same) || !prometheus.Unregister(same) {
