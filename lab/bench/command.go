@@ -120,7 +120,7 @@ func Command() *cobra.Command {
 		Use: "bench", Short: "Measure belay against upstream and against a floor, in one run",
 		Args: usage.NoArgs, SilenceUsage: true,
 	}
-	command.AddCommand(controllerCommand(), attacherCommand(), nodeCommand(), recoveryCommand(), scaleCommand(), floorCommand(), agentsCommand())
+	command.AddCommand(controllerCommand(), attacherCommand(), nodeCommand(), recoveryCommand(), scaleCommand(), tickCommand(), floorCommand(), agentsCommand())
 	return command
 }
 

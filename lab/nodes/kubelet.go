@@ -53,9 +53,10 @@ func kubeletConfiguration(config Config) kubeletconfig.KubeletConfiguration {
 	}
 }
 
-// reportFrequency keeps a kubelet that looks at its status often from writing it as often: unset, the one follows the other.
+// reportFrequency is kubelet's default, which keeps a kubelet that looks at its status often from writing it as often: left unset, the one
+// follows the other wherever the other is set, to 10 s too.
 func reportFrequency(config Config) metav1.Duration {
-	if config.NodeStatusUpdateFrequency.Duration < 10*time.Second {
+	if config.NodeStatusUpdateFrequency.Duration <= 10*time.Second {
 		return metav1.Duration{Duration: 5 * time.Minute}
 	}
 	return metav1.Duration{}
