@@ -216,6 +216,13 @@ func (d *driver) hold(volume, node string) error {
 	return nil
 }
 
+// release takes a volume from the node that has it, without a call.
+func (d *driver) release(volume string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	delete(d.holder, volume)
+}
+
 func (d *driver) ControllerUnpublishVolume(ctx context.Context, r *csi.ControllerUnpublishVolumeRequest) (*csi.ControllerUnpublishVolumeResponse, error) {
 	defer d.begin(r.GetVolumeId(), &d.calls.unpublishes)()
 	if err := d.work(ctx); err != nil {
