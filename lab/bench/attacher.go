@@ -42,12 +42,12 @@ func attacherParts() []part {
 				breather, s.Rounds*s.OneVolumes, s.SlowVolumes, spaced(s.SlowLatency))
 		}, attacherOne, rigOptions{later: true}},
 		{"drain", func(s Size) string {
-			return fmt.Sprintf("all %d volumes of a node go to other nodes; upstream as shipped %d times side by side; the others in turn, medians of %d, with a driver of %s of %d",
-				s.DrainVolumes, shippedDrains, s.Rounds, spaced(s.SlowLatency), s.slowRounds())
+			return fmt.Sprintf("all %d volumes of a node go to other nodes; upstream as shipped %d times side by side; the others in turn, medians of %d, or of %d with a driver of %s",
+				s.DrainVolumes, shippedDrains, s.Rounds, s.slowRounds(), spaced(s.SlowLatency))
 		}, attacherDrain, rigOptions{later: true}},
 		{"shipped", func(s Size) string {
-			return fmt.Sprintf("%d attachments made at once, then deleted at once, flags as shipped, and %d with a driver of %s; upstream once, its latencies side by side; belay's medians of %d",
-				s.AttachVolumes, s.DrainVolumes, spaced(s.SlowLatency), s.Rounds)
+			return fmt.Sprintf("%d attachments made at once, then deleted at once, flags as shipped, and %d with a driver of %s; upstream once, its latencies side by side; belay's medians of %d, or of %d with a driver of %s",
+				s.AttachVolumes, s.DrainVolumes, spaced(s.SlowLatency), s.Rounds, s.slowRounds(), spaced(s.SlowLatency))
 		}, shipped, rigOptions{later: true}},
 		{"tuned", func(s Size) string {
 			return fmt.Sprintf("the same with %s; medians of %d", strings.Join(tunedFlags(s), " "), s.Rounds)
@@ -111,5 +111,5 @@ func attacherCommand() *cobra.Command {
   belay-lab bench attacher --only one,drain      two parts, roughly 12 minutes
   belay-lab bench attacher --quick --no-targets  small sizes, to see that it works (4 minutes)
   belay-lab bench attacher -o json > bench.json  all samples, for a chart`,
-	}, "bench-attacher", "all parts but requests; upstream has one in shipped; half as many with a slow driver in drain, one in one")
+	}, "bench-attacher", "all parts but requests; upstream has one in shipped; with a driver of 10 s half as many in shipped and drain, and one in one")
 }

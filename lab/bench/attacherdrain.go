@@ -49,7 +49,15 @@ func (s Size) drainLatencies() []time.Duration {
 	return []time.Duration{s.Latencies[0], s.Latencies[len(s.Latencies)-1], s.SlowLatency}
 }
 
-// slowRounds is how often each entrant has its turn with the slow driver, whose own time is most of it.
+// roundsOf is how often each attacher has its turn on a lane.
+func (s Size) roundsOf(l *lane) int {
+	if l.driver.latency == s.SlowLatency {
+		return s.slowRounds()
+	}
+	return s.Rounds
+}
+
+// slowRounds is how often each attacher has its turn with the slow driver, whose own time is most of it.
 func (s Size) slowRounds() int { return (s.Rounds + 1) / 2 }
 
 // attacherDrain has all volumes of a node go to other nodes.
@@ -65,7 +73,7 @@ func attacherDrain(ctx context.Context, size Size, r *rig) ([]*Figure, error) {
 	}
 	for round := range size.Rounds {
 		for _, l := range inTurn {
-			if l.driver.latency == size.SlowLatency && round >= size.slowRounds() {
+			if round >= size.roundsOf(l) {
 				continue
 			}
 			for _, e := range alternately(all[1:], round) {
@@ -85,7 +93,7 @@ func drainFigures(found *samples, lanes ...*lane) []*Figure {
 		for _, comparison := range comparisons() {
 			factor := 1.0 // as shipped, upstream is bound by its flags
 			if comparison == upstreamTuned {
-				factor = slowerBy
+				factor = noSlower(l)
 			}
 			for _, name := range []func(string) string{drainLast(l), drainMedian(l)} {
 				figures = append(figures, found.figure(name(comparison), "s").atMost(planeUpstream, factor).withSpread())

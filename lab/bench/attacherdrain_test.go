@@ -6,8 +6,10 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/google/go-cmp/cmp"
 
 	"belay.dev/belay/internal/usage"
@@ -98,10 +100,10 @@ func TestFigureNames(t *testing.T) {
 		names = append(names, l.figure(figureAllAttached))
 	}
 	want := []string{
-		"one attach, driver answers at once, as shipped [ms] <= 1.1x upstream",
-		"one attach, driver answers at once, csi-attacher tuned [ms] <= 1.1x upstream",
-		"one move, driver answers at once, as shipped [ms] <= 1.1x upstream",
-		"one move, driver answers at once, csi-attacher tuned [ms] <= 1.1x upstream",
+		"one attach, driver answers at once, as shipped [ms] <= 1.25x upstream",
+		"one attach, driver answers at once, csi-attacher tuned [ms] <= 1.25x upstream",
+		"one move, driver answers at once, as shipped [ms] <= 1.25x upstream",
+		"one move, driver answers at once, csi-attacher tuned [ms] <= 1.25x upstream",
 		"one attach, driver of 10 s, as shipped [s] <= 1.1x upstream",
 		"one attach, driver of 10 s, csi-attacher tuned [s] <= 1.1x upstream",
 		"one move, driver of 10 s, as shipped [s] <= 1.1x upstream",
@@ -139,6 +141,21 @@ func TestAttacherCommandLine(t *testing.T) {
 	if err != nil || !slices.Equal(partNames(chosen), []string{"one", "drain"}) {
 		t.Errorf("chosen: %v, %v", partNames(chosen), err)
 	}
+}
+
+// TestProbeIsAnsweredAtOnce: a slow driver does not make the start of each turn slow.
+func TestProbeIsAnsweredAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := laneOf(10*time.Second, 1)
+		for volume, want := range map[string]time.Duration{l.probe(): 0, l.volume(0): 10 * time.Second} {
+			began := time.Now()
+			_, err := l.driver.ControllerPublishVolume(t.Context(), &csi.ControllerPublishVolumeRequest{VolumeId: volume, NodeId: "a"})
+			must(t, err)
+			if took := time.Since(began); took != want {
+				t.Errorf("%s took %v, want %v", volume, took, want)
+			}
+		}
+	})
 }
 
 // TestDrain lets belay-attacher move one volume, and then drain a node twice: one call each, none to a second node, and every

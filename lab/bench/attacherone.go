@@ -53,16 +53,24 @@ func alternately[T any](all []T, round int) []T {
 	return all
 }
 
-// slowerBy is how much longer than upstream belay may take for what neither can do much about: the calls and the API writes. Less is chance.
-const slowerBy = 1.1
+// noSlower is how many times as long as upstream's belay may take where the driver's calls and the API writes are all there is. With a
+// driver that answers at once this is less than one write more would take, and chance decides on less.
+func noSlower(l *lane) float64 {
+	if l.driver.latency == 0 {
+		return 1.25
+	}
+	return 1.1
+}
 
 // oneAttach and oneMove name the figures of a lane.
 func oneAttach(l *lane) func(string) string {
-	return func(comparison string) string { return "one attach, " + l.label + ", " + comparison }
+	return func(comparison string) string {
+		return "one attach, " + driverThat(l.driver.latency) + ", " + comparison
+	}
 }
 
 func oneMove(l *lane) func(string) string {
-	return func(comparison string) string { return "one move, " + l.label + ", " + comparison }
+	return func(comparison string) string { return "one move, " + driverThat(l.driver.latency) + ", " + comparison }
 }
 
 // oneUnit is that of the figures of a lane.
@@ -76,13 +84,12 @@ func oneUnit(l *lane) (unit string, of func(time.Duration) float64) {
 // oneLanes are the lane of the driver that answers at once, on which all entrants take turns, and one for each entrant with a slow driver.
 func oneLanes(size Size) (fast *lane, slow []*lane) {
 	fast = laneOf(0, size.OneVolumes)
-	fast.label = driverThat(0)
 	for range entrants(size) {
 		slow = append(slow, laneOf(size.SlowLatency, size.SlowVolumes))
 	}
 	distinct(slow)
-	for _, l := range slow {
-		l.label = driverThat(size.SlowLatency)
+	for _, l := range append(slow, fast) {
+		l.label = "one volume at a time, " + driverThat(l.driver.latency)
 	}
 	return fast, slow
 }
@@ -102,7 +109,7 @@ func attacherOne(ctx context.Context, size Size, r *rig) ([]*Figure, error) {
 		}
 	}
 	// While a slow driver works the machine has nothing to do.
-	r.say("one: %s, %d attachers side by side", slow[0].label, len(slow))
+	r.say("%s, %d attachers side by side", slow[0].label, len(slow))
 	if err := sideBySide(ctx, slow, func(ctx context.Context, l *lane) error {
 		return r.oneTurn(ctx, size, all[slices.Index(slow, l)], l, found)
 	}); err != nil {
@@ -118,7 +125,7 @@ func oneFigures(found *samples, lanes ...*lane) []*Figure {
 		unit, _ := oneUnit(l)
 		for _, name := range []func(string) string{oneAttach(l), oneMove(l)} {
 			for _, comparison := range comparisons() {
-				figures = append(figures, found.figure(name(comparison), unit).atMost(planeUpstream, slowerBy).withSpread())
+				figures = append(figures, found.figure(name(comparison), unit).atMost(planeUpstream, noSlower(l)).withSpread())
 			}
 		}
 	}
@@ -153,7 +160,7 @@ func (r *rig) oneTurn(ctx context.Context, size Size, e entrant, l *lane, found 
 		return err
 	}
 	found.called(l, e.plane, l.driver.asked().since(before), 2*l.volumes)
-	r.say("one, %s, %v: medians of %d: attach %.2f %s, move %.2f %s", l.label, e, l.volumes, median(attaches), unit, median(moves), unit)
+	r.say("%s, %v: medians of %d: attach %.2f %s, move %.2f %s", l.label, e, l.volumes, median(attaches), unit, median(moves), unit)
 	return s.end(ctx)
 }
 

@@ -44,6 +44,7 @@ func laneOf(latency time.Duration, volumes int) *lane {
 // named gives a lane its name, and a driver of that name.
 func (l *lane) named(name string, latency time.Duration) *lane {
 	l.name, l.driver = name, newDriver(name+".bench.belay.dev", latency)
+	l.driver.probe = l.probe() // that an attacher has begun to work shows as soon with a slow driver
 	return l
 }
 

@@ -57,8 +57,11 @@ func shipped(ctx context.Context, size Size, r *rig) ([]*Figure, error) {
 	}); err != nil {
 		return nil, err
 	}
-	for range size.Rounds {
+	for round := range size.Rounds {
 		for _, l := range lanes {
+			if round >= size.roundsOf(l) {
+				continue
+			}
 			if err := r.laneTurn(ctx, size, planeBelay, l, found); err != nil {
 				return nil, err
 			}

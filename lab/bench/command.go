@@ -52,7 +52,7 @@ func fullSize() Size {
 		Cycles: 10, Moves: 5, BurstPods: 2000, BurstNodes: 200, BurstLimit: 5 * time.Minute, SharedNodes: 1000,
 		ScaleVolumes: 20000, ScaleNodes: 1000, ScaleExtras: 500, Idle: time.Minute,
 		AttachVolumes: 500, FewVolumes: 200, Latencies: []time.Duration{0, 200 * time.Millisecond, 2 * time.Second}, AttachLimit: 20 * time.Minute,
-		OneVolumes: 5, SlowVolumes: 3, DrainVolumes: 100, SlowLatency: 10 * time.Second,
+		OneVolumes: 4, SlowVolumes: 3, DrainVolumes: 100, SlowLatency: 10 * time.Second,
 		NodeCycles: 50, NodeParallel: 100, NodeLatencies: []time.Duration{0, 50 * time.Millisecond},
 		ParallelLatencies: []time.Duration{0, 200 * time.Millisecond, time.Second}, NodePods: 500, Agents: 1000, AgentVolumes: 10,
 	}
