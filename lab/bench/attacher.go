@@ -39,7 +39,7 @@ func attacherParts() []part {
 	return []part{
 		{"one", func(s Size) string {
 			return fmt.Sprintf("one volume at a time, with a pause of %v and more before each step: attached, then moved; %d of them with a driver that answers at once, %d with one of %s",
-				breather, s.Rounds*s.OneVolumes, s.SlowVolumes, spaced(s.SlowLatency))
+				stepPause, s.Rounds*s.OneVolumes, s.SlowVolumes, spaced(s.SlowLatency))
 		}, attacherOne, rigOptions{later: true}},
 		{"drain", func(s Size) string {
 			return fmt.Sprintf("all %d volumes of a node go to other nodes; upstream as shipped %d times side by side; the others in turn, medians of %d, or of %d with a driver of %s",
@@ -81,13 +81,14 @@ Only those of a drain have it, as they were attached before.
 
 Parts, each with a lab of its own:
 
-  one       one volume at a time: a VolumeAttachment made -> status.attached, and a move (the attachment deleted, the
-            one for the next node made when it is gone -> attached there), with a driver that answers at once and one of
-            10 s. belay as shipped beside csi-attacher as shipped and tuned (as in the part tuned). A pause of a second
-            before each step keeps csi-attacher's rate limit from binding
-  drain     100 volumes leave one node: their attachments are deleted at once, and the next one of each is made when it
-            is gone. Until the last and until the median volume is attached elsewhere; a driver that answers at once, one
-            of 2 s and one of 10 s; belay as shipped beside csi-attacher as shipped and tuned
+  one       one volume at a time, with a driver that answers at once and one whose calls take 10 s. An attach: from
+            creating the VolumeAttachment until status.attached. A move: the VolumeAttachment is deleted, and the next
+            one is created as soon as it is gone, until that is attached. belay-attacher as shipped against csi-attacher
+            as shipped, and against csi-attacher with the flags of the part tuned. A pause of a second before each step
+            keeps upstream's API rate limit from binding
+  drain     100 volumes leave one node: their VolumeAttachments are deleted at once, and the next one of each is created
+            as soon as it is gone. Measured until the last and until the median volume is attached elsewhere, with a
+            driver that takes 0 s, 2 s and 10 s; the same two comparisons
   shipped   500 attachments at once, flags as shipped, with a driver that takes 0 ms, 200 ms and 2 s, 200 with 2 s, and
             100 with 10 s. Upstream's API rate limit (5 a second), or with 10 s its ten worker threads, makes each of these
             last minutes, in which it uses next to nothing: so upstream is measured once, the five of them side by side,
@@ -107,9 +108,9 @@ func attacherCommand() *cobra.Command {
 	o := options{parts: attacherParts(), planes: attacherPlanes()}
 	return o.command(&cobra.Command{
 		Use: "attacher", Short: "Measure belay-attacher: one attach, moves, drains, throughput, calls, API requests, CPU, memory", Long: attacherLong,
-		Example: `  belay-lab bench attacher                       all parts, roughly 35 minutes, a third of it upstream as shipped
-  belay-lab bench attacher --only one,drain      two parts, roughly 12 minutes
-  belay-lab bench attacher --quick --no-targets  small sizes, to see that it works (4 minutes)
+		Example: `  belay-lab bench attacher                       all parts, roughly 30 minutes, a third of it upstream as shipped
+  belay-lab bench attacher --only one,drain      two parts, roughly 11 minutes
+  belay-lab bench attacher --quick --no-targets  small sizes, to see that it works (3 minutes)
   belay-lab bench attacher -o json > bench.json  all samples, for a chart`,
 	}, "bench-attacher", "all parts but requests; upstream has one in shipped; with a driver of 10 s half as many in shipped and drain, and one in one")
 }

@@ -13,8 +13,8 @@ import (
 	"belay.dev/belay/internal/kube"
 )
 
-// shippedDrains is how often upstream as shipped drains a node with each driver, side by side: its rate limit and its ten
-// worker threads bind, so it uses next to nothing.
+// shippedDrains is how often upstream as shipped drains a node with each driver. All run side by side: its rate limit or its ten
+// worker threads bind, so it uses hardly any CPU time.
 const shippedDrains = 3
 
 func drainLast(l *lane) func(string) string {
@@ -27,7 +27,7 @@ func drainMedian(l *lane) func(string) string {
 	}
 }
 
-// drainLanes are for each driver a lane on which entrants take turns, and those on which upstream as shipped works side by side.
+// drainLanes returns, for each driver, a lane on which belay and upstream tuned take turns, and the lanes of upstream as shipped.
 func drainLanes(size Size) (inTurn, shipped []*lane) {
 	for _, latency := range size.drainLatencies() {
 		lanes := []*lane{laneOf(latency, size.DrainVolumes)}
@@ -44,7 +44,7 @@ func drainLanes(size Size) (inTurn, shipped []*lane) {
 	return inTurn, shipped
 }
 
-// drainLatencies are of a driver that answers at once, a usual one and a slow one.
+// drainLatencies are those of a driver that answers at once, of the slowest of Latencies, and of a slow driver.
 func (s Size) drainLatencies() []time.Duration {
 	return []time.Duration{s.Latencies[0], s.Latencies[len(s.Latencies)-1], s.SlowLatency}
 }
@@ -60,13 +60,13 @@ func (s Size) roundsOf(l *lane) int {
 // slowRounds is how often each attacher has its turn with the slow driver, whose own time is most of it.
 func (s Size) slowRounds() int { return (s.Rounds + 1) / 2 }
 
-// attacherDrain has all volumes of a node go to other nodes.
+// attacherDrain moves all volumes of a node to other nodes.
 func attacherDrain(ctx context.Context, size Size, r *rig) ([]*Figure, error) {
 	inTurn, shipped := drainLanes(size)
 	if err := r.addLanes(ctx, append(shipped, inTurn...)...); err != nil {
 		return nil, err
 	}
-	all, found := entrants(size), &samples{}
+	all, found := variants(size), &samples{}
 	r.say("drain: %v, %d drains side by side; this takes minutes", all[0], len(shipped))
 	if err := sideBySide(ctx, shipped, func(ctx context.Context, l *lane) error { return r.drainTurn(ctx, size, all[0], l, found) }); err != nil {
 		return nil, err
@@ -86,14 +86,14 @@ func attacherDrain(ctx context.Context, size Size, r *rig) ([]*Figure, error) {
 	return append(drainFigures(found, inTurn...), found.callFigures(inTurn...)...), nil
 }
 
-// drainFigures are those of the lanes, in both comparisons.
+// drainFigures returns the figures of each lane, for both comparisons.
 func drainFigures(found *samples, lanes ...*lane) []*Figure {
 	var figures []*Figure
 	for _, l := range lanes {
 		for _, comparison := range comparisons() {
 			factor := 1.0 // as shipped, upstream is bound by its flags
 			if comparison == upstreamTuned {
-				factor = noSlower(l)
+				factor = slowdownLimit(l)
 			}
 			for _, name := range []func(string) string{drainLast(l), drainMedian(l)} {
 				figures = append(figures, found.figure(name(comparison), "s").atMost(planeUpstream, factor).withSpread())
@@ -103,8 +103,8 @@ func drainFigures(found *samples, lanes ...*lane) []*Figure {
 	return figures
 }
 
-// drainTurn is one entrant's turn: it finds all volumes attached to one node.
-func (r *rig) drainTurn(ctx context.Context, size Size, e entrant, l *lane, found *samples) error {
+// drainTurn is one turn of a variant. It starts with all volumes attached to one node.
+func (r *rig) drainTurn(ctx context.Context, size Size, e variant, l *lane, found *samples) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, size.AttachLimit, fmt.Errorf("the turn of %v, %s, did not end within %v", e, l.label, size.AttachLimit))
 	defer cancel()
 	if err := r.fillNode(ctx, l); err != nil {
@@ -114,7 +114,7 @@ func (r *rig) drainTurn(ctx context.Context, size Size, e entrant, l *lane, foun
 	if err != nil {
 		return err
 	}
-	// What the start and the probe asked for is not part of this, and a burst of requests is allowed again.
+	// The requests of the start and of the probe are not part of the drain. Afterwards the rate limit allows a whole burst again.
 	if err := pause(ctx, settle); err != nil {
 		return err
 	}
@@ -135,21 +135,21 @@ func (r *rig) drainTurn(ctx context.Context, size Size, e entrant, l *lane, foun
 	return r.emptyNodes(ctx, l)
 }
 
-// drainedNode has all volumes at first; refuge is where the i-th goes.
-func drainedNode() string { return nodeName(0) }
-func refuge(i int) string { return nodeName(1 + i%(laneNodes-1)) }
+// drainedNode is the node that all volumes leave; nextNode is where the i-th volume goes.
+func drainedNode() string   { return nodeName(0) }
+func nextNode(i int) string { return nodeName(1 + i%(laneNodes-1)) }
 
-// drain deletes all attachments at once, and makes the next one of each volume when that one is gone. It returns how many
-// seconds after the begin each volume was attached to its next node.
+// drain deletes all attachments at once, and creates each volume's next one as soon as the previous one is gone. It returns
+// after how many seconds each volume was attached to its next node.
 func (s *sidecar) drain(ctx context.Context) ([]float64, error) {
 	l := s.lane
 	for i := range l.volumes {
-		s.observer.forget(volumeDetached(drainedNode(), l.volume(i)), volumeAttached(refuge(i), l.volume(i)), volumeDetached(refuge(i), l.volume(i)))
+		s.observer.forget(volumeDetached(drainedNode(), l.volume(i)), volumeAttached(nextNode(i), l.volume(i)), volumeDetached(nextNode(i), l.volume(i)))
 	}
 	began := time.Now()
 	group, groupCtx := errgroup.WithContext(ctx)
 	for i := range l.volumes {
-		group.Go(func() error { return s.follow(groupCtx, l.volume(i), drainedNode(), refuge(i)) })
+		group.Go(func() error { return s.follow(groupCtx, l.volume(i), drainedNode(), nextNode(i)) })
 	}
 	group.Go(func() error {
 		return each(groupCtx, l.volumes, func(ctx context.Context, i int) error {
@@ -161,7 +161,7 @@ func (s *sidecar) drain(ctx context.Context) ([]float64, error) {
 	}
 	took := make([]float64, l.volumes)
 	for i := range took {
-		d, err := s.allSeen(ctx, began, []fact{volumeAttached(refuge(i), l.volume(i))})
+		d, err := s.allSeen(ctx, began, []fact{volumeAttached(nextNode(i), l.volume(i))})
 		if err != nil {
 			return nil, err
 		}
@@ -170,7 +170,7 @@ func (s *sidecar) drain(ctx context.Context) ([]float64, error) {
 	return took, nil
 }
 
-// fillNode has all volumes of a lane attached to the node that is drained; no attacher is at work.
+// fillNode writes attachments of all volumes of a lane to the node to be drained, as if attached long ago. No attacher may be running.
 func (r *rig) fillNode(ctx context.Context, l *lane) error {
 	var full []fact
 	for i := range l.volumes {
@@ -189,16 +189,16 @@ func (r *rig) fillNode(ctx context.Context, l *lane) error {
 	return err
 }
 
-// emptyNodes detaches all volumes of a lane from where the drain has put them; no attacher is at work.
+// emptyNodes removes the attachments that the drain leaves. No attacher may be running.
 func (r *rig) emptyNodes(ctx context.Context, l *lane) error {
 	return each(ctx, l.volumes, func(ctx context.Context, i int) error {
-		if err := r.abandon(ctx, kube.AttachmentName(l.volume(i), l.driver.name, refuge(i))); err != nil {
+		if err := r.stripAttachment(ctx, kube.AttachmentName(l.volume(i), l.driver.name, nextNode(i))); err != nil {
 			return err
 		}
-		if err := r.deleteAttachment(ctx, l.volume(i), l.driver.name, refuge(i)); err != nil {
+		if err := r.deleteAttachment(ctx, l.volume(i), l.driver.name, nextNode(i)); err != nil {
 			return err
 		}
-		if _, err := r.observer.when(ctx, volumeDetached(refuge(i), l.volume(i))); err != nil {
+		if _, err := r.observer.when(ctx, volumeDetached(nextNode(i), l.volume(i))); err != nil {
 			return err
 		}
 		l.driver.release(l.volume(i))
@@ -206,11 +206,11 @@ func (r *rig) emptyNodes(ctx context.Context, l *lane) error {
 	})
 }
 
-// abandon takes all finalizers off a VolumeAttachment.
-func (o objects) abandon(ctx context.Context, attachment string) error {
+// stripAttachment removes all finalizers from a VolumeAttachment.
+func (o objects) stripAttachment(ctx context.Context, attachment string) error {
 	body := []byte(`{"metadata":{"finalizers":null}}`)
 	if _, err := o.client.StorageV1().VolumeAttachments().Patch(ctx, attachment, types.MergePatchType, body, metav1.PatchOptions{}); err != nil {
-		return fmt.Errorf("taking the finalizers off attachment %s: %w", attachment, err)
+		return fmt.Errorf("removing the finalizers of attachment %s: %w", attachment, err)
 	}
 	return nil
 }

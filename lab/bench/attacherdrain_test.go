@@ -16,11 +16,10 @@ import (
 	"belay.dev/belay/lab/labtest"
 )
 
-// TestEntrants: belay's number counts beside upstream's as shipped and beside upstream's tuned, each of which counts once. All
-// have the flags that their comparison says.
-func TestEntrants(t *testing.T) {
+// TestVariants: belay's number is in both comparisons, and each of upstream's in its own. Only upstream tuned has flags.
+func TestVariants(t *testing.T) {
 	found, l := &samples{}, laneOf(0, 1)
-	for i, e := range entrants(fullSize()) {
+	for i, e := range variants(fullSize()) {
 		e.took(found, drainLast(l), float64(i+1))
 		if tuned := len(e.flags) > 0; tuned != slices.Equal(e.in, []string{upstreamTuned}) {
 			t.Errorf("%v has flags %q", e, e.flags)
@@ -35,7 +34,7 @@ func TestEntrants(t *testing.T) {
 	}
 }
 
-// TestAlternately: in the default number of rounds, of each two entrants each is before the other equally often.
+// TestAlternately: in the default number of rounds, of each two variants each is before the other equally often.
 func TestAlternately(t *testing.T) {
 	all, rounds := []string{"a", "b", "c"}, (options{planes: attacherPlanes()}).size().Rounds
 	before := map[string]int{}
@@ -172,7 +171,7 @@ func TestDrain(t *testing.T) {
 		assertGone(t, "bench-drain")
 	})
 	must(t, r.addLanes(t.Context(), one, drained))
-	belay, found := entrants(size)[2], &samples{}
+	belay, found := variants(size)[2], &samples{}
 	must(t, r.oneTurn(t.Context(), size, belay, one, found))
 	for range 2 {
 		must(t, r.drainTurn(t.Context(), size, belay, drained, found))

@@ -7,11 +7,11 @@ import (
 	"time"
 )
 
-// breather is the pause before each step of one volume. csi-attacher as shipped may send ten requests at once, and five a
-// second after that; a move takes four. So its limit does not bind, as in a cluster where little happens.
-const breather = time.Second
+// stepPause is the pause before each step of one volume. As shipped, csi-attacher may send ten requests at once, and then five
+// a second; a move takes four. So the limit does not bind, as in a cluster in which little happens.
+const stepPause = time.Second
 
-// Comparisons of the two attachers. belay's has its flags as shipped in both.
+// The two comparisons: csi-attacher as shipped, or with tunedFlags. belay-attacher is as shipped in both.
 const (
 	asShipped     = "as shipped"
 	upstreamTuned = "csi-attacher tuned"
@@ -19,26 +19,26 @@ const (
 
 func comparisons() []string { return []string{asShipped, upstreamTuned} }
 
-// entrant is an attacher with its flags, and the comparisons that it takes part in.
-type entrant struct {
+// variant is an attacher with its flags. in has the comparisons that its numbers belong to.
+type variant struct {
 	plane string
 	flags []string
 	in    []string
 }
 
-func (e entrant) String() string { return e.plane + " " + e.in[0] }
+func (e variant) String() string { return e.plane + " " + e.in[0] }
 
-// entrants are, in this order: upstream as shipped, upstream tuned, belay as shipped.
-func entrants(s Size) []entrant {
-	return []entrant{
+// variants returns upstream as shipped, upstream tuned, and belay as shipped, in this order.
+func variants(s Size) []variant {
+	return []variant{
 		{planeUpstream, nil, []string{asShipped}},
 		{planeUpstream, tunedFlags(s), []string{upstreamTuned}},
 		{planeBelay, nil, comparisons()},
 	}
 }
 
-// took adds a number to a figure of each comparison that the entrant takes part in; name makes the figure's name of a comparison.
-func (e entrant) took(found *samples, name func(comparison string) string, number float64) {
+// took adds a number to the figures of the variant's comparisons; name returns the figure's name for a comparison.
+func (e variant) took(found *samples, name func(comparison string) string, number float64) {
 	for _, comparison := range e.in {
 		found.add(name(comparison), e.plane, number)
 	}
@@ -53,9 +53,9 @@ func alternately[T any](all []T, round int) []T {
 	return all
 }
 
-// noSlower is how many times as long as upstream's belay may take where the driver's calls and the API writes are all there is. With a
-// driver that answers at once this is less than one write more would take, and chance decides on less.
-func noSlower(l *lane) float64 {
+// slowdownLimit bounds belay's time as a multiple of upstream's where both consist of the same driver calls and API writes. With a
+// driver that answers at once, an additional write would take more than the limit allows; a lower limit would be met or missed by chance.
+func slowdownLimit(l *lane) float64 {
 	if l.driver.latency == 0 {
 		return 1.25
 	}
@@ -73,7 +73,7 @@ func oneMove(l *lane) func(string) string {
 	return func(comparison string) string { return "one move, " + driverThat(l.driver.latency) + ", " + comparison }
 }
 
-// oneUnit is that of the figures of a lane.
+// oneUnit returns the unit of a lane's figures, and what converts to it.
 func oneUnit(l *lane) (unit string, of func(time.Duration) float64) {
 	if l.driver.latency < time.Second {
 		return "ms", milli
@@ -81,10 +81,11 @@ func oneUnit(l *lane) (unit string, of func(time.Duration) float64) {
 	return "s", time.Duration.Seconds
 }
 
-// oneLanes are the lane of the driver that answers at once, on which all entrants take turns, and one for each entrant with a slow driver.
+// oneLanes returns a lane with a driver that answers at once, on which all variants take turns, and a lane with a slow driver for
+// each variant.
 func oneLanes(size Size) (fast *lane, slow []*lane) {
 	fast = laneOf(0, size.OneVolumes)
-	for range entrants(size) {
+	for range variants(size) {
 		slow = append(slow, laneOf(size.SlowLatency, size.SlowVolumes))
 	}
 	distinct(slow)
@@ -100,7 +101,7 @@ func attacherOne(ctx context.Context, size Size, r *rig) ([]*Figure, error) {
 	if err := r.addLanes(ctx, append(slow, fast)...); err != nil {
 		return nil, err
 	}
-	all, found := entrants(size), &samples{}
+	all, found := variants(size), &samples{}
 	for round := range size.Rounds {
 		for _, e := range alternately(all, round) {
 			if err := r.oneTurn(ctx, size, e, fast, found); err != nil {
@@ -108,7 +109,7 @@ func attacherOne(ctx context.Context, size Size, r *rig) ([]*Figure, error) {
 			}
 		}
 	}
-	// While a slow driver works the machine has nothing to do.
+	// While a slow driver works, the machine is idle: the variants do not disturb each other.
 	r.say("%s, %d attachers side by side", slow[0].label, len(slow))
 	if err := sideBySide(ctx, slow, func(ctx context.Context, l *lane) error {
 		return r.oneTurn(ctx, size, all[slices.Index(slow, l)], l, found)
@@ -118,22 +119,22 @@ func attacherOne(ctx context.Context, size Size, r *rig) ([]*Figure, error) {
 	return append(oneFigures(found, fast, slow[0]), found.callFigures(fast, slow[0])...), nil
 }
 
-// oneFigures are those of one attach and one move on the lanes, in both comparisons.
+// oneFigures returns the figures of one attach and of one move on each lane, for both comparisons.
 func oneFigures(found *samples, lanes ...*lane) []*Figure {
 	var figures []*Figure
 	for _, l := range lanes {
 		unit, _ := oneUnit(l)
 		for _, name := range []func(string) string{oneAttach(l), oneMove(l)} {
 			for _, comparison := range comparisons() {
-				figures = append(figures, found.figure(name(comparison), unit).atMost(planeUpstream, noSlower(l)).withSpread())
+				figures = append(figures, found.figure(name(comparison), unit).atMost(planeUpstream, slowdownLimit(l)).withSpread())
 			}
 		}
 	}
 	return figures
 }
 
-// oneTurn is one entrant's turn: each volume is attached, and then moved. In the end all are detached, which is not measured.
-func (r *rig) oneTurn(ctx context.Context, size Size, e entrant, l *lane, found *samples) error {
+// oneTurn is one turn of a variant: it attaches and moves each volume. At the end it detaches all, which is not measured.
+func (r *rig) oneTurn(ctx context.Context, size Size, e variant, l *lane, found *samples) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, size.AttachLimit, fmt.Errorf("the turn of %v, %s, did not end within %v", e, l.label, size.AttachLimit))
 	defer cancel()
 	s, _, err := r.startSidecar(ctx, e.plane, l, e.flags...)
@@ -164,7 +165,7 @@ func (r *rig) oneTurn(ctx context.Context, size Size, e entrant, l *lane, found 
 	return s.end(ctx)
 }
 
-// attachOne attaches a volume that no attacher has touched yet.
+// attachOne attaches a volume that has no attacher's finalizer yet.
 func (s *sidecar) attachOne(ctx context.Context, i int) (time.Duration, error) {
 	volume, node := s.lane.volume(i), s.lane.nodeOf(i, 0)
 	if err := s.pauseBefore(ctx, volumeAttached(node, volume), volumeDetached(node, volume)); err != nil {
@@ -177,7 +178,7 @@ func (s *sidecar) attachOne(ctx context.Context, i int) (time.Duration, error) {
 	return s.allSeen(ctx, began, []fact{volumeAttached(node, volume)})
 }
 
-// moveOne detaches it, and attaches it to the next node once its attachment is gone, as a controller does.
+// moveOne deletes the volume's attachment, and creates the one for the next node as soon as it is gone, as a controller does.
 func (s *sidecar) moveOne(ctx context.Context, i int) (time.Duration, error) {
 	volume, from, to := s.lane.volume(i), s.lane.nodeOf(i, 0), s.lane.nodeOf(i, 1)
 	if err := s.pauseBefore(ctx, volumeDetached(from, volume), volumeAttached(to, volume), volumeDetached(to, volume)); err != nil {
@@ -193,7 +194,7 @@ func (s *sidecar) moveOne(ctx context.Context, i int) (time.Duration, error) {
 	return s.allSeen(ctx, began, []fact{volumeAttached(to, volume)})
 }
 
-// follow makes a volume's next attachment in the moment in which the one before is gone.
+// follow creates a volume's next attachment as soon as the previous one is gone.
 func (s *sidecar) follow(ctx context.Context, volume, from, to string) error {
 	if _, err := s.observer.when(ctx, volumeDetached(from, volume)); err != nil {
 		return s.orEnded(err)
@@ -201,9 +202,9 @@ func (s *sidecar) follow(ctx context.Context, volume, from, to string) error {
 	return s.makeAttachment(ctx, volume, s.lane.driver.name, to)
 }
 
-// pauseBefore lets the attacher rest, and forgets what the next step is to bring about.
+// pauseBefore pauses before a step, and forgets the facts that the step leads to.
 func (s *sidecar) pauseBefore(ctx context.Context, facts ...fact) error {
-	if err := pause(ctx, breather); err != nil {
+	if err := pause(ctx, stepPause); err != nil {
 		return err
 	}
 	// No attacher is always met at the same moment of its ticks.
