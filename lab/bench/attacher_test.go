@@ -93,7 +93,7 @@ func TestWorst(t *testing.T) {
 	found := &samples{}
 	l := laneOf(0, 10)
 	for _, asked := range []calls{{publishes: 10, unpublishes: 10}, {publishes: 11, unpublishes: 10, overlaps: 1}, {publishes: 10, unpublishes: 10}} {
-		found.called(l, planeBelay, asked)
+		found.called(l, planeBelay, asked, l.volumes)
 	}
 	var missed []string
 	for _, f := range found.callFigures(l) {
@@ -101,7 +101,7 @@ func TestWorst(t *testing.T) {
 			missed = append(missed, f.Name)
 		}
 	}
-	if diff := cmp.Diff([]string{"10 x 0 ms: publishes per attach", "calls that overlapped"}, missed); diff != "" {
+	if diff := cmp.Diff([]string{"10 volumes, driver answers at once: publishes per attach", "calls that overlapped"}, missed); diff != "" {
 		t.Errorf("missed (-want +got):\n%s", diff)
 	}
 }

@@ -141,7 +141,7 @@ func (r *rig) moveAll(ctx context.Context, size Size, plane string, l *lane, fou
 		return err
 	}
 	asked := l.driver.asked().since(before)
-	found.called(l, plane, asked)
+	found.called(l, plane, asked, l.volumes)
 	found.seconds(figureAllMoved, plane, took)
 	r.say("moves, %s: %.2f s, %d publishes, %d of them to a second node, %d calls overlapped", plane, took.Seconds(),
 		asked.publishes, asked.secondNode, asked.overlaps)

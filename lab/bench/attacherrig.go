@@ -29,17 +29,38 @@ type lane struct {
 	// name of the lane's driver and volumes; label in figures.
 	name, label string
 	volumes     int
-	driver      *driver
-	socket      string
+	// finalizers that the PersistentVolumes have from the begin; none: they are new.
+	finalizers []string
+	driver     *driver
+	socket     string
 }
 
-// laneOf makes a lane whose driver takes its time. No two lanes of a rig may have one latency and one number of volumes.
+// laneOf makes a lane whose driver takes its time. Lanes of a rig that have one latency and one number of volumes have to be made distinct.
 func laneOf(latency time.Duration, volumes int) *lane {
-	name := fmt.Sprintf("l%d-%d", latency.Milliseconds(), volumes)
-	return &lane{
-		name: name, label: fmt.Sprintf("%d x %s", volumes, spaced(latency)), volumes: volumes,
-		driver: newDriver(name+".bench.belay.dev", latency),
+	l := &lane{label: fmt.Sprintf("%d volumes, %s", volumes, driverThat(latency)), volumes: volumes}
+	return l.named(fmt.Sprintf("l%d-%d", latency.Milliseconds(), volumes), latency)
+}
+
+// named gives a lane its name, and a driver of that name.
+func (l *lane) named(name string, latency time.Duration) *lane {
+	l.name, l.driver = name, newDriver(name+".bench.belay.dev", latency)
+	l.driver.probe = l.probe() // that an attacher has begun to work shows as soon with a slow driver
+	return l
+}
+
+// distinct gives each of several equal lanes a name of its own.
+func distinct(lanes []*lane) {
+	for i, l := range lanes {
+		l.named(fmt.Sprintf("%s-%d", l.name, i), l.driver.latency)
 	}
+}
+
+// driverThat says in a figure's name what the driver is like.
+func driverThat(takes time.Duration) string {
+	if takes == 0 {
+		return "driver answers at once"
+	}
+	return "driver of " + spaced(takes)
 }
 
 // spaced writes a latency as the reports do: "200 ms", "2 s".
@@ -81,7 +102,9 @@ func (r *rig) addLanes(ctx context.Context, lanes ...*lane) error {
 		if err := r.persistentVolume(ctx, l.probe(), l.driver.name); err != nil {
 			return err
 		}
-		make := func(ctx context.Context, i int) error { return r.persistentVolume(ctx, l.volume(i), l.driver.name) }
+		make := func(ctx context.Context, i int) error {
+			return r.persistentVolume(ctx, l.volume(i), l.driver.name, l.finalizers...)
+		}
 		if err := each(ctx, l.volumes, make); err != nil {
 			return err
 		}

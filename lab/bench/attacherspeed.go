@@ -9,10 +9,10 @@ import (
 // shippedTarget bounds the last attach of FewVolumes with the slowest driver, flags as shipped.
 const shippedTarget = 5 * time.Second
 
-// called adds what a lane's driver was asked in a turn of so many attaches and detaches.
-func (s *samples) called(l *lane, plane string, asked calls) {
-	s.add(l.figure(figurePublish), plane, float64(asked.publishes)/float64(l.volumes))
-	s.add(l.figure(figureUnpublish), plane, float64(asked.unpublishes)/float64(l.volumes))
+// called adds what a lane's driver was asked in a turn of so many attaches, and as many detaches.
+func (s *samples) called(l *lane, plane string, asked calls, attaches int) {
+	s.add(l.figure(figurePublish), plane, float64(asked.publishes)/float64(attaches))
+	s.add(l.figure(figureUnpublish), plane, float64(asked.unpublishes)/float64(attaches))
 	s.add(figureOverlaps, plane, float64(asked.overlaps))
 	s.add(figureSecondNode, plane, float64(asked.secondNode))
 }
@@ -30,14 +30,23 @@ func (s *samples) callFigures(lanes ...*lane) []*Figure {
 		s.worst(figureSecondNode, "calls").limit("none", 0))
 }
 
-// shipped attaches many volumes at once with the flags as shipped.
-func shipped(ctx context.Context, size Size, r *rig) ([]*Figure, error) {
+// shippedLanes are those of shipped; shippedTarget is for the one of FewVolumes.
+func shippedLanes(size Size) []*lane {
+	slowest := size.Latencies[len(size.Latencies)-1]
 	var lanes []*lane
 	for _, latency := range size.Latencies {
 		lanes = append(lanes, laneOf(latency, size.AttachVolumes))
 	}
-	few := laneOf(size.Latencies[len(size.Latencies)-1], size.FewVolumes)
-	lanes = append(lanes, few)
+	lanes = append(lanes, laneOf(slowest, size.FewVolumes), laneOf(size.SlowLatency, size.DrainVolumes))
+	for _, l := range lanes {
+		l.label += ", " + asShipped
+	}
+	return lanes
+}
+
+// shipped attaches many volumes at once with the flags as shipped.
+func shipped(ctx context.Context, size Size, r *rig) ([]*Figure, error) {
+	lanes := shippedLanes(size)
 	if err := r.addLanes(ctx, lanes...); err != nil {
 		return nil, err
 	}
@@ -48,8 +57,11 @@ func shipped(ctx context.Context, size Size, r *rig) ([]*Figure, error) {
 	}); err != nil {
 		return nil, err
 	}
-	for range size.Rounds {
+	for round := range size.Rounds {
 		for _, l := range lanes {
+			if round >= size.roundsOf(l) {
+				continue
+			}
 			if err := r.laneTurn(ctx, size, planeBelay, l, found); err != nil {
 				return nil, err
 			}
@@ -58,7 +70,7 @@ func shipped(ctx context.Context, size Size, r *rig) ([]*Figure, error) {
 	var figures []*Figure
 	for _, l := range lanes {
 		in := found.figure(l.figure(figureAllAttached), "s")
-		if l == few {
+		if l.volumes == size.FewVolumes {
 			in.limit("<= "+spaced(shippedTarget), shippedTarget.Seconds())
 		}
 		in.atMost(planeUpstream, 1)
@@ -71,7 +83,9 @@ func shipped(ctx context.Context, size Size, r *rig) ([]*Figure, error) {
 func tuned(ctx context.Context, size Size, r *rig) ([]*Figure, error) {
 	var lanes []*lane
 	for _, latency := range size.Latencies {
-		lanes = append(lanes, laneOf(latency, size.AttachVolumes))
+		l := laneOf(latency, size.AttachVolumes)
+		l.label += ", both tuned"
+		lanes = append(lanes, l)
 	}
 	if err := r.addLanes(ctx, lanes...); err != nil {
 		return nil, err
@@ -116,7 +130,7 @@ func (r *rig) laneTurn(ctx context.Context, size Size, plane string, l *lane, fo
 		return err
 	}
 	asked := l.driver.asked().since(before)
-	found.called(l, plane, asked)
+	found.called(l, plane, asked, l.volumes)
 	found.seconds(l.figure(figureAllAttached), plane, in)
 	found.seconds(l.figure(figureAllDetached), plane, out)
 	perVolume := func(d time.Duration) float64 { return milli(d) / float64(l.volumes) }

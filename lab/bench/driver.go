@@ -28,6 +28,7 @@ type driver struct {
 
 	name    string
 	latency time.Duration // of each publish and unpublish
+	probe   string        // a volume for which calls are answered at once; none if empty
 	// lists is set if the driver says which volumes are published to which nodes, so that attachers compare.
 	lists  bool
 	server *grpc.Server
@@ -113,8 +114,8 @@ func (d *driver) begin(volume string, count *int) (end func()) {
 }
 
 // work takes as long as the storage would.
-func (d *driver) work(ctx context.Context) error {
-	if d.latency == 0 {
+func (d *driver) work(ctx context.Context, volume string) error {
+	if d.latency == 0 || volume == d.probe {
 		return nil
 	}
 	if err := pause(ctx, d.latency); err != nil {
@@ -191,7 +192,7 @@ func (d *driver) ControllerPublishVolume(ctx context.Context, r *csi.ControllerP
 	if err := d.hold(r.GetVolumeId(), r.GetNodeId()); err != nil {
 		return nil, err
 	}
-	if err := d.work(ctx); err != nil {
+	if err := d.work(ctx, r.GetVolumeId()); err != nil {
 		return nil, err // it may be published
 	}
 	d.mu.Lock()
@@ -216,9 +217,16 @@ func (d *driver) hold(volume, node string) error {
 	return nil
 }
 
+// release takes a volume from the node that has it, without a call.
+func (d *driver) release(volume string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	delete(d.holder, volume)
+}
+
 func (d *driver) ControllerUnpublishVolume(ctx context.Context, r *csi.ControllerUnpublishVolumeRequest) (*csi.ControllerUnpublishVolumeResponse, error) {
 	defer d.begin(r.GetVolumeId(), &d.calls.unpublishes)()
-	if err := d.work(ctx); err != nil {
+	if err := d.work(ctx, r.GetVolumeId()); err != nil {
 		return nil, err // it may still be published
 	}
 	d.mu.Lock()

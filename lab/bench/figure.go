@@ -54,6 +54,8 @@ type Figure struct {
 	Parts map[string]map[string]float64 `json:"parts,omitempty"`
 	// Targets for belay's value.
 	Targets []Target `json:"targets,omitempty"`
+	// Spread has the text say how many samples there are, and the least and the greatest.
+	Spread bool `json:"-"`
 }
 
 // Target is an upper limit of belay's value.
@@ -137,6 +139,12 @@ func (f *Figure) atMost(plane string, factor float64) *Figure {
 		target.Is = fmt.Sprintf("%.2fx", belay/other)
 	}
 	f.Targets = append(f.Targets, target)
+	return f
+}
+
+// withSpread has the text say how the samples spread.
+func (f *Figure) withSpread() *Figure {
+	f.Spread = true
 	return f
 }
 

@@ -68,7 +68,7 @@ func (r *Report) writeText(out io.Writer) error {
 			for _, cells := range figure.rows(r.Planes) {
 				line(cells...)
 			}
-			parts.WriteString(figure.parts(r.Planes))
+			parts.WriteString(figure.parts(r.Planes) + figure.spread(r.Planes))
 		}
 		if err := table.Flush(); err != nil {
 			return err
@@ -128,6 +128,20 @@ func (f *Figure) parts(planes []string) string {
 		}
 	}
 	return lines.String()
+}
+
+// spread says in a line how many samples each plane has, and the least and the greatest.
+func (f *Figure) spread(planes []string) string {
+	var words []string
+	for _, plane := range planes {
+		if all := f.Samples[plane]; f.Spread && len(all) > 0 {
+			words = append(words, fmt.Sprintf("%s %s to %s (%d)", plane, number(slices.Min(all)), number(slices.Max(all)), len(all)))
+		}
+	}
+	if len(words) == 0 {
+		return ""
+	}
+	return fmt.Sprintf("    %s, %s: %s\n", f.Name, f.Unit, strings.Join(words, ", "))
 }
 
 // number has as many digits as mean something.
