@@ -55,7 +55,7 @@ func buildOwn(ctx context.Context, s source, pkg, folder string, progress func(s
 		if ctx.Err() != nil {
 			return fmt.Errorf("building %s: %w", p.name, context.Cause(ctx))
 		}
-		return explain(p, said.String(), err)
+		return explain([]program{p}, said.String(), err)
 	}
 	progress("%s is built (%.0f s)", p.name, time.Since(began).Seconds())
 	return nil
