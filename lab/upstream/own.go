@@ -51,7 +51,7 @@ func buildOwn(ctx context.Context, s source, pkg, folder string, progress func(s
 	began := time.Now()
 	ldflags := strings.TrimSpace(linkFlags + " " + p.stamps)
 	var said bytes.Buffer
-	if err := runGo(ctx, s.dir, &said, &said, "build", "-buildvcs=false", "-ldflags", ldflags, "-o", output, p.pkg); err != nil {
+	if err := runGo(ctx, s.dir, &said, &said, "build", buildFlag, "-buildvcs=false", "-ldflags", ldflags, "-o", output, p.pkg); err != nil {
 		if ctx.Err() != nil {
 			return fmt.Errorf("building %s: %w", p.name, context.Cause(ctx))
 		}
