@@ -188,19 +188,19 @@ func TestWaitsHaveTheirTime(t *testing.T) {
 	}{
 		"unmounted": {
 			func(m *moved) { m.leaves(20, 2) }, HopUnmounted, "18 after containers ended",
-			"old pod's containers end: 2, old node unmounts, and its status says so: 18 so far, attacher and driver detach: ?, of that, after the new pod had its node: 15 so far, " +
-				"scheduler assigns the node: 0, controller creates the VolumeAttachment: 15 so far, total, from scheduled to container started: 15 so far, whole move, from the old pod's end: 20 so far",
+			"old pod's containers end: 2, old node unmounts and publishes that: 18 so far, attacher and driver detach: ?, of that, after the new pod had its node: 15 so far, " +
+				"scheduler assigns the node: 0, controller creates the VolumeAttachment: ?, attacher begins: ?, driver attaches, status.attached is true: ?, node lists it in use, stages and publishes: ?, container starts: ?, total, from scheduled to container started: 15 so far, whole move, from the old pod's deletion: 20 so far",
 		},
 		"unmounted, the old pod is gone": {
 			func(m *moved) { m.leaves(20, 2); m.Pods = m.Pods[:1] }, HopUnmounted, "at least 15 after containers ended",
-			"old pod ends, node unmounts and says so: at least 15 so far, of that, after the new pod had its node: 15 so far, " +
-				"controller creates the VolumeAttachment: 15 so far, total, from scheduled to container started: 15 so far, whole move, from the old pod's end: at least 15 so far",
+			"old pod ends, node unmounts and publishes it: at least 15 so far, of that, after the new pod had its node: 15 so far, " +
+				"total, from scheduled to container started: 15 so far, whole move, from the old pod's deletion: at least 15 so far",
 		},
 		"the old pod is not deleted": {
 			func(m *moved) { m.stays(false) }, HopPodDeleted, "at least 55 after scheduled",
 			"of that, after the new pod had its node: 55 so far",
 		},
-		"mounted": {func(m *moved) { m.arrives(15) }, HopMounted, "2 after reported", "node lists it in use, stages and publishes: 2 so far, whole move, from the old pod's end: at least 11 so far"},
+		"mounted": {func(m *moved) { m.arrives(15) }, HopMounted, "2 after reported", "node lists it in use, stages and publishes: 2 so far, whole move, from the old pod's deletion: at least 11 so far"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := newMoved("belay-controller", "belay-attacher")

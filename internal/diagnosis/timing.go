@@ -22,10 +22,6 @@ func timing(hops []Hop, now time.Time) []Interval {
 		at[hops[i].Name] = &hops[i]
 	}
 	x := span{at, now}
-	freed := HopScheduled
-	if d := at[HopDetached]; d != nil && d.At != nil && at[HopScheduled] != nil && at[HopScheduled].At != nil && d.At.After(*at[HopScheduled].At) {
-		freed = HopDetached
-	}
 	attached := HopAttached
 	if r := at[HopReported]; r != nil && r.State == HopDone {
 		attached = HopReported
@@ -34,7 +30,7 @@ func timing(hops []Hop, now time.Time) []Interval {
 		attached = HopScheduled
 	}
 	rows := x.departure()
-	created := x.between("controller creates the VolumeAttachment", "~500 ms", freed, HopAttachRequested)
+	created := x.between("controller creates the VolumeAttachment", "~500 ms", x.freed(), HopAttachRequested)
 	if release, ok := x.released(); ok {
 		rows = append(rows, release)
 		if release.AtMost != nil {
@@ -51,9 +47,23 @@ func timing(hops []Hop, now time.Time) []Interval {
 		x.between("total, from scheduled to container started", "15-45 s", HopScheduled, HopStarted),
 	)
 	if began, ok := x.began(); ok {
-		rows = append(rows, x.between("whole move, from the old pod's end", "the sum", began, HopStarted))
+		name := map[HopName]string{HopPodDeleted: "whole move, from the old pod's deletion", HopEnded: "whole move, from the old pod's end"}[began]
+		rows = append(rows, x.between(name, "15-45 s after the departure", began, HopStarted))
 	}
 	return rows
+}
+
+// freed is the hop after which the controller can create the VolumeAttachment.
+func (x span) freed() HopName {
+	detached, scheduled := x.hops[HopDetached], x.hops[HopScheduled]
+	switch {
+	case detached == nil:
+	case detached.State == HopWaiting || detached.State == HopPending:
+		return HopDetached
+	case detached.At != nil && scheduled != nil && scheduled.At != nil && detached.At.After(*scheduled.At):
+		return HopDetached
+	}
+	return HopScheduled
 }
 
 // began is the first hop of a departure.
@@ -81,9 +91,9 @@ func (x span) departure() []Interval {
 		rows, began = append(rows, x.between("old pod's containers end", "up to the grace period", began, HopEnded)), HopEnded
 	}
 	if began == HopEnded {
-		rows = append(rows, x.between("old node unmounts, and its status says so", status, HopEnded, HopDetachRequested))
+		rows = append(rows, x.between("old node unmounts and publishes that", status, HopEnded, HopDetachRequested))
 	} else {
-		rows = append(rows, x.between("old pod ends, node unmounts and says so", "grace period, "+status, began, HopDetachRequested))
+		rows = append(rows, x.between("old pod ends, node unmounts and publishes it", "grace period, "+status, began, HopDetachRequested))
 	}
 	return append(rows, x.between("attacher and driver detach", "seconds", HopDetachRequested, HopDetached))
 }

@@ -236,13 +236,13 @@ func (p *page) timing(timing []diagnosis.Interval) {
 	fmt.Fprintf(&p.text, "\n  %-*s %-*s %s\n", name, "WHERE THE TIME WENT", measured, "MEASURED", "USUAL (AMAZON EBS)")
 	for i := range timing {
 		v := &timing[i]
-		fmt.Fprintf(&p.text, "  %-*s %-*s %s\n", name, v.Name, measured, measure(v), v.Usual)
+		fmt.Fprintf(&p.text, "  %-*s %-*s %s\n", name, v.Name, measured, intervalText(v), v.Usual)
 	}
 	fmt.Fprintf(&p.text, "\n  %s\n", p.wrap("Most times of the API have whole seconds: durations with ~ or < are off by up to a second.", 2))
 }
 
-// measure is how long an interval took, has lasted, or can have taken.
-func measure(v *diagnosis.Interval) string {
+// intervalText is how long an interval took, has lasted, or can have taken.
+func intervalText(v *diagnosis.Interval) string {
 	switch {
 	case v.Seconds != nil:
 		return took(*v.Seconds, v.Exact)
