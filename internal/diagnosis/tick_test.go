@@ -101,14 +101,25 @@ func TestTimelineNamesTheTick(t *testing.T) {
 	}
 }
 
-// TestFinishedMoveNamesTheTick: nothing records the unmount, and the row says what it may have waited for.
+// TestFinishedMoveNamesTheTick: nothing records the unmount nor the mount, and the rows say what they may have waited for.
 func TestFinishedMoveNamesTheTick(t *testing.T) {
+	const recorded, before = "has no times; a kubelet publishes it with its next status, up to nodeStatusUpdateFrequency after the unmount, 10 s by default", "lists it in use with its next status"
+	node := func(name string, annotations map[string]string) *corev1.Node {
+		n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: annotations}}
+		n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
+		n.Status.VolumesAttached = []corev1.AttachedVolume{{Name: uniqueName}}
+		return n
+	}
+	agent := map[string]string{kube.VolumesRootAnnotation: "boot /root"}
 	m := newMoved("belay-controller", "belay-attacher")
 	m.belayEvents()
-	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}
-	node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
-	m.Nodes = append(m.Nodes, node)
-	checkSays(t, hopOf(t, m.Snapshot, HopUnmounted).Why, []string{"has no times; a kubelet publishes the list with its next status, up to nodeStatusUpdateFrequency later, 10 s by default"}, nil)
+	checkSays(t, hopOf(t, m.Snapshot, HopUnmounted).Why, []string{recorded}, nil) // the Node is not read once the volume has left it
+	m.Nodes = []*corev1.Node{node("n1", nil), node("n2", nil)}
+	checkSays(t, hopOf(t, m.Snapshot, HopUnmounted).Why, []string{recorded}, nil)
+	checkSays(t, hopOf(t, m.Snapshot, HopMounted).Why, []string{"containers start after it", before}, nil)
+	m.Nodes = []*corev1.Node{node("n1", agent), node("n2", agent)}
+	checkSays(t, hopOf(t, m.Snapshot, HopUnmounted).Why, []string{"has no times"}, []string{recorded})
+	checkSays(t, hopOf(t, m.Snapshot, HopMounted).Why, []string{"containers start after it"}, []string{before})
 }
 
 func hopOf(t *testing.T, s *Snapshot, name HopName) *Hop {
@@ -140,13 +151,15 @@ func checkSays(t *testing.T, text string, says, never []string) {
 	}
 }
 
-// TestStartOfAMove is the deletion of the old pod, or the latest time at which that can have been: a move is not told from the creation of
+// kills adds the kubelet's event about a container of the old pod.
+func (m *moved) kills(message string, s int) {
+	m.event("old", "Killing", message, s)
+	m.Events[len(m.Events)-1].Source.Component = "kubelet"
+}
+
+// TestStartOfAMove is the deletion of the old pod, or the latest time at which that can have been: a move does not begin with the creation of
 // the next pod on.
 func TestStartOfAMove(t *testing.T) {
-	kills := func(m *moved, message string, s int) {
-		m.event("old", "Killing", message, s)
-		m.Events[len(m.Events)-1].Source.Component = "kubelet"
-	}
 	for name, tc := range map[string]struct {
 		make         func(*moved)
 		start, total int
@@ -155,9 +168,9 @@ func TestStartOfAMove(t *testing.T) {
 		"known": {func(m *moved) { m.leaves(20, 2) }, 0, 20, false},
 		"by the first container that the kubelet stopped": {func(m *moved) {
 			m.belayEvents()
-			kills(m, "Container app failed liveness probe, will be restarted", -50)
-			kills(m, "Stopping container app", 0)
-			kills(m, "Stopping container sidecar", 3)
+			m.kills("Container app failed liveness probe, will be restarted", -50)
+			m.kills("Stopping container app", 0)
+			m.kills("Stopping container sidecar", 3)
 		}, 0, 16, true},
 		"by the detach":       {func(m *moved) { m.belayEvents() }, 4, 12, true},
 		"by the next pod":     {func(m *moved) { m.stays(true, PodsIn("prod")) }, 5, 55, true},
@@ -232,6 +245,8 @@ func rowsOf(timing []Interval) (rows []string) {
 			text = fmt.Sprintf("%.0f", *v.Seconds)
 		case v.SoFar != nil:
 			text = fmt.Sprintf("%s%.0f so far", map[bool]string{true: "at least "}[v.AtLeast != nil], *v.SoFar)
+		case v.AtLeast != nil:
+			text = fmt.Sprintf("at least %.0f", *v.AtLeast)
 		}
 		rows = append(rows, v.Name+": "+text)
 	}

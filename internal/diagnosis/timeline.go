@@ -79,7 +79,7 @@ type Hop struct {
 	// After is the last hop with a known time before this one, and Seconds how long after it this one was done, or has waited.
 	After   HopName  `json:"after,omitempty"`
 	Seconds *float64 `json:"seconds,omitempty"`
-	// AtLeast is set if Seconds is the least that it has waited: when After was done has only a limit.
+	// AtLeast is set if Seconds is the least that it took or has waited: when After was done has only a limit.
 	AtLeast bool `json:"atLeast,omitempty"`
 	// Source is the field or event that At is from.
 	Source string `json:"source,omitempty"`
@@ -356,21 +356,18 @@ func (v *Move) ends(i int, at *time.Time) {
 		h.After, h.Seconds = last.Name, gap(*last.At, *at, last.Exact && h.Exact)
 		return
 	}
-	if h.State != HopWaiting {
-		return
-	}
-	if last := lastLimited(v.Hops[:i]); last != nil {
+	if last := lastLimited(v.Hops[:i], *at); last != nil {
 		h.After, h.Seconds, h.AtLeast = last.Name, gap(*last.NotAfter, *at, false), true
-	} else if next := lastBefore(v.Hops, *at); next != nil { // nothing before is recorded: the next pod has waited since then
+	} else if next := lastBefore(v.Hops, *at); h.State == HopWaiting && next != nil { // the next pod has waited since then
 		h.After, h.Seconds, h.AtLeast = next.Name, gap(*next.At, *at, false), true
 	}
 }
 
-// lastLimited is the last of the hops that were done by a time which is their limit.
-func lastLimited(hops []Hop) *Hop {
+// lastLimited is the last of the hops whose limit is before a time: one with the same limit has it from the hop of that time.
+func lastLimited(hops []Hop, at time.Time) *Hop {
 	var last *Hop
 	for i := range hops {
-		if h := &hops[i]; h.NotAfter != nil && (last == nil || !h.NotAfter.Before(*last.NotAfter)) {
+		if h := &hops[i]; h.NotAfter != nil && h.NotAfter.Before(at.Truncate(second)) && (last == nil || !h.NotAfter.Before(*last.NotAfter)) {
 			last = h
 		}
 	}

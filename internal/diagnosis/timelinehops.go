@@ -194,7 +194,7 @@ func (m *mover) unmounted(bound *time.Time, ended *Hop) Hop {
 		return waiting(HopUnmounted, "status.volumesInUse of node "+m.from+" lists the volume"+m.stillListed(node, ended))
 	}
 	why := "status.volumesInUse of a Node has no times"
-	if node != nil && m.ticks(m.from) {
+	if node == nil || m.ticks(m.from) { // a node that the volume has left is not read
 		why += "; " + explain.StatusTickRecorded
 	}
 	return unknown(HopUnmounted, why, bound)
@@ -473,7 +473,11 @@ func (m *mover) mountHops() {
 	case limit == nil && !mounted(m.pod) && !kube.PodEnded(m.pod):
 		m.add(waiting(HopMounted, m.notMounted()))
 	default:
-		m.add(unknown(HopMounted, "neither the kubelet nor belay-node records the mount of a file system; containers start after it", limit))
+		why := "neither the kubelet nor belay-node records the mount of a file system; containers start after it"
+		if m.attachRequired(m.key.Driver) && m.ticks(m.pod.Spec.NodeName) {
+			why += "; " + explain.StatusTickBeforeMount
+		}
+		m.add(unknown(HopMounted, why, limit))
 	}
 	m.add(m.started())
 	m.add(m.ready())

@@ -78,7 +78,7 @@ func (x span) began() (HopName, bool) {
 	return HopPodDeleted, true
 }
 
-// departure is how long the node that had the volume took to give it back. Nothing records the unmount: a kubelet publishes it with its next
+// departure is how long the node that had the volume took to release it. Nothing records the unmount: a kubelet publishes it with its next
 // status.
 func (x span) departure() []Interval {
 	began, ok := x.began()

@@ -10,8 +10,11 @@ import "fmt"
 // StatusTick names the setting of the kubelet that a wait for its next status is due to.
 const StatusTick = "nodeStatusUpdateFrequency, 10 s by default; this node's own setting was not read"
 
-// StatusTickRecorded is why a step that ended with a status of the kubelet may have taken some seconds.
-const StatusTickRecorded = "a kubelet publishes the list with its next status, up to nodeStatusUpdateFrequency later, 10 s by default"
+// Why a step that needs a status of the kubelet may have taken some seconds.
+const (
+	StatusTickRecorded    = "a kubelet publishes it with its next status, up to nodeStatusUpdateFrequency after the unmount, 10 s by default; belay-node at once"
+	StatusTickBeforeMount = "before it mounts a volume, a kubelet lists it in use with its next status, up to nodeStatusUpdateFrequency later, 10 s by default"
+)
 
 // AwaitsUnmountStatus describes the wait for a node that still lists a volume which no pod needs there. The API does not show the unmount
 // itself.

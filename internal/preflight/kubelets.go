@@ -35,7 +35,8 @@ const tickPage = "docs/operate.md#the-kubelets-status-tick"
 // API server is the client (k/k v1.36.3 pkg/kubelet/server/auth.go: GetRequestAttributes).
 const nodesProxy diagnosis.Resource = "nodes/proxy"
 
-// Limits of what is asked of kubelets.
+// Limits of what is asked of kubelets. No role of belay has the permission: the kubelet counts GET /exec, with WebSockets, as get nodes/proxy
+// too (k/k v1.36.3 pkg/kubelet/server/server.go: InstallDebuggingHandlers).
 const (
 	kubeletsAtOnce = 16
 	kubeletTimeout = 5 * time.Second
@@ -50,8 +51,8 @@ const defaultTick = 10 * time.Second
 // KubeletReader returns what the kubelet of a node answers to GET /configz.
 type KubeletReader func(ctx context.Context, node string) ([]byte, error)
 
-// NewKubeletReader returns a reader that asks kubelets through the API server. It does not follow redirections: whoever controls a node could
-// have the credentials of the caller sent elsewhere. It does not read more of an answer than the limit.
+// NewKubeletReader returns a reader that asks kubelets through the API server. It does not follow redirections, by which a node that is under
+// foreign control could have the credentials of the caller sent elsewhere, and reads no more of an answer than the limit.
 func NewKubeletReader(config *rest.Config) (KubeletReader, error) {
 	config = rest.CopyConfig(config)
 	config.UserAgent = cmp.Or(config.UserAgent, rest.DefaultKubernetesUserAgent())
@@ -160,19 +161,21 @@ func (k *kubelet) ask(ctx context.Context, read KubeletReader) {
 	case err != nil && own.Err() != nil:
 		k.problem = fmt.Sprintf("did not answer within %v", kubeletTimeout)
 	case err != nil:
-		k.problem = refusal(err)
+		k.problem = k.refusal(err)
 	default:
 		k.parse(answer)
 	}
 }
 
-// refusal describes an error. It never has a part of the answer, which whoever controls the node may have written.
-func refusal(err error) string {
+// refusal describes an error. It never has a part of the answer, which may be hostile.
+func (k *kubelet) refusal(err error) string {
 	switch {
 	case errors.As(err, new(*http.MaxBytesError)):
 		return fmt.Sprintf("its answer is larger than %d KiB", kubeletAnswer>>10)
 	case errors.Is(err, httpStatus(http.StatusNotFound)):
 		return "serves no /configz: enableDebuggingHandlers may be off"
+	case errors.As(err, new(httpStatus)):
+		return fmt.Sprintf("could not be asked: %v; kubectl get --raw /api/v1/nodes/%s/proxy/configz shows why", err, k.node)
 	}
 	return "could not be asked: " + err.Error()
 }

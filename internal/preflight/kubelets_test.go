@@ -7,6 +7,8 @@ import (
 	"maps"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -72,8 +74,13 @@ func TestKubeletConfigs(t *testing.T) {
 	var elsewhere atomic.Int32
 	thief := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { elsewhere.Add(1) }))
 	t.Cleanup(thief.Close)
+	stored, err := os.ReadFile(filepath.Join("testdata", "configz.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
 	answers := map[string]http.HandlerFunc{
-		"good": func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, configOf("10s", "5m0s", 40)) },
+		"kubelet": func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(stored) },
+		"good":    func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, configOf("10s", "5m0s", 40)) },
 		"huge": func(w http.ResponseWriter, _ *http.Request) {
 			fmt.Fprint(w, `{"x":"`+strings.Repeat("x", 2*kubeletAnswer))
 		},
@@ -124,7 +131,7 @@ func TestKubeletConfigs(t *testing.T) {
 	slices.Sort(names)
 	report := Health(t.Context(), config, nodesOf(names...), false)
 	c := kubeletsOf(&report)["configuration"]
-	if c.Result != Unknown || !strings.Contains(c.Message, "read from 1 of 16 kubelets") || c.Hint == "" {
+	if c.Result != Unknown || !strings.Contains(c.Message, "read from 2 of 17 kubelets") || c.Hint == "" {
 		t.Errorf("%+v", c)
 	}
 	const not = "its answer is not a KubeletConfiguration"
@@ -146,8 +153,11 @@ func TestKubeletConfigs(t *testing.T) {
 	if elsewhere.Load() > 0 {
 		t.Error("a redirection was followed, with the credentials")
 	}
-	if tick := kubeletsOf(&report)["nodeStatusUpdateFrequency"]; tick.Result != OK || !strings.Contains(tick.Message, "10s on 1 node:") {
+	if tick := kubeletsOf(&report)["nodeStatusUpdateFrequency"]; tick.Result != OK || !strings.Contains(tick.Message, "10s on 2 nodes:") {
 		t.Errorf("%+v", tick)
+	}
+	if c := kubeletsOf(&report)["nodeStatusReportFrequency"]; c.Result != Warning || !slices.Equal(c.Objects, []string{"node kubelet: 10s, nodeStatusUpdateFrequency 10s"}) {
+		t.Errorf("%+v", c)
 	}
 	if report.Result != Unknown {
 		t.Errorf("the whole is %s", report.Result)
