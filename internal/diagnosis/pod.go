@@ -332,7 +332,7 @@ func (x *state) ofVolume(pod *corev1.Pod, key attachment.VolumeKey, pv *corev1.P
 		own := x.holder(key, pod.Spec.NodeName)
 		f := x.finding(pod, w, v, &own)
 		f.Facts = slices.Concat(x.attacherFacts(va), x.eventFacts(pod), f.Facts)
-		f.Holders, f.Clock = []Holder{own}, x.mountTick(&own, w)
+		f.Holders, f.Clock = []Holder{own}, x.mountTick(key, pod.Spec.NodeName, w)
 		return f
 	}
 	f := x.finding(pod, w, v, h)
@@ -410,7 +410,7 @@ func (x *state) ownWait(pod *corev1.Pod, key attachment.VolumeKey, va *storagev1
 		return wait{reason: explain.NotReported, since: va.CreationTimestamp.Time}
 	}
 	w := x.mountWait(pod, key, since)
-	if own := x.holder(key, pod.Spec.NodeName); w.reason == explain.Mounting && x.unlisted(own.Node.Name, own.InUse) {
+	if w.reason == explain.Mounting && node != nil && x.unlisted(node, key) {
 		w.detail = explain.NotListedYet
 	}
 	return w

@@ -45,12 +45,14 @@ func (x *state) unmountTick(h *Holder, w wait) []string {
 }
 
 // mountTick says that the pod's own node has to list the volume first. A wait that has lasted longer has the reason MountFailing.
-func (x *state) mountTick(h *Holder, w wait) []string {
-	if w.reason != explain.Mounting || !x.unlisted(h.Node.Name, h.InUse) {
+func (x *state) mountTick(key attachment.VolumeKey, name string, w wait) []string {
+	if node := x.nodes[name]; w.reason != explain.Mounting || node == nil || !x.unlisted(node, key) {
 		return nil
 	}
-	return []string{explain.AwaitsMountStatus(h.Node.Name)}
+	return []string{explain.AwaitsMountStatus(name)}
 }
 
 // unlisted reports whether a kubelet that works does not list a volume in use that it is to mount.
-func (x *state) unlisted(node, inUse string) bool { return inUse == "no" && x.ticks(node) }
+func (x *state) unlisted(node *corev1.Node, key attachment.VolumeKey) bool {
+	return !kube.InUse(node, kube.UniqueVolumeName(key.Driver, key.Handle)) && x.ticks(node.Name)
+}

@@ -490,7 +490,7 @@ func (m *mover) notMounted() string {
 	if node == nil || !m.attachRequired(m.key.Driver) || m.Now.Sub(scheduled(m.pod)) > tickExplains {
 		return why
 	}
-	if inUse := yesNo(kube.InUse(node, kube.UniqueVolumeName(m.key.Driver, m.key.Handle))); m.unlisted(name, inUse) {
+	if m.unlisted(node, m.key) {
 		return "status.volumesInUse of node " + name + " does not list the volume yet: " + explain.AwaitsMountStatus(name)
 	}
 	return why

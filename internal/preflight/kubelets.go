@@ -36,7 +36,7 @@ const tickPage = "docs/operate.md#the-kubelets-status-tick"
 const nodesProxy diagnosis.Resource = "nodes/proxy"
 
 // Limits of what is asked of kubelets. No role of belay has the permission: the kubelet counts GET /exec, with WebSockets, as get nodes/proxy
-// too (k/k v1.36.3 pkg/kubelet/server/server.go: InstallDebuggingHandlers).
+// too (k/k v1.36.3 pkg/kubelet/server/server.go: InstallAuthRequiredHandlers).
 const (
 	kubeletsAtOnce = 16
 	kubeletTimeout = 5 * time.Second
