@@ -127,6 +127,9 @@ func (x *state) heldByHealthy(w *wait, key attachment.VolumeKey, h *Holder, pod 
 	case h.PodsUnknown:
 		w.reason = attachment.OtherWriterAttached
 	case h.InUse == "yes":
+		if at := x.lastEnded(key, h.Node.Name); at.After(w.since) {
+			w.since = at // the other pod may have waited for long before
+		}
 		x.unmounting(w)
 	default:
 		w.reason = x.idle(w.since)
@@ -137,6 +140,21 @@ func (x *state) heldByHealthy(w *wait, key attachment.VolumeKey, h *Holder, pod 
 func allTerminate(h *Holder) bool {
 	stays := func(p PodState) bool { return p.State != "Terminating" }
 	return len(h.Pods) > 0 && h.HiddenPods == 0 && !slices.ContainsFunc(h.Pods, stays)
+}
+
+// lastEnded is when the last container ended that used the volume on a node, of the pods that still exist.
+func (x *state) lastEnded(key attachment.VolumeKey, node string) (last time.Time) {
+	for _, u := range x.uses[key] {
+		if u.pod.Spec.NodeName != node || !ended(u) {
+			continue
+		}
+		for _, c := range slices.Concat(u.pod.Status.InitContainerStatuses, u.pod.Status.ContainerStatuses) {
+			if t := c.State.Terminated; t != nil && t.FinishedAt.After(last) {
+				last = t.FinishedAt.Time
+			}
+		}
+	}
+	return last
 }
 
 // unmounting explains why a volume that no pod needs is still in use. Since when it is not needed may be unknown: that no unmount has

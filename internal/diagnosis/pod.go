@@ -332,7 +332,7 @@ func (x *state) ofVolume(pod *corev1.Pod, key attachment.VolumeKey, pv *corev1.P
 		own := x.holder(key, pod.Spec.NodeName)
 		f := x.finding(pod, w, v, &own)
 		f.Facts = slices.Concat(x.attacherFacts(va), x.eventFacts(pod), f.Facts)
-		f.Holders = []Holder{own}
+		f.Holders, f.Clock = []Holder{own}, x.mountTick(key, pod.Spec.NodeName, w)
 		return f
 	}
 	f := x.finding(pod, w, v, h)
@@ -409,7 +409,11 @@ func (x *state) ownWait(pod *corev1.Pod, key attachment.VolumeKey, va *storagev1
 	case node != nil && !kube.Reported(node, kube.UniqueVolumeName(key.Driver, key.Handle)):
 		return wait{reason: explain.NotReported, since: va.CreationTimestamp.Time}
 	}
-	return x.mountWait(pod, key, since)
+	w := x.mountWait(pod, key, since)
+	if w.reason == explain.Mounting && node != nil && x.unlisted(node, key) {
+		w.detail = explain.NotListedYet
+	}
+	return w
 }
 
 // mountFailures are kubelet's. The attach, whose failures are events of the controller, has succeeded before.

@@ -36,12 +36,14 @@ type Move struct {
 	To   string `json:"to,omitempty"`
 	// Pod is the pod that the volume came for, if there is one that may be named.
 	Pod *Ref `json:"pod,omitempty"`
-	// Start and End are those of the hops that are known; a move that is not over ends now.
+	// Start and End are those of the hops that are known or limited; a move that is not over ends now.
 	Start *time.Time `json:"start,omitempty"`
 	End   *time.Time `json:"end,omitempty"`
+	// StartedBefore is set if the move began at Start or before: when the pod that had the volume was deleted is not recorded.
+	StartedBefore bool `json:"startedBefore,omitempty"`
 	// Hops are in the order of a move.
 	Hops []Hop `json:"hops"`
-	// Timing is the same move in seven durations.
+	// Timing is the same move in a few durations, those of the departure first.
 	Timing []Interval `json:"timing"`
 }
 
@@ -77,6 +79,8 @@ type Hop struct {
 	// After is the last hop with a known time before this one, and Seconds how long after it this one was done, or has waited.
 	After   HopName  `json:"after,omitempty"`
 	Seconds *float64 `json:"seconds,omitempty"`
+	// AtLeast is set if Seconds is the least that it took or has waited: when After was done has only a limit.
+	AtLeast bool `json:"atLeast,omitempty"`
 	// Source is the field or event that At is from.
 	Source string `json:"source,omitempty"`
 	// Why is why At is unknown, why the hop waits, or why it is not needed.
@@ -112,8 +116,11 @@ type Interval struct {
 	// Seconds is what it took. Exact is set if that is no difference of whole seconds.
 	Seconds *float64 `json:"seconds,omitempty"`
 	Exact   bool     `json:"exact,omitempty"`
-	// AtMost limits it if it is unknown.
-	AtMost *float64 `json:"atMost,omitempty"`
+	// AtMost and AtLeast limit it if it is unknown.
+	AtMost  *float64 `json:"atMost,omitempty"`
+	AtLeast *float64 `json:"atLeast,omitempty"`
+	// SoFar is how long it has lasted if it has not ended; with AtLeast it began before.
+	SoFar *float64 `json:"soFar,omitempty"`
 	// Unknown is why it is unknown.
 	Unknown string `json:"unknown,omitempty"`
 }
@@ -216,7 +223,7 @@ func (x *state) move(key attachment.VolumeKey, pv *corev1.PersistentVolume, pod 
 	}
 	move.Hops = m.hops
 	move.measure(x.Now)
-	move.Timing = timing(move.Hops)
+	move.Timing = timing(move.Hops, x.Now)
 	return move
 }
 
@@ -333,6 +340,10 @@ func (v *Move) measure(now time.Time) {
 			v.ends(i, at)
 		}
 	}
+	if len(v.Hops) > 0 && v.Hops[0].Name == HopPodDeleted && v.Hops[0].State == HopUnknown {
+		v.Start = earlier(v.Start, v.Hops[0].NotAfter)
+		v.StartedBefore = v.Start != nil
+	}
 }
 
 // ends sets how long a hop took, which ended or has lasted until a time.
@@ -340,9 +351,27 @@ func (v *Move) ends(i int, at *time.Time) {
 	if v.End == nil || at.After(*v.End) {
 		v.End = at
 	}
+	h := &v.Hops[i]
 	if last := lastBefore(v.Hops[:i], *at); last != nil {
-		v.Hops[i].After, v.Hops[i].Seconds = last.Name, gap(*last.At, *at, last.Exact && v.Hops[i].Exact)
+		h.After, h.Seconds = last.Name, gap(*last.At, *at, last.Exact && h.Exact)
+		return
 	}
+	if last := lastLimited(v.Hops[:i], *at); last != nil {
+		h.After, h.Seconds, h.AtLeast = last.Name, gap(*last.NotAfter, *at, false), true
+	} else if next := lastBefore(v.Hops, *at); h.State == HopWaiting && next != nil { // the next pod has waited since then
+		h.After, h.Seconds, h.AtLeast = next.Name, gap(*next.At, *at, false), true
+	}
+}
+
+// lastLimited is the last of the hops whose limit is before a time: one with the same limit has it from the hop of that time.
+func lastLimited(hops []Hop, at time.Time) *Hop {
+	var last *Hop
+	for i := range hops {
+		if h := &hops[i]; h.NotAfter != nil && h.NotAfter.Before(at.Truncate(second)) && (last == nil || !h.NotAfter.Before(*last.NotAfter)) {
+			last = h
+		}
+	}
+	return last
 }
 
 // lastBefore is the last of the hops that was done by a time, as far as whole seconds tell.

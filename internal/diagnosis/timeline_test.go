@@ -297,12 +297,15 @@ func TestTimingOfAMove(t *testing.T) {
 			got = append(got, fmt.Sprint(*v.Seconds))
 		case v.AtMost != nil:
 			got = append(got, fmt.Sprint("<", *v.AtMost))
+		case v.AtLeast != nil:
+			got = append(got, fmt.Sprint(">", *v.AtLeast))
 		default:
 			got = append(got, "?")
 		}
 	}
-	// The VolumeAttachment waits for the detach. The mount is between the report (13) and the first sign of a container (14).
-	if want := []string{"0", "1", "1", "4", "<2", "<3", "10"}; !slices.Equal(got, want) {
+	// When the old pod was deleted is not recorded: its detach was requested at 4. The VolumeAttachment waits for the detach. The mount is
+	// between the report (13) and the first sign of a container (14).
+	if want := []string{"?", "2", "0", "1", "1", "4", "<2", "<3", "10", ">11"}; !slices.Equal(got, want) {
 		t.Errorf("got %v, want %v", got, want)
 	}
 }

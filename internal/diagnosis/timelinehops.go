@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"belay.dev/belay/internal/decision"
+	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/kube"
 )
 
@@ -78,8 +79,9 @@ func (m *mover) departure() {
 		bound = nil // the volume was in use
 	}
 	m.add(m.podDeleted(bound))
-	m.add(m.containersEnded(bound))
-	m.add(m.unmounted(bound))
+	ended := m.containersEnded(bound)
+	m.add(ended)
+	m.add(m.unmounted(bound, &ended))
 	m.add(requested)
 	m.add(detached)
 	// A detach that waits blocks the attach, but neither the creation nor the scheduling of the next pod.
@@ -100,8 +102,8 @@ func (m *mover) podDeleted(bound *time.Time) Hop {
 	if e := m.goneEvent("TaintManagerEviction", "Preempted"); e != nil {
 		return by(HopPodDeleted, e)
 	}
-	if e := m.goneEvent("Killing"); e != nil {
-		return unknown(HopPodDeleted, "the Pod object is gone; the kubelet began to stop it at the time of the limit (event Killing)", timePointer(eventTime(e)))
+	if at := m.killed(); at != nil {
+		return unknown(HopPodDeleted, "the Pod object is gone; the kubelet began to stop it at the time of the limit (event Killing)", at)
 	}
 	if m.holds() {
 		return waiting(HopPodDeleted, "a pod there may still use the volume")
@@ -131,6 +133,24 @@ func (m *mover) goneEvent(reasons ...string) *corev1.Event {
 		}
 	}
 	return nil
+}
+
+// stopping begins the kubelet's event about a container that it stops because its pod ends. Those that are to be restarted have another one
+// (k/k v1.36.3 pkg/kubelet/kuberuntime/kuberuntime_container.go: killContainer).
+const stopping = "Stopping container "
+
+// killed is when the kubelet began to stop the pod that is gone: at its first container, because sidecars follow later.
+func (m *mover) killed() (first *time.Time) {
+	newest := m.goneEvent("Killing")
+	if newest == nil {
+		return nil
+	}
+	for _, e := range m.events[eventKey("Pod", m.gone.Namespace, m.gone.Name)] {
+		if e.Reason == "Killing" && e.InvolvedObject.UID == newest.InvolvedObject.UID && strings.HasPrefix(e.Message, stopping) {
+			first = earlier(first, timePointer(e.FirstTimestamp.Time))
+		}
+	}
+	return cmp.Or(first, timePointer(eventTime(newest)))
 }
 
 // cancels reports whether an event says that the taint manager does not delete a pod after all: the reason is that of a deletion (k/k
@@ -168,12 +188,39 @@ func (m *mover) containersEnded(bound *time.Time) Hop {
 	return done(HopEnded, last, "status.containerStatuses.state.terminated.finishedAt")
 }
 
-func (m *mover) unmounted(bound *time.Time) Hop {
+func (m *mover) unmounted(bound *time.Time, ended *Hop) Hop {
 	node := m.nodes[m.from]
 	if node != nil && kube.InUse(node, kube.UniqueVolumeName(m.key.Driver, m.key.Handle)) && (m.va == nil || m.from != m.va.Spec.NodeName) {
-		return waiting(HopUnmounted, "status.volumesInUse of node "+m.from+" lists the volume")
+		return waiting(HopUnmounted, "status.volumesInUse of node "+m.from+" lists the volume"+m.stillListed(node, ended))
 	}
-	return unknown(HopUnmounted, "status.volumesInUse of a Node has no times", bound)
+	why := "status.volumesInUse of a Node has no times"
+	if node == nil || m.ticks(m.from) { // a node that the volume has left is not read
+		why += "; " + explain.StatusTickRecorded
+	}
+	return unknown(HopUnmounted, why, bound)
+}
+
+// stillListed is why a node lists a volume whose pod has ended: as far as a status of the kubelet explains it, and what the Node shows of
+// its last one.
+func (m *mover) stillListed(node *corev1.Node, ended *Hop) string {
+	since := cmp.Or(ended.At, ended.NotAfter)
+	switch {
+	case !m.ticks(m.from):
+		return ""
+	case since == nil:
+		return "; " + explain.AwaitsUnmountStatus(m.from) + "; if this lasts for longer than two minutes, the unmount fails or hangs"
+	case m.Now.Sub(*since) > tickExplains:
+		return ", for longer than a status of its kubelet explains: the unmount fails or hangs"
+	}
+	text := "; " + explain.AwaitsUnmountStatus(m.from)
+	switch status := lastStatus(node).Truncate(second); {
+	case ended.At == nil || status.IsZero() || status.Equal(ended.At.Truncate(second)):
+	case status.Before(*ended.At):
+		text += "; the status that the Node shows is from before the containers ended"
+	default:
+		text += "; its status of " + status.UTC().Format(time.TimeOnly) + ", after the containers ended, lists it too"
+	}
+	return text
 }
 
 func (m *mover) detachRequested() Hop {
@@ -424,12 +471,29 @@ func (m *mover) mountHops() {
 	case e != nil:
 		m.add(by(HopMounted, e))
 	case limit == nil && !mounted(m.pod) && !kube.PodEnded(m.pod):
-		m.add(waiting(HopMounted, "no container of the pod has started"))
+		m.add(waiting(HopMounted, m.notMounted()))
 	default:
-		m.add(unknown(HopMounted, "neither the kubelet nor belay-node records the mount of a file system; containers start after it", limit))
+		why := "neither the kubelet nor belay-node records the mount of a file system; containers start after it"
+		if m.attachRequired(m.key.Driver) && m.ticks(m.pod.Spec.NodeName) {
+			why += "; " + explain.StatusTickBeforeMount
+		}
+		m.add(unknown(HopMounted, why, limit))
 	}
 	m.add(m.started())
 	m.add(m.ready())
+}
+
+// notMounted is what the mount waits for, as far as the API shows it.
+func (m *mover) notMounted() string {
+	name, why := m.pod.Spec.NodeName, "no container of the pod has started"
+	node := m.nodes[name]
+	if node == nil || !m.attachRequired(m.key.Driver) || m.Now.Sub(scheduled(m.pod)) > tickExplains {
+		return why
+	}
+	if m.unlisted(node, m.key) {
+		return "status.volumesInUse of node " + name + " does not list the volume yet: " + explain.AwaitsMountStatus(name)
+	}
+	return why
 }
 
 func (m *mover) started() Hop {

@@ -2,22 +2,26 @@ package diagnosis
 
 import (
 	"fmt"
+	"slices"
 	"time"
 )
 
 // NotYet is why an interval of a move that is not over is unknown.
 const NotYet = "not yet"
 
-// timing is the table that says where the time of an attach goes. The usual times are those of Amazon EBS.
-func timing(hops []Hop) []Interval {
+// span measures the times between hops.
+type span struct {
+	hops map[HopName]*Hop
+	now  time.Time
+}
+
+// timing is the table that says where the time of a move goes. The usual times are those of Amazon EBS, and of kubelets with their defaults.
+func timing(hops []Hop, now time.Time) []Interval {
 	at := map[HopName]*Hop{}
 	for i := range hops {
 		at[hops[i].Name] = &hops[i]
 	}
-	freed := HopScheduled
-	if d := at[HopDetached]; d != nil && d.At != nil && at[HopScheduled] != nil && at[HopScheduled].At != nil && d.At.After(*at[HopScheduled].At) {
-		freed = HopDetached
-	}
+	x := span{at, now}
 	attached := HopAttached
 	if r := at[HopReported]; r != nil && r.State == HopDone {
 		attached = HopReported
@@ -25,27 +29,78 @@ func timing(hops []Hop) []Interval {
 	if a := at[HopAttachRequested]; a != nil && a.State == HopNotNeeded {
 		attached = HopScheduled
 	}
-	rows := []Interval{between(at, "scheduler assigns the node", "~100 ms", HopPodCreated, HopScheduled)}
-	created := between(at, "controller creates the VolumeAttachment", "~500 ms", freed, HopAttachRequested)
-	if release, ok := released(at); ok {
+	rows := x.departure()
+	created := x.between("controller creates the VolumeAttachment", "~500 ms", x.freed(), HopAttachRequested)
+	if release, ok := x.released(); ok {
 		rows = append(rows, release)
 		if release.AtMost != nil {
 			created.Seconds, created.AtMost, created.Unknown = nil, release.AtMost, "when the previous node gave the volume back has no time"
 		}
 	}
-	return append(rows,
+	rows = append(rows,
+		x.between("scheduler assigns the node", "~100 ms", HopPodCreated, HopScheduled),
 		created,
-		between(at, "attacher begins", "~1 s", HopAttachRequested, HopTaken),
-		between(at, "driver attaches, status.attached is true", "5-30 s, then ~1 s", HopTaken, HopAttached),
-		between(at, "node stages and publishes", "2-10 s", attached, HopMounted),
-		between(at, "container starts", "1-3 s", HopMounted, HopStarted),
-		between(at, "total, from scheduled to container started", "15-45 s", HopScheduled, HopStarted),
+		x.between("attacher begins", "~1 s", HopAttachRequested, HopTaken),
+		x.between("driver attaches, status.attached is true", "5-30 s, then ~1 s", HopTaken, HopAttached),
+		x.between("node lists it in use, stages and publishes", "up to 10 s, then 2-10 s", attached, HopMounted),
+		x.between("container starts", "1-3 s", HopMounted, HopStarted),
+		x.between("total, from scheduled to container started", "15-45 s", HopScheduled, HopStarted),
 	)
+	if began, ok := x.began(); ok {
+		name := map[HopName]string{HopPodDeleted: "whole move, from the old pod's deletion", HopEnded: "whole move, from the old pod's end"}[began]
+		rows = append(rows, x.between(name, "15-45 s after the departure", began, HopStarted))
+	}
+	return rows
+}
+
+// freed is the hop after which the controller can create the VolumeAttachment.
+func (x span) freed() HopName {
+	detached, scheduled := x.hops[HopDetached], x.hops[HopScheduled]
+	switch {
+	case detached == nil:
+	case detached.State == HopWaiting || detached.State == HopPending:
+		return HopDetached
+	case detached.At != nil && scheduled != nil && scheduled.At != nil && detached.At.After(*scheduled.At):
+		return HopDetached
+	}
+	return HopScheduled
+}
+
+// began is the first hop of a departure.
+func (x span) began() (HopName, bool) {
+	deleted := x.hops[HopPodDeleted]
+	switch {
+	case deleted == nil:
+		return "", false
+	case deleted.State == HopNotNeeded: // the pod has ended by itself
+		return HopEnded, true
+	}
+	return HopPodDeleted, true
+}
+
+// departure is how long the node that had the volume took to release it. Nothing records the unmount: a kubelet publishes it with its next
+// status.
+func (x span) departure() []Interval {
+	began, ok := x.began()
+	if !ok {
+		return nil
+	}
+	const status = "~1 s, then up to 10 s"
+	var rows []Interval
+	if ended := x.hops[HopEnded]; began == HopPodDeleted && ended != nil && ended.State != HopUnknown {
+		rows, began = append(rows, x.between("old pod's containers end", "up to the grace period", began, HopEnded)), HopEnded
+	}
+	if began == HopEnded {
+		rows = append(rows, x.between("old node unmounts and publishes that", status, HopEnded, HopDetachRequested))
+	} else {
+		rows = append(rows, x.between("old pod ends, node unmounts and publishes it", "grace period, "+status, began, HopDetachRequested))
+	}
+	return append(rows, x.between("attacher and driver detach", "seconds", HopDetachRequested, HopDetached))
 }
 
 // released is how long the pod that had a node waited for the previous node to give the volume back; false if it did not wait.
-func released(at map[HopName]*Hop) (Interval, bool) {
-	scheduled, detached, requested := at[HopScheduled], at[HopDetached], at[HopAttachRequested]
+func (x span) released() (Interval, bool) {
+	scheduled, detached, requested := x.hops[HopScheduled], x.hops[HopDetached], x.hops[HopAttachRequested]
 	if scheduled == nil || scheduled.At == nil || detached == nil || requested == nil || requested.State == HopNotNeeded {
 		return Interval{}, false
 	}
@@ -56,24 +111,29 @@ func released(at map[HopName]*Hop) (Interval, bool) {
 	if bound != nil && bound.Sub(*scheduled.At) < 2*time.Second {
 		return Interval{}, false
 	}
-	return between(at, "previous node gives the volume back", "~1 s; minutes if lost", HopScheduled, HopDetached), bound != nil || detached.State == HopWaiting
+	waits := bound != nil || detached.State == HopWaiting || detached.State == HopPending
+	return x.between("of that, after the new pod had its node", "~1 s; minutes if lost", HopScheduled, HopDetached), waits
 }
 
 // between measures from one hop to the next.
-func between(at map[HopName]*Hop, name, usual string, from, to HopName) Interval {
+func (x span) between(name, usual string, from, to HopName) Interval {
 	v := Interval{Name: name, Usual: usual}
-	a, b := at[from], at[to]
+	a, b := x.hops[from], x.hops[to]
 	switch {
 	case a == nil || b == nil:
 		v.Unknown = "no pod has wanted the volume since"
-	case b.State == HopNotNeeded || b.State == HopWaiting && b.Why != "":
-		v.Unknown = map[HopState]string{HopNotNeeded: "not needed: ", HopWaiting: "not yet: "}[b.State] + b.Why
+	case b.State == HopNotNeeded:
+		v.Unknown = "not needed: " + b.Why
 	case b.State == HopWaiting || b.State == HopPending:
 		v.Unknown = NotYet
+		if b.State == HopWaiting && b.Why != "" {
+			v.Unknown += ": " + b.Why
+		}
+		v.lasts(a, x.now)
 	case a.State == HopNotNeeded:
 		v.Unknown = a.Why
 	case a.At == nil || b.At == nil:
-		v.bound(last(at, from), from, a, b)
+		v.bound(x.last(from), from, a, b)
 	default:
 		v.Exact = a.Exact && b.Exact
 		v.Seconds = gap(*a.At, *b.At, v.Exact)
@@ -81,7 +141,18 @@ func between(at map[HopName]*Hop, name, usual string, from, to HopName) Interval
 	return v
 }
 
-// bound says why a time is unknown, and how long it was at most. earliest is the last known time before.
+// lasts sets how long an interval has lasted that has not ended.
+func (v *Interval) lasts(a *Hop, now time.Time) {
+	switch {
+	case a.At != nil:
+		v.SoFar = gap(*a.At, now, false)
+	case a.State == HopUnknown && a.NotAfter != nil:
+		v.SoFar = gap(*a.NotAfter, now, false)
+		v.AtLeast = v.SoFar
+	}
+}
+
+// bound says why a time is unknown, and how long it was at most and at least. earliest is the last known time before.
 func (v *Interval) bound(earliest *time.Time, from HopName, a, b *Hop) {
 	if b.At == nil {
 		v.Unknown = b.Why
@@ -94,24 +165,29 @@ func (v *Interval) bound(earliest *time.Time, from HopName, a, b *Hop) {
 	if earliest != nil {
 		v.AtMost = limit(*earliest, *b.At)
 	}
+	if a.NotAfter != nil && a.NotAfter.Before(*b.At) {
+		v.AtLeast = gap(*a.NotAfter, *b.At, false)
+	}
 }
 
-// last is the last known time of the hops before one.
-func last(at map[HopName]*Hop, before HopName) *time.Time {
+// last is the last known time of the hops before one, on the same side of the move.
+func (x span) last(before HopName) *time.Time {
 	var found *time.Time
-	for _, name := range order {
-		if name == before {
-			break
-		}
-		if h := at[name]; h != nil && h.At != nil && (found == nil || h.At.After(*found)) {
-			found = h.At
+	for _, side := range [][]HopName{departing, arriving} {
+		for _, name := range side[:max(slices.Index(side, before), 0)] {
+			if h := x.hops[name]; h != nil && h.At != nil && (found == nil || h.At.After(*found)) {
+				found = h.At
+			}
 		}
 	}
 	return found
 }
 
-// order has the hops of the node that the volume comes to.
-var order = []HopName{HopPodCreated, HopScheduled, HopAttachRequested, HopTaken, HopAttached, HopReported, HopMounted, HopStarted, HopReady}
+// The hops of the node that the volume leaves, and of the one that it comes to.
+var (
+	departing = []HopName{HopPodDeleted, HopEnded, HopUnmounted, HopDetachRequested, HopDetached}
+	arriving  = []HopName{HopPodCreated, HopScheduled, HopAttachRequested, HopTaken, HopAttached, HopReported, HopMounted, HopStarted, HopReady}
+)
 
 // limit is the longest time between two that may have whole seconds.
 func limit(from, to time.Time) *float64 { return gap(from, to.Add(second), true) }

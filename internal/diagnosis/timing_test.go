@@ -17,17 +17,17 @@ func TestWaitForThePreviousNode(t *testing.T) {
 		}
 		return nil
 	}
-	const release, create = "previous node gives the volume back", "controller creates the VolumeAttachment"
+	const release, create = "of that, after the new pod had its node", "controller creates the VolumeAttachment"
 	rest := []Hop{done(HopPodCreated, 0), done(HopScheduled, 1), done(HopAttachRequested, 420), done(HopTaken, 421)}
-	known := timing(append([]Hop{done(HopDetached, 419)}, rest...))
+	known := timing(append([]Hop{done(HopDetached, 419)}, rest...), *at(430))
 	if r, c := row(known, release), row(known, create); r == nil || r.Seconds == nil || *r.Seconds != 418 || *c.Seconds != 1 {
 		t.Errorf("known: %+v, %+v", r, c)
 	}
-	gone := timing(append([]Hop{{Name: HopDetached, State: HopUnknown, NotAfter: at(420)}}, rest...))
+	gone := timing(append([]Hop{{Name: HopDetached, State: HopUnknown, NotAfter: at(420)}}, rest...), *at(430))
 	if r, c := row(gone, release), row(gone, create); r == nil || r.AtMost == nil || *r.AtMost < 419 || c.Seconds != nil || c.Unknown == "" {
 		t.Errorf("unknown: %+v, %+v", r, c)
 	}
-	if r := row(timing(append([]Hop{done(HopDetached, 0)}, rest...)), release); r != nil {
+	if r := row(timing(append([]Hop{done(HopDetached, 0)}, rest...), *at(430)), release); r != nil {
 		t.Errorf("no wait: %+v", r)
 	}
 }

@@ -150,7 +150,7 @@ var attachGuides = map[decision.Reason]Guide{
 	Mounting: {
 		Title: "The node is mounting the volume",
 		Summary: func(s Situation) string {
-			return fmt.Sprintf("the volume is attached to node %s, which is mounting it", s.Wanted)
+			return fmt.Sprintf("the volume is attached to node %s, which %s", s.Wanted, cmp.Or(s.Detail, "is mounting it"))
 		},
 		Next: none,
 	},

@@ -296,7 +296,7 @@ var guides = map[decision.Reason]Guide{
 	attachment.StillInUse: {
 		Title: "The node is unmounting the volume",
 		Summary: func(s Situation) string {
-			return fmt.Sprintf("node %s still lists the volume in use and is unmounting it%s", s.Node, because(s.Detail))
+			return fmt.Sprintf("node %s still lists the volume in use: it is unmounting it, or has not published yet that it has%s", s.Node, because(s.Detail))
 		},
 		Next: none,
 	},

@@ -25,6 +25,11 @@ the terminal has no UTF-8. Whatever is not ok has a hint: a page of the document
 With --take-over it also checks whether belay-controller may take over, as "belay-controller preflight" does: only then, because on
 a cluster that kube-controller-manager serves the answer is no.
 
+With --kubelet-config it also asks the kubelet of each node, through the API server, for its configuration: how often it publishes which
+volumes are in use (nodeStatusUpdateFrequency), what it sends the API server without need (nodeStatusReportFrequency), and whether its lease
+is what recovery's profile assumes (nodeLeaseDurationSeconds). This needs the permission to get nodes/proxy, which allows much more than
+this: with WebSockets, also to run commands in the containers of a node. No role of belay has it, and none should get it for this check.
+
 Exit status 0: no ×. 1: an error, or no × but something could not be read. 2: some ×.`
 
 const checkExample = `  # Is the cluster healthy for volumes?
@@ -33,6 +38,9 @@ const checkExample = `  # Is the cluster healthy for volumes?
   # After an upgrade: wait until nothing is broken; print only what is not ok
   kubectl belay check --wait --timeout 10m -o short
 
+  # How often do the kubelets publish their status?
+  kubectl belay check --kubelet-config
+
   # May belay-controller take over?
   kubectl belay check --take-over`
 
@@ -40,6 +48,7 @@ const checkExample = `  # Is the cluster healthy for volumes?
 type checkOptions struct {
 	config   preflight.Config
 	takeOver bool
+	kubelets bool
 	wait     bool
 	timeout  time.Duration
 	ascii    bool
@@ -79,6 +88,7 @@ func (p *plugin) checkCommand() *cobra.Command {
 	f.BoolVar(&o.ascii, "ascii", false, "print no characters beyond ASCII, as in a locale without UTF-8")
 	f.BoolVar(&o.wait, "wait", false, "check again until nothing is broken, then print the result")
 	f.DurationVar(&o.timeout, "timeout", 0, "with --wait: how long; 0 for without an end")
+	f.BoolVar(&o.kubelets, "kubelet-config", false, "also read the configuration of each kubelet; needs the permission to get nodes/proxy")
 	f.BoolVar(&o.takeOver, "take-over", false, "also check whether belay-controller may take over attach and detach")
 	f.DurationVar(&o.config.Observe, "observe", 10*time.Second, "with --take-over: how long to watch for writes by another controller; 0 to disable")
 	f.BoolVar(&o.config.Confirmed, preflight.ConfirmFlag, false, "with --take-over: confirm that persistentvolume-attach-detach-controller is disabled in every kube-controller-manager")
@@ -116,6 +126,11 @@ func (p *plugin) health(ctx context.Context, o *checkOptions) (preflight.Cluster
 	o.config.Clock = &kube.ServerClock{}
 	if o.config.Clients, err = kubernetes.NewForConfig(o.config.Clock.Follow(config)); err != nil {
 		return preflight.ClusterHealth{}, fmt.Errorf("make a client: %w", err)
+	}
+	if o.kubelets {
+		if o.config.Kubelets, err = preflight.NewKubeletReader(config); err != nil {
+			return preflight.ClusterHealth{}, err
+		}
 	}
 	s, err := p.clusterWith(ctx, "", true)
 	if err != nil {

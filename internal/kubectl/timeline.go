@@ -14,7 +14,8 @@ import (
 )
 
 const timelineLong = `Show the last move of a volume: when its pod was deleted, when it was unmounted and detached, when the next pod was created and
-scheduled, when the volume was attached, reported and mounted, and when the container started; and where the time went.
+scheduled, when the volume was attached, reported and mounted, and when the container started; and where the time went. A step that waits
+for the next status of a kubelet (nodeStatusUpdateFrequency, 10 s by default) is named.
 
 The object is pod/NAME, pvc/NAME or pv/NAME. Times come from the objects, their managed fields, and events. The API records most in whole
 seconds, and some not at all: these are listed with the reason. Events are deleted after an hour, and times with them.`
@@ -109,7 +110,16 @@ func moved(m *diagnosis.Move) string {
 		text += ", for pod " + m.Pod.Namespace + "/" + m.Pod.Name
 	}
 	if m.Start != nil && m.End != nil {
-		text += fmt.Sprintf(", at %s, %s in all", m.Start.UTC().Format(time.RFC3339), took(m.End.Sub(*m.Start).Seconds(), false))
+		at, all := m.Start.UTC().Format(time.RFC3339), took(m.End.Sub(*m.Start).Seconds(), false)
+		if m.StartedBefore {
+			at, all = at+" or before", "at least "+all
+		}
+		if slices.ContainsFunc(m.Hops, func(h diagnosis.Hop) bool { return h.State == diagnosis.HopWaiting }) {
+			all += " so far"
+		} else {
+			all += " in all"
+		}
+		text += fmt.Sprintf(", from %s, %s", at, all)
 	}
 	return text
 }
@@ -157,6 +167,9 @@ func (p *page) hops(m *diagnosis.Move) {
 		duration := ""
 		if h.Seconds != nil {
 			duration = took(*h.Seconds, h.Exact && exact(m.Hops, h.After))
+			if h.AtLeast {
+				duration = ">" + strings.TrimLeft(duration, "~<")
+			}
 		}
 		line := fmt.Sprintf("  %-*s %-*s %-*s %*s  %s", hopWidth, h.Name, componentWidth, shorten(printable(h.Component), componentWidth),
 			atWidth, when(h), tookWidth, duration, p.bar(m, h, bar))
@@ -223,38 +236,55 @@ func (p *page) timing(timing []diagnosis.Interval) {
 	fmt.Fprintf(&p.text, "\n  %-*s %-*s %s\n", name, "WHERE THE TIME WENT", measured, "MEASURED", "USUAL (AMAZON EBS)")
 	for i := range timing {
 		v := &timing[i]
-		value := "unknown"
-		switch {
-		case v.Seconds != nil:
-			value = took(*v.Seconds, v.Exact)
-		case v.AtMost != nil:
-			value = fmt.Sprintf("unknown, at most %.3g s", *v.AtMost)
-		case strings.HasPrefix(v.Unknown, "not "):
-			value = "-"
-		}
-		fmt.Fprintf(&p.text, "  %-*s %-*s %s\n", name, v.Name, measured, value, v.Usual)
+		fmt.Fprintf(&p.text, "  %-*s %-*s %s\n", name, v.Name, measured, intervalText(v), v.Usual)
 	}
 	fmt.Fprintf(&p.text, "\n  %s\n", p.wrap("Most times of the API have whole seconds: durations with ~ or < are off by up to a second.", 2))
+}
+
+// intervalText is how long an interval took, has lasted, or can have taken.
+func intervalText(v *diagnosis.Interval) string {
+	switch {
+	case v.Seconds != nil:
+		return took(*v.Seconds, v.Exact)
+	case v.SoFar != nil && v.AtLeast != nil:
+		return "at least " + took(*v.SoFar, false) + " so far"
+	case v.SoFar != nil:
+		return took(*v.SoFar, false) + " so far"
+	case v.AtMost != nil && v.AtLeast != nil && *v.AtLeast > 0:
+		return fmt.Sprintf("unknown, %.3g to %.3g s", *v.AtLeast, *v.AtMost)
+	case v.AtMost != nil:
+		return fmt.Sprintf("unknown, at most %.3g s", *v.AtMost)
+	case v.AtLeast != nil:
+		return "at least " + took(*v.AtLeast, false)
+	case strings.HasPrefix(v.Unknown, "not "):
+		return "-"
+	}
+	return "unknown"
 }
 
 // note is why a name has no value.
 type note struct{ name, why string }
 
-// unknown lists what has no time, and why.
+// unknown lists what the move waits for, what has no time, and why.
 func (p *page) unknown(m *diagnosis.Move) {
-	var notes []note
+	var waits, notes []note
 	for i := range m.Hops {
-		if h := &m.Hops[i]; h.Why != "" {
+		switch h := &m.Hops[i]; {
+		case h.Why == "":
+		case h.State == diagnosis.HopWaiting:
+			waits = append(waits, note{string(h.Name), h.Why})
+		default:
 			notes = append(notes, note{string(h.Name), h.Why})
 		}
 	}
 	for i := range m.Timing {
 		v := &m.Timing[i]
 		repeats := func(n note) bool { return strings.HasSuffix(v.Unknown, n.why) }
-		if v.Unknown != "" && !slices.ContainsFunc(notes, repeats) && v.Unknown != diagnosis.NotYet {
+		if v.Unknown != "" && !slices.ContainsFunc(waits, repeats) && !slices.ContainsFunc(notes, repeats) && v.Unknown != diagnosis.NotYet {
 			notes = append(notes, note{v.Name, v.Unknown})
 		}
 	}
+	p.notes("Waits for:", waits)
 	p.notes("No time:", notes)
 }
 

@@ -62,6 +62,9 @@ type health struct {
 	upstream    upstreams
 	upstreamErr error
 	unread      []diagnosis.Unread
+	// kubelets are those of the nodes, if they were to be asked, and kubeletsAllowed whether they may be.
+	kubelets        []kubelet
+	kubeletsAllowed bool
 }
 
 // Health checks a cluster: what the snapshot of all objects has, and what it reads in addition. With takeOver it includes the checks of
@@ -72,6 +75,7 @@ func Health(ctx context.Context, c Config, s *diagnosis.Snapshot, takeOver bool)
 		h.attached[va.Spec.Attacher]++
 	}
 	h.readComponents(ctx, c)
+	h.readKubelets(ctx, c)
 	checks := []Check{h.checkController()}
 	checks = append(checks, h.checkReplicas()...)
 	checks = append(checks, h.checkServer(), h.checkPrograms(), h.checkPermissions())
@@ -79,6 +83,7 @@ func Health(ctx context.Context, c Config, s *diagnosis.Snapshot, takeOver bool)
 	checks = append(checks, h.checkPriority(takeOver)...)
 	checks = append(checks, h.checkDrivers()...)
 	checks = append(checks, h.checkNodes()...)
+	checks = append(checks, h.checkKubelets(c)...)
 	checks = append(checks, h.checkVolumes())
 	checks = append(checks, h.checkRecovery(ctx, c)...)
 	if takeOver {

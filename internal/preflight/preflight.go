@@ -51,6 +51,8 @@ type Config struct {
 	NonAttachableFlex []string
 	// Observe is how long to watch for writes by another controller; 0 for not at all.
 	Observe time.Duration
+	// Kubelets, if not nil, is asked for the configuration of the kubelets of all nodes.
+	Kubelets KubeletReader
 }
 
 type run struct {
