@@ -129,13 +129,14 @@ func (c *Card) Line(x1, y1, x2, y2 float64, color string) {
 // Draw adds an element as it is.
 func (c *Card) Draw(format string, args ...any) { fmt.Fprintf(&c.body, format+"\n", args...) }
 
-// Write writes the picture. It is an error if a text leaves the card or covers another one.
+// Write writes the picture. Texts have a white edge, so that a line of the grid does not cross their letters. It is an error if a text leaves the card or covers another one.
 func (c *Card) Write(w io.Writer, height float64) error {
 	if err := c.check(height); err != nil {
 		return fmt.Errorf("draw %q: %w", c.title, err)
 	}
 	_, err := fmt.Fprintf(w, `<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%[2]s" viewBox="0 0 %[1]d %[2]s" role="img" font-family="sans-serif" font-size="%[3]d" fill="%[4]s">
 <title>%[5]s</title>
+<style>text { paint-order: stroke; stroke: #fff; stroke-width: 3px }</style>
 <rect x="0.5" y="0.5" width="%[6]d" height="%[7]s" rx="6" fill="#fff" stroke="#ccc"/>
 %[8]s</svg>
 `, Width, pixels(height), textSize, Ink, html.EscapeString(c.title), Width-1, pixels(height-1), c.body.String())

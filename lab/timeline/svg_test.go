@@ -11,7 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestSVG draws a move that was written as JSON and read back, as `make demo-svg` does.
+// TestSVG draws a move that was written as JSON and read back, as docs/demo.svg is.
 func TestSVG(t *testing.T) {
 	changes, calls := powerTape()
 	move := NewMove(Query{Title: "move 3, <power cut>", Volume: volume, From: "node-1", To: "node-2", Start: start}, changes, calls)

@@ -1,0 +1,81 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"belay.dev/belay/lab/bench"
+	"belay.dev/belay/lab/timeline"
+)
+
+// The names of planes, as the benches write them.
+const planeUpstream, planeBelay = "upstream", "belay"
+
+// data is what was measured; nil where a file is missing.
+type data struct {
+	curves         *figures
+	tick, attacher *bench.Report
+	recovery       *bench.RecoveryReport
+	drain          *timeline.Move
+}
+
+func readData(folder string) (*data, error) {
+	curves, err := read(filepath.Join(folder, "scale.csv"))
+	if err != nil {
+		return nil, err
+	}
+	d := &data{curves: curves}
+	return d, errors.Join(
+		readJSON(folder, "tick.json", &d.tick), readJSON(folder, "attacher.json", &d.attacher),
+		readJSON(folder, "recovery.json", &d.recovery), readJSON(folder, "drain.json", &d.drain))
+}
+
+// readJSON leaves into as it is if there is no such file.
+func readJSON(folder, name string, into any) error {
+	raw, err := os.ReadFile(filepath.Join(folder, name)) //nolint:gosec // of the documents
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err == nil {
+		err = json.Unmarshal(raw, into)
+	}
+	if err != nil {
+		return fmt.Errorf("read the figures of %s: %w", name, err)
+	}
+	return nil
+}
+
+// storeDrain takes the first drain out of the demo's report.
+func storeDrain(demo, file string) error {
+	var report struct {
+		Results []struct {
+			Steps []struct {
+				Move *timeline.Move `json:"move"`
+			} `json:"steps"`
+		} `json:"results"`
+	}
+	if err := readJSON("", demo, &report); err != nil {
+		return err
+	}
+	for _, result := range report.Results {
+		for _, step := range result.Steps {
+			if step.Move == nil || !strings.HasPrefix(step.Move.Title, "move 1, drain") {
+				continue
+			}
+			raw, err := json.MarshalIndent(step.Move, "", "  ")
+			if err == nil {
+				err = os.WriteFile(file, append(raw, '\n'), 0o644) //nolint:gosec // documents are for everyone
+			}
+			if err != nil {
+				return fmt.Errorf("store the demo's drain: %w", err)
+			}
+			return nil
+		}
+	}
+	return fmt.Errorf("store the demo's drain: %s has none", demo)
+}
