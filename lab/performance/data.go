@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -21,7 +22,25 @@ type data struct {
 	curves         *figures
 	tick, attacher *bench.Report
 	recovery       *bench.RecoveryReport
-	drain          *timeline.Move
+	drain          *drain
+}
+
+// drain is one move of the demo, and with what it was made.
+type drain struct {
+	Plane    string         `json:"plane"`
+	NodeKind string         `json:"nodeKind"`
+	Move     *timeline.Move `json:"move"`
+}
+
+// draw draws the move with what a reader must know of it.
+func (d *drain) draw() ([]byte, error) {
+	note := fmt.Sprintf("One drain through %s's plane, on %s nodes. Each step has its owner and its own time; the pale part of a bar is the wait for its call.", d.Plane, d.NodeKind)
+	if d.NodeKind == nodesKubelet {
+		note += ` "out of volumesInUse" is the kubelet's next status: every second in this lab, every 10 s by default.`
+	}
+	var out bytes.Buffer
+	err := timeline.SVG(&out, d.Move, note)
+	return out.Bytes(), err
 }
 
 func readData(folder string) (*data, error) {
@@ -54,7 +73,9 @@ func readJSON(folder, name string, into any) error {
 func storeDrain(demo, file string) error {
 	var report struct {
 		Results []struct {
-			Steps []struct {
+			Plane    string `json:"plane"`
+			NodeKind string `json:"nodeKind"`
+			Steps    []struct {
 				Move *timeline.Move `json:"move"`
 			} `json:"steps"`
 		} `json:"results"`
@@ -67,7 +88,7 @@ func storeDrain(demo, file string) error {
 			if step.Move == nil || !strings.HasPrefix(step.Move.Title, "move 1, drain") {
 				continue
 			}
-			raw, err := json.MarshalIndent(step.Move, "", "  ")
+			raw, err := json.MarshalIndent(drain{result.Plane, result.NodeKind, step.Move}, "", "  ")
 			if err == nil {
 				err = os.WriteFile(file, append(raw, '\n'), 0o644) //nolint:gosec // documents are for everyone
 			}

@@ -11,7 +11,6 @@ import (
 
 	"belay.dev/belay/lab/bench"
 	"belay.dev/belay/lab/picture"
-	"belay.dev/belay/lab/timeline"
 )
 
 //go:embed performance.md.tmpl
@@ -30,11 +29,9 @@ func render(folder string) (files, error) {
 		}
 	}
 	if d.drain != nil {
-		var out bytes.Buffer
-		if err := timeline.SVG(&out, d.drain); err != nil {
-			return nil, err //nolint:wrapcheck // it names the move
+		if made["demo.svg"], err = d.drain.draw(); err != nil {
+			return nil, err
 		}
-		made["demo.svg"] = out.Bytes()
 	}
 	parsed, err := template.New("performance.md").Funcs(d.funcs(made)).Parse(pageTemplate)
 	if err != nil {

@@ -28,7 +28,7 @@ func stored(t *testing.T, all bool) string {
 	}
 	drain, err := os.ReadFile("../timeline/testdata/drain.json")
 	must(t, err)
-	must(t, os.WriteFile(filepath.Join(folder, "drain.json"), drain, 0o600))
+	must(t, os.WriteFile(filepath.Join(folder, "drain.json"), []byte(`{"plane": "belay", "nodeKind": "kubelet", "move": `+string(drain)+`}`), 0o600))
 	for name, report := range map[string]any{"tick.json": tick(), "attacher.json": attacher(), "recovery.json": recovery()} {
 		raw, err := json.Marshal(report)
 		must(t, err)
@@ -186,15 +186,15 @@ func TestCheck(t *testing.T) {
 // TestDrain is stored from the demo's report.
 func TestDrain(t *testing.T) {
 	folder := stored(t, true)
-	drain, err := os.ReadFile(filepath.Join(folder, "drain.json"))
+	drain, err := os.ReadFile("../timeline/testdata/drain.json")
 	must(t, err)
 	titled := strings.Replace(string(drain), `"title":`, `"title": "move 1, drain", "was":`, 1)
 	demo := filepath.Join(t.TempDir(), "demo.json")
-	must(t, os.WriteFile(demo, []byte(`{"results": [{"steps": [{}, {"move": `+titled+`}]}]}`), 0o600))
+	must(t, os.WriteFile(demo, []byte(`{"results": [{"plane": "belay", "nodeKind": "kubelet", "steps": [{}, {"move": `+titled+`}]}]}`), 0o600))
 	must(t, run(filepath.Dir(folder), demo, false))
 	got, err := os.ReadFile(filepath.Join(folder, "drain.json"))
 	must(t, err)
-	if !strings.HasPrefix(string(got), "{\n  \"title\": \"move 1, drain\"") || strings.Contains(string(got), "results") {
+	if !strings.HasPrefix(string(got), "{\n  \"plane\": \"belay\",\n  \"nodeKind\": \"kubelet\",\n  \"move\": {\n    \"title\": \"move 1, drain\"") || strings.Contains(string(got), "results") {
 		t.Errorf("stored:\n%s", got)
 	}
 	must(t, os.WriteFile(demo, []byte(`{}`), 0o600))

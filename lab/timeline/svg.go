@@ -22,9 +22,9 @@ var svgColors = map[string]string{
 }
 
 // SVG draws a move as [Chart] does: one row per step, with its owner, a bar on a common time axis and its own time. The
-// pale part of a bar is the time before the call began.
-func SVG(w io.Writer, m *Move) error {
-	c := picture.New(fmt.Sprintf("%s: volume of %s, %s, %s", m.Title, m.Volume.Claim, m.route(), picture.Duration(m.Total())), "")
+// pale part of a bar is the time before the call began. The note is written below the title.
+func SVG(w io.Writer, m *Move, note string) error {
+	c := picture.New(fmt.Sprintf("%s: volume of %s, %s, %s", m.Title, m.Volume.Claim, m.route(), picture.Duration(m.Total())), note)
 	bottom := c.Top + float64(svgRow*len(m.Steps)) + 6
 	for _, mark := range picture.Times(m.Total(), 6) {
 		x := svgBarLeft + svgBarWidth*mark.Value/max(m.Total().Seconds(), 1e-9)

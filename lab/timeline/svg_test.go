@@ -27,7 +27,7 @@ func TestSVG(t *testing.T) {
 		t.Errorf("the move after a round trip through JSON (-want +got):\n%s", diff)
 	}
 	var got bytes.Buffer
-	if err := SVG(&got, read); err != nil {
+	if err := SVG(&got, read, "A note."); err != nil {
 		t.Fatal(err)
 	}
 	golden(t, "power-cut.svg", got.Bytes())
