@@ -58,15 +58,8 @@ func table(p *bench.Part) string {
 			}
 		}
 	}
-	order := []string{planeUpstream, planeBelay}
-	slices.SortFunc(planes, func(a, b string) int {
-		if x, y := slices.Index(order, a), slices.Index(order, b); x >= 0 && y >= 0 {
-			return x - y
-		} else if x != y {
-			return y - x // a known one is first
-		}
-		return strings.Compare(a, b)
-	})
+	slices.Sort(planes)
+	slices.Reverse(planes) // upstream, belay
 	var out strings.Builder
 	fmt.Fprintf(&out, "| | n | %s |\n|---|--:|%s\n", strings.Join(planes, " | "), strings.Repeat("--:|", len(planes)))
 	for _, f := range p.Figures {
