@@ -125,9 +125,9 @@ func deadNode(r *bench.RecoveryReport) ([]byte, error) {
 		return nil, fmt.Errorf("recovery.json has no kubelet that was left alone")
 	}
 	d := deadDrawing{Card: picture.New("A node loses its power: when does the StatefulSet's pod write on another node?", fmt.Sprintf(
-		"Kubelets with their defaults. Each bar is the median of its step, and so is the time of the whole (least to greatest): n=%d with recovery, profile %s, "+
-			"n=%d with the script. Measured %s in a lab on %s; its power switches are simulated, and its driver attaches at once.",
-		with.Total.Of, with.Profile, without.Total.Of, r.Date, r.Machine))}
+		"Kubelets with their defaults. Each bar is the median of its step, and so is the time of the whole (least to greatest): n=%d with recovery "+
+			"(profile %s, beside the attach/detach controller of %s), n=%d with the script. Measured %s in a lab on %s; its power switches are simulated, and its driver attaches at once.",
+		with.Total.Of, with.Profile, with.Plane, without.Total.Of, r.Date, r.Machine))}
 	d.axis = max(with.Total.P50, without.Total.P50, end(ours), end(theirs)) * 1.1
 	return d.draw(with, without, ours, theirs, r.LeftAlone[i])
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 	"text/template"
 
 	"belay.dev/belay/lab/bench"
@@ -63,16 +62,17 @@ func (d *data) funcs(made files) template.FuncMap {
 		"tick": func() *bench.Report { return d.tick }, "attacher": func() *bench.Report { return d.attacher },
 		"recovery": func() *bench.RecoveryReport { return d.recovery },
 		"part":     part, "rows": table, "felt": d.felt, "worse": d.worse, "recoveries": recoveryTable, "settings": settings,
+		"matrix": matrix, "notes": notes,
 	}
 }
 
 // settings of all series, each once.
-func settings(r *bench.RecoveryReport) string {
+func settings(r *bench.RecoveryReport) []string {
 	all := map[string]bool{}
 	for _, s := range r.Series {
 		for _, setting := range s.Settings {
 			all[setting] = true
 		}
 	}
-	return strings.Join(slices.Sorted(maps.Keys(all)), "; ")
+	return slices.Sorted(maps.Keys(all))
 }

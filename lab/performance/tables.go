@@ -72,12 +72,58 @@ func table(p *bench.Part) string {
 	return out.String()
 }
 
-// The parts of `bench attacher` and the figures of `bench tick` that a user feels.
-var (
-	feltParts  = []string{"one attach", "one move", "drain of 100", "driver of 10 s"}
-	feltPart   = "moves"
-	feltFigure = "pod deleted -> running elsewhere"
-)
+// every is what is between the name of a figure of `bench tick` and the settings of its kubelets.
+const every = ", status every "
+
+// matrix has a row for each figure, and a column for each setting of the kubelets. There is no room for more than the medians.
+func matrix(p *bench.Part) (string, error) {
+	var names, settings []string
+	cells := map[[2]string]string{}
+	for _, f := range p.Figures {
+		name, setting, ok := strings.Cut(f.Name, every)
+		if !ok || len(f.Value) != 1 {
+			return "", fmt.Errorf("the figure %q is not of one tick and one plane", f.Name)
+		}
+		if name += ", " + f.Unit; !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+		if !slices.Contains(settings, setting) {
+			settings = append(settings, setting)
+		}
+		for _, value := range f.Value {
+			cells[[2]string{name, setting}] = picture.Number(value)
+		}
+	}
+	var out strings.Builder
+	fmt.Fprintf(&out, "| status every | %s |\n|---|%s\n", strings.Join(settings, " | "), strings.Repeat("--:|", len(settings)))
+	for _, name := range names {
+		fmt.Fprintf(&out, "| %s |", name)
+		for _, setting := range settings {
+			fmt.Fprintf(&out, " %s |", cells[[2]string{name, setting}])
+		}
+		out.WriteByte('\n')
+	}
+	return out.String(), nil
+}
+
+// notes are those of the figures, each once.
+func notes(p *bench.Part) (all []string) {
+	for _, f := range p.Figures {
+		if f.Note != "" {
+			all = append(all, f.Name+": "+f.Note+".")
+		}
+	}
+	return slices.Compact(all)
+}
+
+// feltMove is the whole of a move, as `bench tick` names it.
+const feltMove = "pod deleted -> running elsewhere" + every
+
+// feltAttacher picks what a user feels of the figures of `bench attacher`: one volume and the whole of a drain, with flags as shipped.
+func feltAttacher(name string) bool {
+	whole := strings.HasPrefix(name, "one attach, ") || strings.HasPrefix(name, "one move, ") || strings.HasSuffix(name, ": last attached elsewhere")
+	return whole && strings.Contains(name, ", as shipped")
+}
 
 // felt are the rows of the first table: moves with each status tick, the kubelet's default first; a dead node; and the attacher alone.
 func (d *data) felt() (string, error) {
@@ -85,37 +131,31 @@ func (d *data) felt() (string, error) {
 	row := func(what, n, upstream, belay string) {
 		fmt.Fprintf(&out, "| %s | %s | %s | %s |\n", what, n, upstream, belay)
 	}
-	figure := func(prefix string, f *bench.Figure) {
-		row(prefix+f.Name, samples(f, []string{planeUpstream, planeBelay}), cell(f, planeUpstream, f.Unit), cell(f, planeBelay, f.Unit))
-	}
-	if d.tick != nil {
-		moves, err := part(d.tick, feltPart)
-		if err != nil {
-			return "", fmt.Errorf("tick.json: %w", err)
+	figures := func(report *bench.Report, file, prefix string, fits func(name string) bool) error {
+		if report == nil {
+			return nil
 		}
 		before := out.Len()
-		for _, f := range moves.Figures {
-			if strings.HasPrefix(f.Name, feltFigure) {
-				figure("", f)
+		for _, p := range report.Parts {
+			for _, f := range p.Figures {
+				if fits(f.Name) {
+					row(prefix+f.Name, samples(f, []string{planeUpstream, planeBelay}), cell(f, planeUpstream, f.Unit), cell(f, planeBelay, f.Unit))
+				}
 			}
 		}
 		if out.Len() == before {
-			return "", fmt.Errorf("tick.json: the part %q has no figure %q", feltPart, feltFigure)
+			return fmt.Errorf("%s has no figure that a user feels", file)
 		}
+		return nil
+	}
+	if err := figures(d.tick, "tick.json", "", func(name string) bool { return strings.HasPrefix(name, feltMove) }); err != nil {
+		return "", err
 	}
 	if d.recovery != nil {
 		d.feltDeadNode(row)
 	}
-	if d.attacher != nil {
-		for _, name := range feltParts {
-			p, err := part(d.attacher, name)
-			if err != nil {
-				return "", fmt.Errorf("attacher.json: %w", err)
-			}
-			figure("the attacher alone, "+name+": ", p.Figures[0])
-		}
-	}
-	return out.String(), nil
+	err := figures(d.attacher, "attacher.json", "the attacher alone: ", feltAttacher)
+	return out.String(), err
 }
 
 // faults are those of `bench recovery`, as a user sees them.
@@ -133,7 +173,7 @@ func (d *data) feltDeadNode(row func(what, n, upstream, belay string)) {
 			if profile == "" {
 				row(what+", with a script that sets the out-of-service taint at NotReady", n, took, "")
 			} else {
-				row(what+", recovery with the profile "+profile, n, d.alone(), took)
+				row(fmt.Sprintf("%s, recovery with the profile %s beside %s's controller", what, profile, s.Plane), n, d.alone(), took)
 			}
 		}
 	}
@@ -154,7 +194,7 @@ func recoveryTable(r *bench.RecoveryReport) string {
 	var out strings.Builder
 	out.WriteString("| fault | nodes | | runs | failed | p50 | p90 | max |\n|---|---|---|--:|--:|--:|--:|--:|\n")
 	for _, s := range r.Series {
-		how := "recovery, profile " + s.Profile
+		how := fmt.Sprintf("recovery, profile %s, beside %s's controller", s.Profile, s.Plane)
 		if s.Profile == "" {
 			how = "without recovery, with the script"
 		}
@@ -166,8 +206,8 @@ func recoveryTable(r *bench.RecoveryReport) string {
 // worse are the figures in which belay takes more than upstream by a twentieth or more, of scale.csv and of the reports.
 func (d *data) worse() string {
 	var out strings.Builder
-	row := func(what string, n int, upstream, belay string) {
-		fmt.Fprintf(&out, "| %s | %d | %s | %s |\n", what, n, upstream, belay)
+	row := func(what, n, upstream, belay string) {
+		fmt.Fprintf(&out, "| %s | %s | %s | %s |\n", what, n, upstream, belay)
 	}
 	f := d.curves
 	for _, k := range f.keys() {
@@ -179,23 +219,25 @@ func (d *data) worse() string {
 				if k.component != "both" {
 					what = k.component + ": " + what
 				}
-				row(what, 1, picture.Number(theirs)+" "+f.units[k.figure], picture.Number(ours)+" "+f.units[k.figure])
+				row(what, "1", picture.Number(theirs)+" "+f.units[k.figure], picture.Number(ours)+" "+f.units[k.figure])
 			}
 		}
 	}
-	for _, r := range []*bench.Report{d.tick, d.attacher} {
+	reports := func(r *bench.Report, prefix string) {
 		if r == nil {
-			continue
+			return
 		}
 		for _, p := range r.Parts {
 			for _, f := range p.Figures {
 				ours, ok := f.Value[planeBelay]
 				theirs, also := f.Value[planeUpstream]
-				if ok && also && ours >= 1.05*theirs {
-					row(p.Name+": "+f.Name, len(f.Samples[planeBelay]), cell(f, planeUpstream, f.Unit), cell(f, planeBelay, f.Unit))
+				if ok && also && ours >= 1.05*theirs && ours > 0 {
+					row(prefix+f.Name, samples(f, []string{planeUpstream, planeBelay}), cell(f, planeUpstream, f.Unit), cell(f, planeBelay, f.Unit))
 				}
 			}
 		}
 	}
+	reports(d.tick, "")
+	reports(d.attacher, "the attacher alone: ")
 	return out.String()
 }
