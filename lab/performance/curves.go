@@ -33,7 +33,7 @@ type fact struct{ Key, Value string }
 
 // read reads what `belay-lab bench scale` wrote.
 func read(file string) (*figures, error) {
-	in, err := os.ReadFile(file) //nolint:gosec // of the documents
+	in, err := os.ReadFile(file)
 	if err != nil {
 		return nil, fmt.Errorf("read the figures: %w", err)
 	}

@@ -56,7 +56,7 @@ func readData(folder string) (*data, error) {
 
 // readJSON leaves into as it is if there is no such file.
 func readJSON(folder, name string, into any) error {
-	raw, err := os.ReadFile(filepath.Join(folder, name)) //nolint:gosec // of the documents
+	raw, err := os.ReadFile(filepath.Join(folder, name))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -90,7 +90,7 @@ func storeDrain(demo, file string) error {
 			}
 			raw, err := json.MarshalIndent(drain{result.Plane, result.NodeKind, step.Move}, "", "  ")
 			if err == nil {
-				err = os.WriteFile(file, append(raw, '\n'), 0o644) //nolint:gosec // documents are for everyone
+				err = os.WriteFile(file, append(raw, '\n'), 0o644)
 			}
 			if err != nil {
 				return fmt.Errorf("store the demo's drain: %w", err)

@@ -53,7 +53,7 @@ type files map[string][]byte
 
 func (f files) write(docs string) error {
 	for name, content := range f {
-		if err := os.WriteFile(filepath.Join(docs, name), content, 0o644); err != nil { //nolint:gosec // documents are for everyone
+		if err := os.WriteFile(filepath.Join(docs, name), content, 0o644); err != nil {
 			return fmt.Errorf("write a document: %w", err)
 		}
 	}
@@ -64,7 +64,7 @@ func (f files) write(docs string) error {
 func (f files) compare(docs string) error {
 	var failed []error
 	for _, name := range slices.Sorted(maps.Keys(f)) {
-		is, err := os.ReadFile(filepath.Join(docs, name)) //nolint:gosec // of the documents
+		is, err := os.ReadFile(filepath.Join(docs, name))
 		if err == nil && !bytes.Equal(is, f[name]) {
 			err = fmt.Errorf("%s is not what its figures give", name)
 		}
