@@ -120,17 +120,45 @@ func (o recoveryOptions) labs() []recoveryLab {
 	return labs
 }
 
-// recoveryReport is what `bench recovery` prints.
-type recoveryReport struct {
-	Series []*recoverySeries `json:"series"`
-	// LeftAlone says how a dead node's pod fared without recovery.
-	LeftAlone []string `json:"leftAlone,omitempty"`
-	Machine   string   `json:"machine"`
-	Seconds   float64  `json:"seconds"`
+// RecoveryReport is what `bench recovery` prints.
+type RecoveryReport struct {
+	stamp
+	Series []*RecoverySeries `json:"series"`
+	// LeftAlone are dead nodes without recovery for which nothing was done.
+	LeftAlone []LeftAlone `json:"leftAlone,omitempty"`
+	Machine   string      `json:"machine"`
+	Seconds   float64     `json:"seconds"`
 }
 
-func (r *recoveryReport) write(out io.Writer, output string) error {
+// LeftAlone is how a dead node's pod fared without recovery while nothing was done.
+type LeftAlone struct {
+	Nodes string `json:"nodes"`
+	// Seconds from the power cut until the pod was looked at.
+	Seconds float64 `json:"seconds"`
+	// Node is where the pod was then, and Replaced says whether it was another pod.
+	Node     string `json:"node"`
+	Replaced bool   `json:"replaced"`
+	// Terminating is when the pod was deleted, in seconds after the power cut; nil if it was not.
+	Terminating *float64 `json:"terminating,omitempty"`
+	// Attached are the VolumeAttachments of the dead node that no component was deleting.
+	Attached int `json:"attached"`
+}
+
+func (l LeftAlone) String() string {
+	stands, deleted := "not recovered", "was not deleted"
+	if l.Replaced {
+		stands = "REPLACED"
+	}
+	if l.Terminating != nil {
+		deleted = fmt.Sprintf("has been Terminating since %.0f s after the cut", *l.Terminating)
+	}
+	return fmt.Sprintf("power cut, %s nodes, without recovery, left alone: %s within %.0f s: the pod is on %s and %s; VolumeAttachments of the dead node: %d",
+		l.Nodes, stands, l.Seconds, l.Node, deleted, l.Attached)
+}
+
+func (r *RecoveryReport) write(out io.Writer, output string) error {
 	if output == "json" {
+		r.stamp = stampNow()
 		encoder := json.NewEncoder(out)
 		encoder.SetIndent("", "  ")
 		return encoder.Encode(r)
@@ -140,8 +168,8 @@ func (r *recoveryReport) write(out io.Writer, output string) error {
 			return err
 		}
 	}
-	for _, text := range r.LeftAlone {
-		if _, err := fmt.Fprintf(out, "%s\n\n", text); err != nil {
+	for _, node := range r.LeftAlone {
+		if _, err := fmt.Fprintf(out, "%s\n\n", node); err != nil {
 			return err
 		}
 	}
@@ -150,7 +178,7 @@ func (r *recoveryReport) write(out io.Writer, output string) error {
 }
 
 // missed lists the series that did not meet their target, or had a failure.
-func (r *recoveryReport) missed() (missed []string) {
+func (r *RecoveryReport) missed() (missed []string) {
 	for _, s := range r.Series {
 		if s.Failures > 0 || s.Target != nil && !s.Target.Met {
 			missed = append(missed, s.title())
@@ -167,7 +195,7 @@ func (o recoveryOptions) run(command *cobra.Command) error {
 	say := func(format string, args ...any) {
 		command.PrintErrf("[%6.1fs] %s\n", time.Since(started).Seconds(), fmt.Sprintf(format, args...))
 	}
-	report := &recoveryReport{Machine: machine()}
+	report := &RecoveryReport{Machine: machine()}
 	failed := o.measure(command.Context(), report, say)
 	if ctx := command.Context(); ctx.Err() != nil {
 		failed = fmt.Errorf("the bench was stopped (%w); the lab is down", context.Cause(ctx))
@@ -183,7 +211,7 @@ func (o recoveryOptions) run(command *cobra.Command) error {
 }
 
 // measure adds to the report what it found, also when it fails.
-func (o recoveryOptions) measure(ctx context.Context, report *recoveryReport, say func(string, ...any)) error {
+func (o recoveryOptions) measure(ctx context.Context, report *RecoveryReport, say func(string, ...any)) error {
 	for _, lab := range o.labs() {
 		lab.say = say
 		say("%s", lab)

@@ -64,7 +64,7 @@ func TestRecovery(t *testing.T) {
 		"--profiles", "fast", "--planes", "belay,upstream", "--nodes", strings.Join(kinds, ","), "--no-targets", "-o", "json")
 	must(t, err)
 	assertGone(t, "bench-recover")
-	var report recoveryReport
+	var report RecoveryReport
 	must(t, json.Unmarshal(out.Bytes(), &report))
 	must(t, report.write(t.Output(), "text"))
 	if len(report.Series) != 4*len(kinds) {

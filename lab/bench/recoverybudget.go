@@ -17,37 +17,37 @@ type moment struct {
 	At   time.Time `json:"at,omitzero"`
 }
 
-// hop is a part of a run's time: from the latest of the moments before it to its own.
-type hop struct {
+// Hop is a part of a run's time: from the latest of the moments before it to its own.
+type Hop struct {
 	Name    string  `json:"name"`
 	Seconds float64 `json:"seconds"`
 }
 
 // budget divides the time from start to the last moment among the moments. One that came before its turn took no time, and the sum of all
 // is the time of the whole. One that was not seen is left out: its time is part of the next.
-func budget(start time.Time, moments []moment) []hop {
-	var hops []hop
+func budget(start time.Time, moments []moment) []Hop {
+	var hops []Hop
 	before := start
 	for _, m := range moments {
 		if m.At.IsZero() {
 			continue
 		}
 		took := max(m.At.Sub(before), 0)
-		hops = append(hops, hop{Name: m.Name, Seconds: took.Seconds()})
+		hops = append(hops, Hop{Name: m.Name, Seconds: took.Seconds()})
 		before = before.Add(took)
 	}
 	return hops
 }
 
-// recoveryRun is one fault.
-type recoveryRun struct {
+// RecoveryRun is one fault.
+type RecoveryRun struct {
 	Fault string    `json:"fault"`
 	From  string    `json:"from"`
 	To    string    `json:"to,omitempty"`
 	Start time.Time `json:"start"`
 	// Seconds from the fault to the first record that the pod wrote elsewhere; Hops are its parts.
 	Seconds float64 `json:"seconds,omitempty"`
-	Hops    []hop   `json:"hops,omitempty"`
+	Hops    []Hop   `json:"hops,omitempty"`
 	// Acknowledged records, and those that were found after it.
 	Acknowledged int64 `json:"acknowledged"`
 	Found        int64 `json:"found"`
@@ -55,8 +55,8 @@ type recoveryRun struct {
 	Failure string `json:"failure,omitempty"`
 }
 
-// spread is the duration of something over all runs, in seconds.
-type spread struct {
+// Spread is the duration of something over all runs, in seconds.
+type Spread struct {
 	Name string `json:"name"`
 	// Of is in how many runs it was seen.
 	Of  int     `json:"of"`
@@ -66,17 +66,17 @@ type spread struct {
 }
 
 // spreadOf summarizes seconds; P90 is the smallest that at least nine tenths do not exceed.
-func spreadOf(name string, all []float64) spread {
+func spreadOf(name string, all []float64) Spread {
 	if len(all) == 0 {
-		return spread{Name: name}
+		return Spread{Name: name}
 	}
 	sorted := slices.Sorted(slices.Values(all))
 	ninth := int(math.Ceil(0.9*float64(len(sorted)))) - 1
-	return spread{Name: name, Of: len(sorted), P50: median(sorted), P90: sorted[ninth], Max: sorted[len(sorted)-1]}
+	return Spread{Name: name, Of: len(sorted), P50: median(sorted), P90: sorted[ninth], Max: sorted[len(sorted)-1]}
 }
 
-// recoverySeries are the runs of one fault in one lab.
-type recoverySeries struct {
+// RecoverySeries are the runs of one fault in one lab.
+type RecoverySeries struct {
 	Nodes string `json:"nodes"`
 	// Plane is whose attach/detach controller ran.
 	Plane string `json:"plane"`
@@ -85,16 +85,16 @@ type recoverySeries struct {
 	Fault   string `json:"fault"`
 	// Settings say what in the lab is not as shipped, and what the nodes are set to.
 	Settings []string      `json:"settings"`
-	Runs     []recoveryRun `json:"runs"`
-	Hops     []spread      `json:"hops"`
-	Total    spread        `json:"total"`
+	Runs     []RecoveryRun `json:"runs"`
+	Hops     []Spread      `json:"hops"`
+	Total    Spread        `json:"total"`
 	Failures int           `json:"failures"`
 	// Target for the median; none without recovery.
 	Target *Target `json:"target,omitempty"`
 }
 
 // summarize fills in what follows from the runs. A run that failed counts as a failure, and in no time. limit is the median's, zero for none.
-func (s *recoverySeries) summarize(limit time.Duration) {
+func (s *RecoverySeries) summarize(limit time.Duration) {
 	var totals []float64
 	var names []string
 	took := map[string][]float64{}
@@ -121,14 +121,14 @@ func (s *recoverySeries) summarize(limit time.Duration) {
 	}
 }
 
-func (s *recoverySeries) title() string {
+func (s *RecoverySeries) title() string {
 	if s.Profile == "" {
 		return fmt.Sprintf("%s, %s nodes, without recovery", s.Fault, s.Nodes)
 	}
 	return fmt.Sprintf("%s, %s nodes, profile %s, attach/detach of %s", s.Fault, s.Nodes, s.Profile, s.Plane)
 }
 
-func (s *recoverySeries) write(out io.Writer) error {
+func (s *RecoverySeries) write(out io.Writer) error {
 	var text strings.Builder
 	verdict := ""
 	if s.Target != nil {

@@ -84,18 +84,18 @@ func (l recoveryLab) renewal() time.Duration {
 }
 
 // measure makes all runs of a lab, and adds what it found to the report, also when it fails.
-func (l recoveryLab) measure(ctx context.Context, report *recoveryReport) (err error) {
+func (l recoveryLab) measure(ctx context.Context, report *RecoveryReport) (err error) {
 	r, err := openRecovery(ctx, l)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, r.close(ctx)) }()
-	series := map[string]*recoverySeries{}
+	series := map[string]*RecoverySeries{}
 	for _, fault := range l.faults {
 		if l.runs == 0 {
 			break
 		}
-		series[fault] = &recoverySeries{Nodes: l.nodes, Plane: l.plane, Profile: l.profile, Fault: fault, Settings: l.settings()}
+		series[fault] = &RecoverySeries{Nodes: l.nodes, Plane: l.plane, Profile: l.profile, Fault: fault, Settings: l.settings()}
 		report.Series = append(report.Series, series[fault])
 	}
 	defer func() {
@@ -114,16 +114,16 @@ func (l recoveryLab) measure(ctx context.Context, report *recoveryReport) (err e
 		}
 	}
 	if l.wait > 0 {
-		text, err := r.leaveAlone(ctx)
+		alone, err := r.leaveAlone(ctx)
 		if err != nil {
 			return err
 		}
-		report.LeftAlone = append(report.LeftAlone, text)
+		report.LeftAlone = append(report.LeftAlone, alone)
 	}
 	return nil
 }
 
-func (r recoveryRun) String() string {
+func (r RecoveryRun) String() string {
 	if r.Failure != "" {
 		return fmt.Sprintf("%s of %s FAILED: %s", r.Fault, r.From, r.Failure)
 	}
@@ -136,8 +136,8 @@ func (r recoveryRun) String() string {
 
 // run takes the writer's node away, and switches it on again at the end. The error is that of a lab that cannot continue; what went wrong in
 // the run alone is in it.
-func (r *recoveryRig) run(ctx context.Context, fault string) (recoveryRun, error) {
-	run := recoveryRun{Fault: fault}
+func (r *recoveryRig) run(ctx context.Context, fault string) (RecoveryRun, error) {
+	run := RecoveryRun{Fault: fault}
 	if err := r.awaitReady(ctx); err != nil {
 		return run, err
 	}
@@ -159,7 +159,7 @@ func (r *recoveryRig) run(ctx context.Context, fault string) (recoveryRun, error
 }
 
 // fail takes the node away and measures; its error is a failure of the run.
-func (r *recoveryRig) fail(ctx context.Context, run *recoveryRun, pod *corev1.Pod) error {
+func (r *recoveryRig) fail(ctx context.Context, run *RecoveryRun, pod *corev1.Pod) error {
 	before, err := r.scene.Violations(ctx)
 	if err != nil {
 		return err
@@ -200,7 +200,7 @@ func (r *recoveryRig) fail(ctx context.Context, run *recoveryRun, pod *corev1.Po
 }
 
 // moments of a run, but for its end, in their order.
-func (r *recoveryRig) moments(ctx context.Context, run *recoveryRun, pod *corev1.Pod, volume timeline.Volume) ([]moment, error) {
+func (r *recoveryRig) moments(ctx context.Context, run *RecoveryRun, pod *corev1.Pod, volume timeline.Volume) ([]moment, error) {
 	changes := r.scene.Record.Changes()
 	seen := func(fits func(timeline.Change) bool) time.Time {
 		i := slices.IndexFunc(changes, func(c timeline.Change) bool { return c.At.After(run.Start) && fits(c) })
@@ -239,7 +239,7 @@ func (r *recoveryRig) moments(ctx context.Context, run *recoveryRun, pod *corev1
 }
 
 // fenced are the moments of the node's fence.
-func (r *recoveryRig) fenced(run *recoveryRun) ([]moment, error) {
+func (r *recoveryRig) fenced(run *RecoveryRun) ([]moment, error) {
 	off := moment{Name: "switched off by its BMC"}
 	log, err := r.scene.Cluster.BMCLog(run.From)
 	if err != nil {
@@ -258,7 +258,7 @@ func (r *recoveryRig) fenced(run *recoveryRun) ([]moment, error) {
 }
 
 // firstWrite is the first write on the new node that the storage accepted: that of the mount.
-func (r *recoveryRig) firstWrite(ctx context.Context, run *recoveryRun, volume timeline.Volume) (first time.Time, err error) {
+func (r *recoveryRig) firstWrite(ctx context.Context, run *RecoveryRun, volume timeline.Volume) (first time.Time, err error) {
 	all, err := r.scene.Cluster.Fabric().Writes(ctx)
 	if err != nil {
 		return first, fmt.Errorf("ask the storage for its writes: %w", err)

@@ -178,48 +178,43 @@ func (r *recoveryRig) restore(ctx context.Context, name string) error {
 	})
 }
 
-// leaveAlone cuts the power of the writer's node, and says where the writer stands after the lab's wait.
-func (r *recoveryRig) leaveAlone(ctx context.Context) (string, error) {
+// leaveAlone cuts the power of the writer's node, and finds the writer's pod after the lab's wait.
+func (r *recoveryRig) leaveAlone(ctx context.Context) (LeftAlone, error) {
+	alone := LeftAlone{Nodes: r.lab.nodes}
 	if err := r.awaitReady(ctx); err != nil {
-		return "", err
+		return alone, err
 	}
 	before, err := r.writer(ctx)
 	if err != nil {
-		return "", err
+		return alone, err
 	}
 	start, from := time.Now(), before.Spec.NodeName
 	r.lab.say("power of %s is cut; nothing is done for %v", from, r.lab.wait)
 	if err := r.scene.Cluster.PowerOff(from); err != nil {
-		return "", err
+		return alone, err
 	}
 	if err := pause(ctx, r.lab.wait); err != nil {
-		return "", err
+		return alone, err
 	}
 	pod, err := r.writer(ctx)
 	if err != nil {
-		return "", err
+		return alone, err
 	}
 	attachments, err := r.scene.Client.StorageV1().VolumeAttachments().List(ctx, metav1.ListOptions{})
 	if err != nil {
-		return "", fmt.Errorf("list attachments: %w", err)
+		return alone, fmt.Errorf("list attachments: %w", err)
 	}
-	stands := "not recovered"
-	if pod.UID != before.UID {
-		stands = "REPLACED"
-	}
-	deleted := "was not deleted"
+	alone.Seconds, alone.Node, alone.Replaced = time.Since(start).Seconds(), pod.Spec.NodeName, pod.UID != before.UID
 	if pod.DeletionTimestamp != nil {
 		grace := time.Duration(*pod.DeletionGracePeriodSeconds) * time.Second
-		deleted = fmt.Sprintf("has been Terminating since %.0f s after the cut", pod.DeletionTimestamp.Add(-grace).Sub(start).Seconds())
+		alone.Terminating = new(pod.DeletionTimestamp.Add(-grace).Sub(start).Seconds())
 	}
-	held := 0
 	for _, va := range attachments.Items {
 		if va.Spec.NodeName == from && va.Status.Attached && va.DeletionTimestamp == nil {
-			held++
+			alone.Attached++
 		}
 	}
-	return fmt.Sprintf("power cut, %s nodes, without recovery, left alone: %s within %v: the pod is still on %s and %s; VolumeAttachments of %s: %d",
-		r.lab.nodes, stands, r.lab.wait, pod.Spec.NodeName, deleted, from, held), nil
+	return alone, nil
 }
 
 // created is the phase of a NodeFence that has none yet.

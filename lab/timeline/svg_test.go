@@ -11,7 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestSVG draws a move that was written as JSON and read back, as `make demo-svg` does.
+// TestSVG draws a move that was written as JSON and read back, as docs/demo.svg is.
 func TestSVG(t *testing.T) {
 	changes, calls := powerTape()
 	move := NewMove(Query{Title: "move 3, <power cut>", Volume: volume, From: "node-1", To: "node-2", Start: start}, changes, calls)
@@ -27,7 +27,7 @@ func TestSVG(t *testing.T) {
 		t.Errorf("the move after a round trip through JSON (-want +got):\n%s", diff)
 	}
 	var got bytes.Buffer
-	if err := SVG(&got, read); err != nil {
+	if err := SVG(&got, read, "A note."); err != nil {
 		t.Fatal(err)
 	}
 	golden(t, "power-cut.svg", got.Bytes())

@@ -1,43 +1,19 @@
-// Command performance draws the figures of `belay-lab bench scale` and writes docs/performance.md from them:
-//
-//	go run ./performance ../../docs/performance/scale.csv ../../docs
 package main
 
 import (
 	"bytes"
-	_ "embed"
+	"cmp"
 	"encoding/csv"
 	"fmt"
-	"image/color"
 	"io"
 	"maps"
 	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
-	"text/template"
 
-	"gonum.org/v1/plot"
-	"gonum.org/v1/plot/plotter"
-	"gonum.org/v1/plot/vg"
-	"gonum.org/v1/plot/vg/draw"
-	"gonum.org/v1/plot/vg/vgsvg"
+	"belay.dev/belay/lab/picture"
 )
-
-//go:embed performance.md.tmpl
-var page string
-
-func main() {
-	if len(os.Args) != 3 {
-		fmt.Fprintln(os.Stderr, "usage: performance FILE FOLDER")
-		os.Exit(2)
-	}
-	if err := run(os.Args[1], os.Args[2]); err != nil {
-		fmt.Fprintln(os.Stderr, "performance:", err)
-		os.Exit(1)
-	}
-}
 
 // key is what a value is of.
 type key struct{ plane, component, figure string }
@@ -55,50 +31,11 @@ type size struct{ Volumes, Nodes, Pods int }
 // fact is a comment of the file: a version, a flag, the machine.
 type fact struct{ Key, Value string }
 
-func run(file, folder string) error {
-	f, err := read(file)
-	if err != nil {
-		return err
-	}
-	if err := os.MkdirAll(filepath.Join(folder, "performance"), 0o755); err != nil {
-		return err
-	}
-	var failed error
-	template, err := template.New("performance.md").Funcs(template.FuncMap{
-		"sizes": func() []size { return f.sizes },
-		"facts": func() []fact { return f.facts },
-		"fact":  f.fact,
-		"has":   func(figure string) bool { return len(f.of(figure)) > 0 },
-		"ratio": ratio,
-		"table": f.table,
-		"plot": func(name, figure string) string {
-			if err := f.draw(filepath.Join(folder, "performance", name+".svg"), figure); err != nil {
-				failed = err
-			}
-			return fmt.Sprintf("![%s](performance/%s.svg)", figure, name)
-		},
-		"at":      f.at,
-		"largest": func() size { return f.sizes[len(f.sizes)-1] },
-		"next":    f.next,
-		"div":     func(a, b float64) float64 { return a / b },
-	}).Parse(page)
-	if err != nil {
-		return err
-	}
-	var out bytes.Buffer
-	if err := template.Execute(&out, nil); err != nil {
-		return err
-	}
-	if failed != nil {
-		return failed
-	}
-	return os.WriteFile(filepath.Join(folder, "performance.md"), out.Bytes(), 0o644)
-}
-
+// read reads what `belay-lab bench scale` wrote.
 func read(file string) (*figures, error) {
 	in, err := os.ReadFile(file)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("read the figures: %w", err)
 	}
 	reader := csv.NewReader(bytes.NewReader(in))
 	reader.Comment = '#'
@@ -137,15 +74,16 @@ func read(file string) (*figures, error) {
 	return f, nil
 }
 
+// keys are all, in the order of their figures and names.
+func (f *figures) keys() []key {
+	return slices.SortedFunc(maps.Keys(f.values), func(a, b key) int {
+		return cmp.Or(strings.Compare(a.figure, b.figure), strings.Compare(a.String(), b.String()))
+	})
+}
+
 // of are the keys of a figure, in the order of their names.
-func (f *figures) of(figure string) (keys []key) {
-	for k := range f.values {
-		if k.figure == figure {
-			keys = append(keys, k)
-		}
-	}
-	slices.SortFunc(keys, func(a, b key) int { return bytes.Compare([]byte(a.String()), []byte(b.String())) })
-	return keys
+func (f *figures) of(figure string) []key {
+	return slices.DeleteFunc(f.keys(), func(k key) bool { return k.figure != figure })
 }
 
 // String is the name of a line.
@@ -202,14 +140,14 @@ func (f *figures) table(figure string) string {
 	var out bytes.Buffer
 	fmt.Fprintf(&out, "| %s, %s |", figure, f.units[figure])
 	for _, s := range f.sizes {
-		fmt.Fprintf(&out, " %d |", s.Volumes)
+		fmt.Fprintf(&out, " %s |", picture.Number(float64(s.Volumes)))
 	}
 	fmt.Fprintf(&out, "\n|---|%s\n", string(bytes.Repeat([]byte("--:|"), len(f.sizes))))
 	for _, k := range f.of(figure) {
 		fmt.Fprintf(&out, "| %s |", k)
 		for _, s := range f.sizes {
 			if v, ok := f.values[k][s.Volumes]; ok {
-				fmt.Fprintf(&out, " %s |", short(v))
+				fmt.Fprintf(&out, " %s |", picture.Number(v))
 			} else {
 				out.WriteString(" |")
 			}
@@ -219,56 +157,23 @@ func (f *figures) table(figure string) string {
 	return out.String()
 }
 
-// short has three digits.
-func short(v float64) string {
-	switch {
-	case v >= 100:
-		return strconv.FormatFloat(v, 'f', 0, 64)
-	case v >= 10:
-		return strconv.FormatFloat(v, 'f', 1, 64)
+// colors are those of upstream, belay and belay with another setting, and of a client for comparison.
+var colors = map[string]string{
+	"upstream": picture.Orange, "belay": picture.Green, "belay, GOGC=100": picture.Purple, "client": picture.Gray,
+}
+
+// plot draws a figure over the number of volumes.
+func (f *figures) plot(w io.Writer, figure string) error {
+	plot := picture.Plot{Title: figure + ", " + f.units[figure], X: "attached volumes (logarithmic axis)"}
+	for _, s := range f.sizes {
+		plot.Marks = append(plot.Marks, float64(s.Volumes))
 	}
-	return strconv.FormatFloat(v, 'f', 2, 64)
-}
-
-// colors are those of upstream, belay and belay with another setting, for one component and the other.
-var colors = map[string]color.Color{
-	"upstream": color.RGBA{0xd9, 0x5f, 0x02, 0xff}, "belay": color.RGBA{0x1b, 0x7f, 0x5c, 0xff}, "belay, GOGC=100": color.RGBA{0x75, 0x70, 0xb3, 0xff},
-	"client": color.RGBA{0x66, 0x66, 0x66, 0xff},
-}
-
-func (f *figures) draw(file, figure string) error {
-	p := plot.New()
-	p.Title.Text = figure
-	p.X.Label.Text, p.Y.Label.Text = "attached volumes", f.units[figure]
-	p.Legend.Top, p.Legend.Left = true, true
-	p.Y.Min = 0
-	p.Add(plotter.NewGrid())
 	for _, k := range f.of(figure) {
-		var points plotter.XYs
+		line := picture.Series{Name: k.String(), Color: colors[k.plane], Dashed: k.component == "attacher"}
 		for _, volumes := range slices.Sorted(maps.Keys(f.values[k])) {
-			points = append(points, plotter.XY{X: float64(volumes), Y: f.values[k][volumes]})
+			line.X, line.Y = append(line.X, float64(volumes)), append(line.Y, f.values[k][volumes])
 		}
-		line, dots, err := plotter.NewLinePoints(points)
-		if err != nil {
-			return fmt.Errorf("%s: %w", figure, err)
-		}
-		line.Color, dots.Color, dots.Shape = colors[k.plane], colors[k.plane], draw.CircleGlyph{}
-		line.Width = vg.Points(1.5)
-		if k.component == "attacher" {
-			line.Dashes = []vg.Length{vg.Points(4), vg.Points(3)}
-		}
-		p.Add(line, dots)
-		p.Legend.Add(k.String(), line, dots)
+		plot.Lines = append(plot.Lines, line)
 	}
-	canvas := vgsvg.New(15*vg.Centimeter, 8*vg.Centimeter)
-	p.Draw(draw.New(canvas))
-	out, err := os.Create(file)
-	if err != nil {
-		return err
-	}
-	_, err = canvas.WriteTo(out)
-	if closed := out.Close(); err == nil {
-		err = closed
-	}
-	return err
+	return plot.Draw(w)
 }

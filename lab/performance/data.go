@@ -1,0 +1,102 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"belay.dev/belay/lab/bench"
+	"belay.dev/belay/lab/timeline"
+)
+
+// The names of planes, as the benches write them.
+const planeUpstream, planeBelay = "upstream", "belay"
+
+// data is what was measured; nil where a file is missing.
+type data struct {
+	curves         *figures
+	tick, attacher *bench.Report
+	recovery       *bench.RecoveryReport
+	drain          *drain
+}
+
+// drain is one move of the demo, and with what it was made.
+type drain struct {
+	Plane    string         `json:"plane"`
+	NodeKind string         `json:"nodeKind"`
+	Move     *timeline.Move `json:"move"`
+}
+
+// draw draws the move with what a reader must know of it.
+func (d *drain) draw() ([]byte, error) {
+	note := fmt.Sprintf("One drain through %s's plane, on %s nodes. Each step has its owner and its own time; the pale part of a bar is the wait for its call.", d.Plane, d.NodeKind)
+	if d.NodeKind == nodesKubelet {
+		note += ` "out of volumesInUse" is the kubelet's next status: every second in this lab, every 10 s by default.`
+	}
+	var out bytes.Buffer
+	err := timeline.SVG(&out, d.Move, note)
+	return out.Bytes(), err
+}
+
+func readData(folder string) (*data, error) {
+	curves, err := read(filepath.Join(folder, "scale.csv"))
+	if err != nil {
+		return nil, err
+	}
+	d := &data{curves: curves}
+	return d, errors.Join(
+		readJSON(folder, "tick.json", &d.tick), readJSON(folder, "attacher.json", &d.attacher),
+		readJSON(folder, "recovery.json", &d.recovery), readJSON(folder, "drain.json", &d.drain))
+}
+
+// readJSON leaves into as it is if there is no such file.
+func readJSON(folder, name string, into any) error {
+	raw, err := os.ReadFile(filepath.Join(folder, name))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err == nil {
+		err = json.Unmarshal(raw, into)
+	}
+	if err != nil {
+		return fmt.Errorf("read the figures of %s: %w", name, err)
+	}
+	return nil
+}
+
+// storeDrain takes the first drain out of the demo's report.
+func storeDrain(demo, file string) error {
+	var report struct {
+		Results []struct {
+			Plane    string `json:"plane"`
+			NodeKind string `json:"nodeKind"`
+			Steps    []struct {
+				Move *timeline.Move `json:"move"`
+			} `json:"steps"`
+		} `json:"results"`
+	}
+	if err := readJSON("", demo, &report); err != nil {
+		return err
+	}
+	for _, result := range report.Results {
+		for _, step := range result.Steps {
+			if step.Move == nil || !strings.HasPrefix(step.Move.Title, "move 1, drain") {
+				continue
+			}
+			raw, err := json.MarshalIndent(drain{result.Plane, result.NodeKind, step.Move}, "", "  ")
+			if err == nil {
+				err = os.WriteFile(file, append(raw, '\n'), 0o644)
+			}
+			if err != nil {
+				return fmt.Errorf("store the demo's drain: %w", err)
+			}
+			return nil
+		}
+	}
+	return fmt.Errorf("store the demo's drain: %s has none", demo)
+}

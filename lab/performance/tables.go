@@ -1,0 +1,243 @@
+package main
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"belay.dev/belay/lab/bench"
+	"belay.dev/belay/lab/picture"
+)
+
+// median is a value with its unit, and the least and the greatest of its samples where there are several.
+func median(value float64, unit string, samples []float64) string {
+	text := strings.TrimSpace(picture.Number(value) + " " + unit)
+	if len(samples) < 2 {
+		return text
+	}
+	return fmt.Sprintf("%s (%s to %s)", text, picture.Number(slices.Min(samples)), picture.Number(slices.Max(samples)))
+}
+
+// cell is a figure of a plane; empty if it was not measured.
+func cell(f *bench.Figure, plane, unit string) string {
+	value, ok := f.Value[plane]
+	if !ok {
+		return ""
+	}
+	return median(value, unit, f.Samples[plane])
+}
+
+// samples are the numbers of samples of the planes, one if they are all the same.
+func samples(f *bench.Figure, planes []string) string {
+	var counts []string
+	for _, plane := range planes {
+		if n := len(f.Samples[plane]); n > 0 {
+			counts = append(counts, fmt.Sprint(n))
+		}
+	}
+	return strings.Join(slices.Compact(counts), ", ")
+}
+
+// part is one of a report; it is an error if it was not measured.
+func part(r *bench.Report, name string) (*bench.Part, error) {
+	for i := range r.Parts {
+		if r.Parts[i].Name == name {
+			return &r.Parts[i], nil
+		}
+	}
+	return nil, fmt.Errorf("the report has no part %q", name)
+}
+
+// table has a row for each figure of a part, and a column for each plane that has one, upstream first.
+func table(p *bench.Part) string {
+	var planes []string
+	for _, f := range p.Figures {
+		for plane := range f.Value {
+			if !slices.Contains(planes, plane) {
+				planes = append(planes, plane)
+			}
+		}
+	}
+	slices.Sort(planes)
+	slices.Reverse(planes) // upstream, belay
+	var out strings.Builder
+	fmt.Fprintf(&out, "| | n | %s |\n|---|--:|%s\n", strings.Join(planes, " | "), strings.Repeat("--:|", len(planes)))
+	for _, f := range p.Figures {
+		fmt.Fprintf(&out, "| %s, %s | %s |", f.Name, f.Unit, samples(f, planes))
+		for _, plane := range planes {
+			fmt.Fprintf(&out, " %s |", cell(f, plane, ""))
+		}
+		out.WriteByte('\n')
+	}
+	return out.String()
+}
+
+// every is what is between the name of a figure of `bench tick` and the settings of its kubelets.
+const every = ", status every "
+
+// matrix has a row for each figure, and a column for each setting of the kubelets. There is no room for more than the medians.
+func matrix(p *bench.Part) (string, error) {
+	var names, settings []string
+	cells := map[[2]string]string{}
+	for _, f := range p.Figures {
+		name, setting, ok := strings.Cut(f.Name, every)
+		if !ok || len(f.Value) != 1 {
+			return "", fmt.Errorf("the figure %q is not of one tick and one plane", f.Name)
+		}
+		if name += ", " + f.Unit; !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+		if !slices.Contains(settings, setting) {
+			settings = append(settings, setting)
+		}
+		for _, value := range f.Value {
+			cells[[2]string{name, setting}] = picture.Number(value)
+		}
+	}
+	var out strings.Builder
+	fmt.Fprintf(&out, "| status every | %s |\n|---|%s\n", strings.Join(settings, " | "), strings.Repeat("--:|", len(settings)))
+	for _, name := range names {
+		fmt.Fprintf(&out, "| %s |", name)
+		for _, setting := range settings {
+			fmt.Fprintf(&out, " %s |", cells[[2]string{name, setting}])
+		}
+		out.WriteByte('\n')
+	}
+	return out.String(), nil
+}
+
+// notes are those of the figures, each once.
+func notes(p *bench.Part) (all []string) {
+	for _, f := range p.Figures {
+		if f.Note != "" {
+			all = append(all, f.Name+": "+f.Note+".")
+		}
+	}
+	return slices.Compact(all)
+}
+
+// feltMove is the whole of a move, as `bench tick` names it.
+const feltMove = "pod deleted -> running elsewhere" + every
+
+// feltAttacher picks what a user feels of the figures of `bench attacher`: one volume and the whole of a drain, with flags as shipped.
+func feltAttacher(name string) bool {
+	whole := strings.HasPrefix(name, "one attach, ") || strings.HasPrefix(name, "one move, ") || strings.HasSuffix(name, ": last attached elsewhere")
+	return whole && strings.Contains(name, ", as shipped")
+}
+
+// felt are the rows of the first table: moves with each status tick, the kubelet's default first; a dead node; and the attacher alone.
+func (d *data) felt() (string, error) {
+	var out strings.Builder
+	row := func(what, n, upstream, belay string) {
+		fmt.Fprintf(&out, "| %s | %s | %s | %s |\n", what, n, upstream, belay)
+	}
+	figures := func(report *bench.Report, file, prefix string, fits func(name string) bool) error {
+		if report == nil {
+			return nil
+		}
+		before := out.Len()
+		for _, p := range report.Parts {
+			for _, f := range p.Figures {
+				if fits(f.Name) {
+					row(prefix+f.Name, samples(f, []string{planeUpstream, planeBelay}), cell(f, planeUpstream, f.Unit), cell(f, planeBelay, f.Unit))
+				}
+			}
+		}
+		if out.Len() == before {
+			return fmt.Errorf("%s has no figure that a user feels", file)
+		}
+		return nil
+	}
+	if err := figures(d.tick, "tick.json", "", func(name string) bool { return strings.HasPrefix(name, feltMove) }); err != nil {
+		return "", err
+	}
+	if d.recovery != nil {
+		d.feltDeadNode(row)
+	}
+	err := figures(d.attacher, "attacher.json", "the attacher alone: ", feltAttacher)
+	return out.String(), err
+}
+
+// faults are those of `bench recovery`, as a user sees them.
+var faults = map[string]string{faultPowerCut: "a node loses its power", "hung": "a node hangs"}
+
+// feltDeadNode has a row for each series of kubelets: with their default settings, the same without recovery, and with tuned ones.
+func (d *data) feltDeadNode(row func(what, n, upstream, belay string)) {
+	for _, profile := range []string{profileDefault, "", "fast"} {
+		for _, s := range d.recovery.Series {
+			if s.Nodes != nodesKubelet || s.Profile != profile {
+				continue
+			}
+			took := median(s.Total.P50, "s", totals(s))
+			what, n := faults[s.Fault]+" -> its pod writes elsewhere", fmt.Sprint(s.Total.Of)
+			if profile == "" {
+				row(what+", with a script that sets the out-of-service taint at NotReady", n, took, "")
+			} else {
+				row(fmt.Sprintf("%s, recovery with the profile %s beside %s's controller", what, profile, s.Plane), n, d.alone(), took)
+			}
+		}
+	}
+}
+
+// alone is what became of the pod of a dead kubelet without recovery.
+func (d *data) alone() string {
+	for _, a := range d.recovery.LeftAlone {
+		if a.Nodes == nodesKubelet && !a.Replaced {
+			return fmt.Sprintf("not in %.0f min, left alone (n=1)", a.Seconds/60)
+		}
+	}
+	return ""
+}
+
+// recoveryTable has a row for each series.
+func recoveryTable(r *bench.RecoveryReport) string {
+	var out strings.Builder
+	out.WriteString("| fault | nodes | | runs | failed | p50 | p90 | max |\n|---|---|---|--:|--:|--:|--:|--:|\n")
+	for _, s := range r.Series {
+		how := fmt.Sprintf("recovery, profile %s, beside %s's controller", s.Profile, s.Plane)
+		if s.Profile == "" {
+			how = "without recovery, with the script"
+		}
+		fmt.Fprintf(&out, "| %s | %s | %s | %d | %d | %.1f s | %.1f s | %.1f s |\n", s.Fault, s.Nodes, how, len(s.Runs), s.Failures, s.Total.P50, s.Total.P90, s.Total.Max)
+	}
+	return out.String()
+}
+
+// worse are the figures in which belay takes more than upstream by a twentieth or more, of scale.csv and of the reports.
+func (d *data) worse() string {
+	var out strings.Builder
+	row := func(what, n, upstream, belay string) {
+		fmt.Fprintf(&out, "| %s | %s | %s | %s |\n", what, n, upstream, belay)
+	}
+	f := d.curves
+	for _, k := range f.keys() {
+		for _, s := range f.sizes {
+			ours, ok := f.values[k][s.Volumes]
+			theirs, also := f.values[key{planeUpstream, k.component, k.figure}][s.Volumes]
+			if k.plane == planeBelay && ok && also && ours >= 1.05*theirs {
+				what := fmt.Sprintf("%s, %s volumes", strings.Replace(k.figure, "CPU until then", "start: CPU until the first write", 1), picture.Number(float64(s.Volumes)))
+				if k.component != "both" {
+					what = k.component + ": " + what
+				}
+				row(what, "1", picture.Number(theirs)+" "+f.units[k.figure], picture.Number(ours)+" "+f.units[k.figure])
+			}
+		}
+	}
+	reports := func(r *bench.Report, prefix string) {
+		if r == nil {
+			return
+		}
+		for _, p := range r.Parts {
+			for _, f := range p.Figures {
+				ours, ok := f.Value[planeBelay]
+				theirs, also := f.Value[planeUpstream]
+				if ok && also && ours >= 1.05*theirs && ours > 0 {
+					row(prefix+f.Name, samples(f, []string{planeUpstream, planeBelay}), cell(f, planeUpstream, f.Unit), cell(f, planeBelay, f.Unit))
+				}
+			}
+		}
+	}
+	reports(d.tick, "")
+	reports(d.attacher, "the attacher alone: ")
+	return out.String()
+}
