@@ -93,10 +93,10 @@ func TestWorst(t *testing.T) {
 	found := &samples{}
 	l := laneOf(0, 10)
 	for _, asked := range []calls{{publishes: 10, unpublishes: 10}, {publishes: 11, unpublishes: 10, overlaps: 1}, {publishes: 10, unpublishes: 10}} {
-		found.called(l, planeBelay, asked, l.volumes)
+		found.called(planeBelay, asked, l.volumes, l.label)
 	}
 	var missed []string
-	for _, f := range found.callFigures(l) {
+	for _, f := range found.callFigures(l.label) {
 		if !f.Targets[0].Met {
 			missed = append(missed, f.Name)
 		}
@@ -132,7 +132,7 @@ func TestAttacherCalls(t *testing.T) {
 	found := &samples{}
 	must(t, r.laneTurn(t.Context(), size, planeBelay, l, found, tunedFlags(size)...))
 	must(t, r.moveAll(t.Context(), size, planeBelay, l, found))
-	figures := found.callFigures(l)
+	figures := found.callFigures(l.label)
 	var in, out *Figure
 	for range countings {
 		s, _, err := r.startSidecar(t.Context(), planeBelay, l)

@@ -110,7 +110,7 @@ func attacherMoves(ctx context.Context, size Size, r *rig) ([]*Figure, error) {
 	}
 	// A publish that the driver has to refuse is one too many: the targets of callFigures hold for all.
 	figures := []*Figure{found.figure(figureAllMoved, "s").atMost(planeUpstream, 1)}
-	return append(figures, found.callFigures(l)...), nil
+	return append(figures, found.callFigures(l.label)...), nil
 }
 
 // moveAll is one turn of one plane: two attaches and two detaches of each volume.
@@ -141,7 +141,7 @@ func (r *rig) moveAll(ctx context.Context, size Size, plane string, l *lane, fou
 		return err
 	}
 	asked := l.driver.asked().since(before)
-	found.called(l, plane, asked, l.volumes)
+	found.called(plane, asked, l.volumes, l.label)
 	found.seconds(figureAllMoved, plane, took)
 	r.say("moves, %s: %.2f s, %d publishes, %d of them to a second node, %d calls overlapped", plane, took.Seconds(),
 		asked.publishes, asked.secondNode, asked.overlaps)

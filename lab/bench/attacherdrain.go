@@ -76,14 +76,14 @@ func attacherDrain(ctx context.Context, size Size, r *rig) ([]*Figure, error) {
 			if round >= size.roundsOf(l) {
 				continue
 			}
-			for _, e := range alternately(all[1:], round) {
-				if err := r.drainTurn(ctx, size, e, l, found); err != nil {
+			for _, v := range alternately(all[1:], round) {
+				if err := r.drainTurn(ctx, size, v, l, found); err != nil {
 					return nil, err
 				}
 			}
 		}
 	}
-	return append(drainFigures(found, inTurn...), found.callFigures(inTurn...)...), nil
+	return append(drainFigures(found, inTurn...), found.callFigures(comparedLabels(inTurn...)...)...), nil
 }
 
 // drainFigures returns the figures of each lane, for both comparisons.
@@ -104,13 +104,13 @@ func drainFigures(found *samples, lanes ...*lane) []*Figure {
 }
 
 // drainTurn is one turn of a variant. It starts with all volumes attached to one node.
-func (r *rig) drainTurn(ctx context.Context, size Size, e variant, l *lane, found *samples) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, size.AttachLimit, fmt.Errorf("the turn of %v, %s, did not end within %v", e, l.label, size.AttachLimit))
+func (r *rig) drainTurn(ctx context.Context, size Size, v variant, l *lane, found *samples) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, size.AttachLimit, fmt.Errorf("the turn of %v, %s, did not end within %v", v, l.label, size.AttachLimit))
 	defer cancel()
 	if err := r.fillNode(ctx, l); err != nil {
 		return err
 	}
-	s, _, err := r.startSidecar(ctx, e.plane, l, e.flags...)
+	s, _, err := r.startSidecar(ctx, v.plane, l, v.flags...)
 	if err != nil {
 		return err
 	}
@@ -124,10 +124,10 @@ func (r *rig) drainTurn(ctx context.Context, size Size, e variant, l *lane, foun
 		return err
 	}
 	asked := l.driver.asked().since(before)
-	found.called(l, e.plane, asked, l.volumes)
-	e.took(found, drainLast(l), slices.Max(took))
-	e.took(found, drainMedian(l), median(took))
-	r.say("%s, %v: last %.2f s, median volume %.2f s, %d publishes, %d unpublishes", l.label, e, slices.Max(took), median(took),
+	found.called(v.plane, asked, l.volumes, v.labels(l)...)
+	v.took(found, drainLast(l), slices.Max(took))
+	v.took(found, drainMedian(l), median(took))
+	r.say("%s, %v: last %.2f s, median volume %.2f s, %d publishes, %d unpublishes", l.label, v, slices.Max(took), median(took),
 		asked.publishes, asked.unpublishes)
 	if err := s.halt(ctx); err != nil {
 		return err

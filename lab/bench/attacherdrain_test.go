@@ -19,10 +19,10 @@ import (
 // TestVariants: belay's number is in both comparisons, and each of upstream's in its own. Only upstream tuned has flags.
 func TestVariants(t *testing.T) {
 	found, l := &samples{}, laneOf(0, 1)
-	for i, e := range variants(fullSize()) {
-		e.took(found, drainLast(l), float64(i+1))
-		if tuned := len(e.flags) > 0; tuned != slices.Equal(e.in, []string{upstreamTuned}) {
-			t.Errorf("%v has flags %q", e, e.flags)
+	for i, v := range variants(fullSize()) {
+		v.took(found, drainLast(l), float64(i+1))
+		if tuned := len(v.flags) > 0; tuned != slices.Equal(v.in, []string{upstreamTuned}) {
+			t.Errorf("%v has flags %q", v, v.flags)
 		}
 	}
 	want := map[string]map[string][]float64{
@@ -31,6 +31,35 @@ func TestVariants(t *testing.T) {
 	}
 	if diff := cmp.Diff(want, found.all); diff != "" {
 		t.Errorf("samples (-want +got):\n%s", diff)
+	}
+}
+
+// TestCallsByComparison: calls that csi-attacher makes twice when tuned are not counted against it as shipped. A mistake of a turn
+// counts once.
+func TestCallsByComparison(t *testing.T) {
+	found, l := &samples{}, laneOf(0, 10)
+	all := variants(fullSize())
+	for i, publishes := range []int{11, 19, 10} {
+		found.called(all[i].plane, calls{publishes: publishes, unpublishes: 10}, 10, all[i].labels(l)...)
+	}
+	got := map[string]map[string]float64{}
+	for _, f := range found.callFigures(comparedLabels(l)...) {
+		got[f.Name] = f.Value
+	}
+	one := map[string]float64{planeUpstream: 1, planeBelay: 1}
+	none := map[string]float64{planeUpstream: 0, planeBelay: 0}
+	want := map[string]map[string]float64{
+		"10 volumes, driver answers at once, as shipped: publishes per attach":           {planeUpstream: 1.1, planeBelay: 1},
+		"10 volumes, driver answers at once, as shipped: unpublishes per detach":         one,
+		"10 volumes, driver answers at once, csi-attacher tuned: publishes per attach":   {planeUpstream: 1.9, planeBelay: 1},
+		"10 volumes, driver answers at once, csi-attacher tuned: unpublishes per detach": one,
+		figureOverlaps: none, figureSecondNode: none,
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("figures (-want +got):\n%s", diff)
+	}
+	if n := len(found.all[figureOverlaps][planeBelay]); n != 1 {
+		t.Errorf("one turn of belay counts %d times", n)
 	}
 }
 
@@ -176,7 +205,7 @@ func TestDrain(t *testing.T) {
 	for range 2 {
 		must(t, r.drainTurn(t.Context(), size, belay, drained, found))
 	}
-	for _, f := range found.callFigures(one, drained) {
+	for _, f := range found.callFigures(comparedLabels(one, drained)...) {
 		if !f.Targets[0].Met {
 			t.Errorf("%s: %v", f.Name, f.Samples[planeBelay])
 		}

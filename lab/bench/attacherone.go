@@ -26,7 +26,7 @@ type variant struct {
 	in    []string
 }
 
-func (e variant) String() string { return e.plane + " " + e.in[0] }
+func (v variant) String() string { return v.plane + " " + v.in[0] }
 
 // variants returns upstream as shipped, upstream tuned, and belay as shipped, in this order.
 func variants(s Size) []variant {
@@ -38,10 +38,28 @@ func variants(s Size) []variant {
 }
 
 // took adds a number to the figures of the variant's comparisons; name returns the figure's name for a comparison.
-func (e variant) took(found *samples, name func(comparison string) string, number float64) {
-	for _, comparison := range e.in {
-		found.add(name(comparison), e.plane, number)
+func (v variant) took(found *samples, name func(comparison string) string, number float64) {
+	for _, comparison := range v.in {
+		found.add(name(comparison), v.plane, number)
 	}
+}
+
+// labels returns the label of a lane in each comparison of the variant.
+func (v variant) labels(l *lane) []string {
+	var labels []string
+	for _, comparison := range v.in {
+		labels = append(labels, l.label+", "+comparison)
+	}
+	return labels
+}
+
+// comparedLabels returns the labels of lanes in both comparisons.
+func comparedLabels(lanes ...*lane) []string {
+	var labels []string
+	for _, l := range lanes {
+		labels = append(labels, variant{in: comparisons()}.labels(l)...)
+	}
+	return labels
 }
 
 // alternately reverses the order in every other round: of each two, each is before the other equally often.
@@ -103,8 +121,8 @@ func attacherOne(ctx context.Context, size Size, r *rig) ([]*Figure, error) {
 	}
 	all, found := variants(size), &samples{}
 	for round := range size.Rounds {
-		for _, e := range alternately(all, round) {
-			if err := r.oneTurn(ctx, size, e, fast, found); err != nil {
+		for _, v := range alternately(all, round) {
+			if err := r.oneTurn(ctx, size, v, fast, found); err != nil {
 				return nil, err
 			}
 		}
@@ -116,7 +134,7 @@ func attacherOne(ctx context.Context, size Size, r *rig) ([]*Figure, error) {
 	}); err != nil {
 		return nil, err
 	}
-	return append(oneFigures(found, fast, slow[0]), found.callFigures(fast, slow[0])...), nil
+	return append(oneFigures(found, fast, slow[0]), found.callFigures(comparedLabels(fast, slow[0])...)...), nil
 }
 
 // oneFigures returns the figures of one attach and of one move on each lane, for both comparisons.
@@ -134,10 +152,10 @@ func oneFigures(found *samples, lanes ...*lane) []*Figure {
 }
 
 // oneTurn is one turn of a variant: it attaches and moves each volume. At the end it detaches all, which is not measured.
-func (r *rig) oneTurn(ctx context.Context, size Size, e variant, l *lane, found *samples) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, size.AttachLimit, fmt.Errorf("the turn of %v, %s, did not end within %v", e, l.label, size.AttachLimit))
+func (r *rig) oneTurn(ctx context.Context, size Size, v variant, l *lane, found *samples) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, size.AttachLimit, fmt.Errorf("the turn of %v, %s, did not end within %v", v, l.label, size.AttachLimit))
 	defer cancel()
-	s, _, err := r.startSidecar(ctx, e.plane, l, e.flags...)
+	s, _, err := r.startSidecar(ctx, v.plane, l, v.flags...)
 	if err != nil {
 		return err
 	}
@@ -153,15 +171,15 @@ func (r *rig) oneTurn(ctx context.Context, size Size, e variant, l *lane, found 
 		if err != nil {
 			return err
 		}
-		e.took(found, oneAttach(l), of(attach))
-		e.took(found, oneMove(l), of(move))
+		v.took(found, oneAttach(l), of(attach))
+		v.took(found, oneMove(l), of(move))
 		attaches, moves = append(attaches, of(attach)), append(moves, of(move))
 	}
 	if _, err := s.detachAll(ctx, 1); err != nil {
 		return err
 	}
-	found.called(l, e.plane, l.driver.asked().since(before), 2*l.volumes)
-	r.say("%s, %v: medians of %d: attach %.2f %s, move %.2f %s", l.label, e, l.volumes, median(attaches), unit, median(moves), unit)
+	found.called(v.plane, l.driver.asked().since(before), 2*l.volumes, v.labels(l)...)
+	r.say("%s, %v: medians of %d: attach %.2f %s, move %.2f %s", l.label, v, l.volumes, median(attaches), unit, median(moves), unit)
 	return s.end(ctx)
 }
 

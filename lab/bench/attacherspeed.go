@@ -9,25 +9,36 @@ import (
 // shippedTarget bounds the last attach of FewVolumes with the slowest driver, flags as shipped.
 const shippedTarget = 5 * time.Second
 
-// called adds what a lane's driver was asked in a turn of so many attaches, and as many detaches.
-func (s *samples) called(l *lane, plane string, asked calls, attaches int) {
-	s.add(l.figure(figurePublish), plane, float64(asked.publishes)/float64(attaches))
-	s.add(l.figure(figureUnpublish), plane, float64(asked.unpublishes)/float64(attaches))
+// called adds what a driver was asked in a turn of so many attaches and as many detaches, to the figures of each label.
+func (s *samples) called(plane string, asked calls, attaches int, labels ...string) {
+	for _, label := range labels {
+		s.add(label+": "+figurePublish, plane, float64(asked.publishes)/float64(attaches))
+		s.add(label+": "+figureUnpublish, plane, float64(asked.unpublishes)/float64(attaches))
+	}
 	s.add(figureOverlaps, plane, float64(asked.overlaps))
 	s.add(figureSecondNode, plane, float64(asked.secondNode))
 }
 
 // callFigures are what must be so whatever is measured.
-func (s *samples) callFigures(lanes ...*lane) []*Figure {
+func (s *samples) callFigures(labels ...string) []*Figure {
 	var figures []*Figure
-	for _, l := range lanes {
+	for _, label := range labels {
 		figures = append(figures,
-			s.worst(l.figure(figurePublish), "calls").limit("exactly one", 1),
-			s.worst(l.figure(figureUnpublish), "calls").limit("exactly one", 1))
+			s.worst(label+": "+figurePublish, "calls").limit("exactly one", 1),
+			s.worst(label+": "+figureUnpublish, "calls").limit("exactly one", 1))
 	}
 	return append(figures,
 		s.worst(figureOverlaps, "calls").limit("none", 0),
 		s.worst(figureSecondNode, "calls").limit("none", 0))
+}
+
+// labelsOf lists the labels of lanes.
+func labelsOf(lanes ...*lane) []string {
+	var labels []string
+	for _, l := range lanes {
+		labels = append(labels, l.label)
+	}
+	return labels
 }
 
 // shippedLanes are those of shipped; shippedTarget is for the one of FewVolumes.
@@ -76,7 +87,7 @@ func shipped(ctx context.Context, size Size, r *rig) ([]*Figure, error) {
 		in.atMost(planeUpstream, 1)
 		figures = append(figures, in, found.figure(l.figure(figureAllDetached), "s").atMost(planeUpstream, 1))
 	}
-	return append(figures, found.callFigures(lanes...)...), nil
+	return append(figures, found.callFigures(labelsOf(lanes...)...)...), nil
 }
 
 // tuned does the same with flags that do not bind, and measures the attachers' CPU time.
@@ -109,7 +120,7 @@ func tuned(ctx context.Context, size Size, r *rig) ([]*Figure, error) {
 			figures = append(figures, found.figure(l.figure(name), "ms").atMost(planeUpstream, 1))
 		}
 	}
-	return append(figures, found.callFigures(lanes...)...), nil
+	return append(figures, found.callFigures(labelsOf(lanes...)...)...), nil
 }
 
 // laneTurn is one turn of one plane's attacher on a lane.
@@ -130,7 +141,7 @@ func (r *rig) laneTurn(ctx context.Context, size Size, plane string, l *lane, fo
 		return err
 	}
 	asked := l.driver.asked().since(before)
-	found.called(l, plane, asked, l.volumes)
+	found.called(plane, asked, l.volumes, l.label)
 	found.seconds(l.figure(figureAllAttached), plane, in)
 	found.seconds(l.figure(figureAllDetached), plane, out)
 	perVolume := func(d time.Duration) float64 { return milli(d) / float64(l.volumes) }
