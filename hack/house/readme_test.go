@@ -13,7 +13,7 @@ import (
 )
 
 const (
-	// longestReadme is the most lines of README.md: what a reader takes in before deciding.
+	// longestReadme is the most lines of README.md: more is not read before deciding.
 	longestReadme = 120
 	// longestCode is the most characters of a line of code in it: GitHub shows a scroll bar for longer ones.
 	longestCode = 110
