@@ -40,7 +40,7 @@ func render() (map[string][]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make a folder for the programs: %w", err)
 	}
-	defer os.RemoveAll(at) //nolint:errcheck // a temporary folder
+	defer func() { _ = os.RemoveAll(at) }()
 	upstream, err := readUpstream()
 	if err != nil {
 		return nil, err

@@ -82,14 +82,14 @@ func long(b *bytes.Buffer, p program, flags []manpage.Flag, upstream flagsOf) {
 		}
 		byGroup[name] = append(byGroup[name], f)
 	}
-	slices.SortStableFunc(groups, func(a, b string) int { return p.rank(a) - p.rank(b) })
+	slices.SortStableFunc(groups, func(a, b string) int { return order[a] - order[b] })
 	for _, name := range groups {
 		if name != "" {
 			fmt.Fprintf(b, "\n## %s\n", name)
 			level = "###"
 		}
 		for _, f := range byGroup[name] {
-			fmt.Fprintf(b, "\n%s --%s\n\n%s\n\n%s\n", level, f.Name, wrap(value(f)+upstream.origin(p.name, f.Name), ""), wrap(sentence(f.Usage), ""))
+			fmt.Fprintf(b, "\n%s --%s\n\n%s\n\n%s\n", level, f.Name, wrap(value(f)+upstream.origin(f.Name), ""), wrap(sentence(f.Usage), ""))
 		}
 	}
 	if len(dropped) > 0 {
@@ -112,8 +112,6 @@ func (p program) groupOf(f manpage.Flag) string {
 var order = map[string]int{
 	"Driver": -3, "Controllers": -3, "Attach and detach": -2, "Recovery of volumes from dead nodes": -1, "Log": 1, "Other": 2,
 }
-
-func (program) rank(group string) int { return order[group] }
 
 // short writes the flags as a list.
 func short(b *bytes.Buffer, flags []manpage.Flag) {

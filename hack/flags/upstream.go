@@ -63,8 +63,8 @@ func listed(sets ...map[string]string) func(string) (string, bool) {
 	}
 }
 
-// origin is a sentence on which of the two programs have a flag. Ignored flags of csi-attacher are those of its older versions.
-func (f flagsOf) origin(program, flag string) string {
+// origin is a sentence that reports whether upstream's program has the flag too.
+func (f flagsOf) origin(flag string) string {
 	if f.has == nil {
 		return ""
 	}

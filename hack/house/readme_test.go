@@ -1,6 +1,7 @@
 package house
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"os"
@@ -77,14 +78,14 @@ func figureProblems(text string, figures []figure, open func(file string) (strin
 		if err := f.check(open); err != nil {
 			problems = append(problems, fmt.Sprintf("%q: %v", f.readme, err))
 		}
-		number := measured.FindStringSubmatchIndex(f.readme)
-		for from := 0; number != nil; { // only that number has this source
+		digits := measured.FindStringSubmatchIndex(f.readme)
+		for from := 0; digits != nil; { // only that number has this source
 			at := strings.Index(text[from:], f.readme)
 			if at < 0 {
 				break
 			}
 			from += at + len(f.readme)
-			for i := number[2]; i < number[3]; i++ {
+			for i := digits[2]; i < digits[3]; i++ {
 				rest[from-len(f.readme)+i] = '-'
 			}
 		}
@@ -100,7 +101,7 @@ func figureProblems(text string, figures []figure, open func(file string) (strin
 func (f figure) check(open func(file string) (string, error)) error {
 	figure := measured.FindStringSubmatch(f.readme)
 	if figure == nil {
-		return fmt.Errorf("it has no number with a unit")
+		return errors.New("it has no number with a unit")
 	}
 	source, err := open(f.file)
 	if err != nil {
