@@ -86,8 +86,9 @@ func bannedIn(text string) (found []string) {
 // Code and links are not prose.
 func TestDocumentsUsePlainWords(t *testing.T) {
 	record := regexp.MustCompile(`^\d{4}-`)
+	flags := filepath.Join(root, "docs", "flags") // has texts of upstream's libraries; belay's own are in the code that is checked below
 	for _, page := range documents(t) {
-		if record.MatchString(filepath.Base(page)) {
+		if record.MatchString(filepath.Base(page)) || filepath.Dir(page) == flags {
 			continue
 		}
 		for _, found := range bannedIn(prose(read(t, page))) {

@@ -14,10 +14,19 @@ import (
 	"belay.dev/belay/internal/preflight"
 )
 
-// TestOutputOfExplainIsDocumented checks that docs/kubectl-belay.md has a table for each type of the output, with each of its fields
-// and no others.
+// output are pages of docs/output.
+func output(t *testing.T, pages ...string) (text string) {
+	t.Helper()
+	for _, page := range pages {
+		text += read(t, filepath.Join(root, "docs", "output", page))
+	}
+	return text
+}
+
+// TestOutputOfExplainIsDocumented checks that docs/output has a table for each type of the output, with each of its fields and no
+// others.
 func TestOutputOfExplainIsDocumented(t *testing.T) {
-	page := read(t, filepath.Join(root, "docs", "kubectl-belay.md"))
+	page := output(t, "README.md", "explain.md", "lists.md")
 	checkTables(t, page, typesOf(reflect.TypeFor[diagnosis.Explanation]()))
 	for _, list := range []reflect.Type{reflect.TypeFor[diagnosis.StuckList](), reflect.TypeFor[diagnosis.OrphanList](), reflect.TypeFor[diagnosis.NodeMap](), reflect.TypeFor[preflight.ClusterHealth]()} {
 		types := typesOf(list)
@@ -41,14 +50,16 @@ func TestOutputOfExplainIsDocumented(t *testing.T) {
 	}
 }
 
-// TestOutputOfTimelineIsDocumented checks docs/timeline.md in the same way; what explain prints too is in the other page.
+// TestOutputOfTimelineIsDocumented checks timeline.md in the same way; what explain prints too is in the other page. The hops are
+// those of docs/timeline.md.
 func TestOutputOfTimelineIsDocumented(t *testing.T) {
-	page := read(t, filepath.Join(root, "docs", "timeline.md"))
+	page := output(t, "timeline.md")
 	types := typesOf(reflect.TypeFor[diagnosis.Timeline]())
 	for kind := range typesOf(reflect.TypeFor[diagnosis.Explanation]()) {
 		delete(types, kind)
 	}
 	checkTables(t, page, types)
+	page += read(t, filepath.Join(root, "docs", "timeline.md"))
 	for _, name := range []any{
 		diagnosis.HopPodDeleted, diagnosis.HopEnded, diagnosis.HopUnmounted, diagnosis.HopDetachRequested, diagnosis.HopDetached, diagnosis.HopPodCreated,
 		diagnosis.HopScheduled, diagnosis.HopAttachRequested, diagnosis.HopTaken, diagnosis.HopAttached, diagnosis.HopReported, diagnosis.HopMounted,
@@ -60,9 +71,9 @@ func TestOutputOfTimelineIsDocumented(t *testing.T) {
 	}
 }
 
-// TestOutputOfEvidenceIsDocumented checks docs/evidence.md in the same way; what explain prints too is in the other page.
+// TestOutputOfEvidenceIsDocumented checks evidence.md in the same way; what explain prints too is in the other page.
 func TestOutputOfEvidenceIsDocumented(t *testing.T) {
-	page := read(t, filepath.Join(root, "docs", "evidence.md"))
+	page := output(t, "evidence.md")
 	for _, root := range []reflect.Type{reflect.TypeFor[diagnosis.NodeEvidence](), reflect.TypeFor[diagnosis.FencePlan]()} {
 		types := typesOf(root)
 		for kind := range typesOf(reflect.TypeFor[diagnosis.Explanation]()) {
@@ -88,7 +99,7 @@ func without(fields, others []string) []string {
 func checkTables(t *testing.T, page string, types map[string][]string) {
 	t.Helper()
 	for kind, fields := range types {
-		_, table, ok := strings.Cut(page, "\n### "+kind+"\n")
+		_, table, ok := strings.Cut(page, "\n## "+kind+"\n")
 		if !ok {
 			t.Errorf("no table describes the type %s", kind)
 			continue

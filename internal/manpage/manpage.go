@@ -4,6 +4,7 @@ package manpage
 
 import (
 	"bytes"
+	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -23,13 +24,17 @@ const (
 // Completions returns the completion scripts of a program, by file name.
 type Completions func(cmd *cobra.Command) (map[string][]byte, error)
 
-// Main writes everything into the folder that is the program's only argument, and exits.
+// Main writes everything into the folder that is the program's only argument, or prints the flags as JSON with the argument --flags, and exits.
 func Main(cmd *cobra.Command, section string, completions Completions) {
 	if len(os.Args) != 2 {
-		fmt.Fprintf(os.Stderr, "usage: %s DIR\n", os.Args[0])
+		fmt.Fprintf(os.Stderr, "usage: %[1]s DIR\n       %[1]s --flags\n", os.Args[0])
 		os.Exit(2)
 	}
-	if err := Write(cmd, os.Args[1], section, completions); err != nil {
+	write := func() error { return Write(cmd, os.Args[1], section, completions) }
+	if os.Args[1] == "--flags" {
+		write = func() error { return json.NewEncoder(os.Stdout).Encode(Flags(cmd)) }
+	}
+	if err := write(); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
