@@ -150,6 +150,10 @@ scale: upstream ## Measure both planes at up to 100,000 volumes on 5,000 nodes (
 performance: check-go ## Write docs/performance.md and all pictures of docs from the figures in docs/performance.
 	cd lab && go run ./performance ../docs
 
+.PHONY: flags
+flags: check-go ## Write docs/flags: the flags of the programs, as the programs list them.
+	go run ./hack/flags
+
 .PHONY: conformance
 conformance: check-go ## Render docs/conformance from the conformance tables, and check their links to upstream.
 	go test -count=1 ./internal/testing/conformance -update
