@@ -19,7 +19,7 @@ import (
 const csiAttacher = "lab.belay.dev/csi-attacher:v4.12.0"
 
 // TestAttacherSwap runs csi-attacher in a Deployment as drivers do, with the rights that they ship, and puts belay-attacher in its place and takes it out again: with the commands
-// of the README, and with the component for kustomize.
+// of docs/adopt-attacher.md, and with the component for kustomize.
 func TestAttacherSwap(t *testing.T) {
 	long(t)
 	r := open(t, cluster.Options{Name: "install-attacher", Nodes: 3})
