@@ -46,7 +46,7 @@ func parseServed(metrics []byte) (served, error) {
 		if err != nil {
 			return served{}, fmt.Errorf("read the metric %s: %w", lines.Text(), err)
 		}
-		labels := labelsOf(sample[2])
+		labels := parseLabels(sample[2])
 		if sample[1] == "apiserver_request_total" {
 			counted = true
 			found.requests[requestOf(labels)] += value
@@ -63,8 +63,8 @@ func parseServed(metrics []byte) (served, error) {
 	return found, nil
 }
 
-// labelsOf are the labels between the braces of a sample.
-func labelsOf(text string) map[string]string {
+// parseLabels are the labels between the braces of a sample.
+func parseLabels(text string) map[string]string {
 	labels := map[string]string{}
 	for pair := range strings.SplitSeq(text, `",`) {
 		name, value, _ := strings.Cut(pair, `="`)
