@@ -36,7 +36,7 @@ type recoveryOptions struct {
 }
 
 const recoveryLong = `Takes nodes away under a StatefulSet's pod that writes records, and measures how long it takes until the pod writes again on
-another node. Evidence is the node's BMC alone: a real IPMI controller, asked by a real fence_ipmilan.
+another node. Evidence is the node's BMC alone: OpenIPMI's simulator ipmi_sim, asked over IPMI by Debian's fence_ipmilan.
 
   power cut  all processes of the node are killed, and its BMC says Off
   hung       all processes of the node are frozen, and its BMC says On: belay switches it off
