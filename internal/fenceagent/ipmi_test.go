@@ -20,7 +20,7 @@ import (
 
 const password = "Tr0ub4dor"
 
-// bmc starts a real BMC whose power is a file, and returns its address.
+// bmc starts a simulated BMC (ipmi_sim) whose power is a file, and returns its address.
 func bmc(t *testing.T) (host, port, power string) {
 	t.Helper()
 	sim, err := exec.LookPath("ipmi_sim")
@@ -71,8 +71,8 @@ set_working_mc 0x20
 	return host, port, power
 }
 
-// TestRealBMC: a real fence_ipmilan asks and commands a real BMC, and no other process sees the password.
-func TestRealBMC(t *testing.T) {
+// TestIPMISim: fence_ipmilan asks and commands OpenIPMI's simulator, and no other process sees the password.
+func TestIPMISim(t *testing.T) {
 	path, err := Find("/usr/sbin", "fence_ipmilan")
 	if err != nil {
 		t.Skip("fence_ipmilan is not installed: apt-get install openipmi ipmitool fence-agents")

@@ -70,7 +70,7 @@ func (p paths) faultOf(node string) BMCFault {
 // bmcEmulator is the management controller that ipmi_sim emulates: one without sensors.
 const bmcEmulator = "mc_setbmc 0x20\nmc_add 0x20 0 no-device-sdrs 0x23 9 8 0x9f 0x1291 0xf02 persist_sdr\nsel_enable 0x20 1000 0x0a\nmc_enable 0x20\n"
 
-// bmc is a real IPMI-over-LAN controller of a node (ipmi_sim of OpenIPMI). Its chassis control is a command of belay-lab, which switches the
+// bmc is the simulated BMC of a node: ipmi_sim of OpenIPMI, which speaks IPMI over LAN. Its chassis control is a command of belay-lab, which switches the
 // node off and on for real.
 func (s specs) bmc(node string) (proc.Spec, error) {
 	program, err := exec.LookPath("ipmi_sim")
