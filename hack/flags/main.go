@@ -81,7 +81,7 @@ func write(pages map[string][]byte, check bool) error {
 	for name, text := range pages {
 		path := filepath.Join(folder, name)
 		if !check {
-			if err := os.WriteFile(path, text, 0o644); err != nil { //nolint:gosec // for everyone
+			if err := os.WriteFile(path, text, 0o644); err != nil {
 				return fmt.Errorf("write %s: %w", path, err)
 			}
 			continue

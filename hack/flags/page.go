@@ -127,7 +127,7 @@ func short(b *bytes.Buffer, flags []manpage.Flag) {
 	}
 }
 
-// value describes the value of a flag: "Duration, default `6m0s`."
+// value describes the value of a flag: "Duration, default `6m0s`.".
 func value(f manpage.Flag) string {
 	kind, ok := kinds[f.Type]
 	if !ok {
@@ -159,7 +159,7 @@ const width = 120
 func wrap(text, indent string) string {
 	var lines []string
 	line := ""
-	for _, word := range strings.Fields(text) {
+	for _, word := range strings.FieldsSeq(text) {
 		if line != "" && len([]rune(line))+1+len([]rune(word)) > width {
 			lines, line = append(lines, line), ""
 		}

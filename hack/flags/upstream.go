@@ -15,16 +15,16 @@ type flagsOf struct {
 
 // The flags that both have, in Kubernetes v1.36.3. The value is upstream's default where it is another one.
 var (
-	// cmd/kube-controller-manager/app/options, k8s.io/controller-manager/options, k8s.io/component-base/config/options and logs/api/v1
+	// cmd/kube-controller-manager/app/options, k8s.io/controller-manager/options, k8s.io/component-base/config/options and logs/api/v1.
 	controllerManager = map[string]string{
 		"attach-detach-reconcile-sync-period": "", "disable-attach-detach-reconcile-sync": "", "disable-force-detach-on-timeout": "",
 		"controllers": "*", "kubeconfig": "", "kube-api-qps": "20", "kube-api-burst": "", "version": "",
 		"leader-elect": "", "leader-elect-lease-duration": "", "leader-elect-renew-deadline": "", "leader-elect-retry-period": "",
 		"leader-elect-resource-lock": "", "leader-elect-resource-name": "kube-controller-manager", "leader-elect-resource-namespace": "",
 	}
-	// cmd/kubelet/app/options
+	// cmd/kubelet/app/options.
 	kubelet = map[string]string{"kubeconfig": "", "root-dir": "", "container-runtime-endpoint": "", "volume-stats-agg-period": "", "v": ""}
-	// k8s.io/component-base/logs/api/v1, in all of them
+	// k8s.io/component-base/logs/api/v1, in all of them.
 	logging = map[string]string{
 		"log-flush-frequency": "", "log-json-info-buffer-size": "", "log-json-split-stream": "", "log-text-info-buffer-size": "",
 		"log-text-split-stream": "", "logging-format": "", "v": "", "vmodule": "",

@@ -39,7 +39,8 @@ func TestCheckKubeletConfig(t *testing.T) {
 	}
 	const usual = `"nodeStatusUpdateFrequency":"10s","nodeStatusReportFrequency":"5m0s","nodeLeaseDurationSeconds":40`
 	const follows = `"nodeStatusUpdateFrequency":"1s","nodeStatusReportFrequency":"1s","nodeLeaseDurationSeconds":40`
-	front := through(t, broken{resource: "proxy", fail: kubelets(map[string]string{"tick-a": usual, "tick-b": usual, "tick-c": follows})})
+	answers := kubelets(map[string]string{"tick-a": usual, "tick-b": usual, "tick-c": follows}) //nolint:bodyclose // the client closes it
+	front := through(t, broken{resource: "proxy", fail: answers})
 	got := run(t, front, "check", "--kubelet-config", "--ascii")
 	_, section, _ := strings.Cut(got.out, preflight.CategoryKubelets+"\n")
 	section, _, _ = strings.Cut(section, "\n\n")
