@@ -27,7 +27,7 @@ type watcher struct {
 	total    int // of the packages
 	done     int
 	reported time.Time // the last time; at first the beginning, as an estimate from a few packages is none
-	rest     []byte // the beginning of a line
+	rest     []byte    // the beginning of a line
 	said     bytes.Buffer
 }
 
