@@ -156,3 +156,37 @@ func TestNegativeWaits(t *testing.T) {
 		t.Errorf("%v so far, of a move that began 6 s ago", total)
 	}
 }
+
+// TestStartAfterTheNextPod: where the next pod was created first, as in a rolling update, the move does not begin with it or before: the old pod
+// was deleted later, and nothing says when.
+func TestStartAfterTheNextPod(t *testing.T) {
+	m := newMoved("belay-controller", "belay-attacher")
+	m.belayEvents()
+	m.kills("Stopping container app", 600)
+	m.Now = begin.Add(700 * time.Second)
+	for i, s := range map[int]int{2: 603, 3: 605} {
+		m.Events[i].FirstTimestamp, m.Events[i].LastTimestamp = at(s), at(s)
+	}
+	m.va.CreationTimestamp = at(606)
+	m.pod.Status.ContainerStatuses[0].State.Running.StartedAt = at(615)
+	// The old pod has another name than the new one, as those of a Deployment.
+	for _, e := range m.Events {
+		if e.InvolvedObject.UID == "old" {
+			e.InvolvedObject.Name = "db-old"
+		}
+	}
+	for i, s := range []int{606, 607, 611} {
+		when := at(s)
+		m.va.ManagedFields[i].Time = &when
+	}
+	m.Events[4].FirstTimestamp, m.Events[4].LastTimestamp = at(612), at(612)
+	m.pod.Status.Conditions[1].LastTransitionTime, m.pod.Status.Conditions[2].LastTransitionTime = at(614), at(616)
+	answer, err := Timelines(m.Snapshot, Ref{Resource: Volumes, Name: "pv-1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	v := &answer.Moves[0]
+	if v.StartedBefore && v.Start.Sub(begin) < time.Minute {
+		t.Errorf("hops %v: the move is said to have begun at %v or before, %v in all: the old pod was stopped at 600s", lines(v), v.Start.Sub(begin), v.End.Sub(*v.Start))
+	}
+}
