@@ -190,3 +190,34 @@ func TestStartAfterTheNextPod(t *testing.T) {
 		t.Errorf("hops %v: the move is said to have begun at %v or before, %v in all: the old pod was stopped at 600s", lines(v), v.Start.Sub(begin), v.End.Sub(*v.Start))
 	}
 }
+
+// TestManyEvents: a hundred thousand events do not make a timeline take long.
+func TestManyEvents(t *testing.T) {
+	m := newMoved("belay-controller", "belay-attacher")
+	m.belayEvents()
+	for i := range 100_000 {
+		m.event("old", "Killing", "Stopping container app", 1+i%3)
+	}
+	began := time.Now()
+	if _, err := Timelines(m.Snapshot, Ref{Resource: Volumes, Name: "pv-1"}); err != nil {
+		t.Fatal(err)
+	}
+	if took := time.Since(began); took > 3*time.Second {
+		t.Errorf("took %v", took)
+	} else {
+		t.Logf("took %v", took)
+	}
+}
+
+// TestForceDeletedPod: the object of a pod that was deleted by force is gone at once, and the kubelet lets its containers run for the grace period
+// of its spec (k/k pkg/kubelet/pod_workers.go: calculateEffectiveGracePeriod). That they have ended is not known, nor that the unmount hangs.
+func TestForceDeletedPod(t *testing.T) {
+	m := newMoved("belay-controller", "belay-attacher")
+	m.leaves(200, 195)
+	m.Pods = m.Pods[:1] // db-0 was deleted by force, and a new one made; its grace period was 600 s
+	m.kills("Stopping container app", 4)
+	h := hopOf(t, m.Snapshot, HopUnmounted)
+	if strings.Contains(h.Why, claimsHang) && !strings.Contains(h.Why, "containers") && !strings.Contains(h.Why, "grace") {
+		t.Errorf("got %q: the containers may run for 400 s more", h.Why)
+	}
+}
