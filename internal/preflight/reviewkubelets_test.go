@@ -3,6 +3,8 @@ package preflight
 import (
 	"context"
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -59,5 +61,18 @@ func TestProfileOfAnotherRole(t *testing.T) {
 	health := Health(t.Context(), config, nodesOf("a"), false)
 	if c := kubeletsOf(&health)["nodeLeaseDurationSeconds"]; c.Result != Warning || !strings.Contains(c.Message, "profile fast") {
 		t.Errorf("%s: %s; the detector runs with fast", c.Result, c.Message)
+	}
+}
+
+// TestHintLeads: the hint of a warning names a section that its page has.
+func TestHintLeads(t *testing.T) {
+	config := reviewed(true, nil, runs("belay-system", "recovery", "belay-controller:v1", "--controllers=recovery", "--recovery-profile=fast"))
+	config.Kubelets = func(context.Context, string) ([]byte, error) { return []byte(configOf("10s", "5m", 40)), nil }
+	health := Health(t.Context(), config, nodesOf("a"), false)
+	c := kubeletsOf(&health)["nodeLeaseDurationSeconds"]
+	page, section, _ := strings.Cut(c.Hint, "#")
+	text, err := os.ReadFile(filepath.Join("..", "..", page))
+	if err != nil || !strings.Contains(strings.ToLower(string(text)), "\n## "+section+"\n") {
+		t.Errorf("%s: there is no such section (%v)", c.Hint, err)
 	}
 }
