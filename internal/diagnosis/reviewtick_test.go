@@ -90,7 +90,7 @@ func TestTickOfExplainAndTimeline(t *testing.T) {
 	}
 }
 
-// TestStartBySandboxChange: a kubelet that makes the sandbox of a pod anew stops its containers with the event "Stopping container" (killPod),
+// TestStartBySandboxChange: a kubelet that recreates the sandbox of a pod stops its containers with the event "Stopping container" (killPod),
 // long before the pod is deleted. That is not the beginning of the move.
 func TestStartBySandboxChange(t *testing.T) {
 	m := newMoved("belay-controller", "belay-attacher")
