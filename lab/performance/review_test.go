@@ -22,8 +22,8 @@ func TestQuickFiguresAreRefused(t *testing.T) {
 	}
 }
 
-// TestFailedRunsAreTold: where a run failed, as with a lost record, the first table and the picture say so beside the time of the others.
-func TestFailedRunsAreTold(t *testing.T) {
+// TestFailedRunsAreReported: where a run failed, as with a lost record, the first table and the picture say so beside the time of the others.
+func TestFailedRunsAreReported(t *testing.T) {
 	d := &data{recovery: recovery()} // one of four runs of each series: "a record is lost"
 	d.recovery.Series[0].Failures, d.recovery.Series[1].Failures = 1, 1
 	d.curves = &figures{}
