@@ -65,11 +65,19 @@ func formProblems(text string) (problems []string) {
 // measured is a number with a unit.
 var measured = regexp.MustCompile(`(\d[\d,]*(?:\.\d+)?)\s?(?:s|ms|µs|min|minutes?|seconds?|hours?|KiB|MiB|GiB|%|x|times|calls)(?:[^\pL\d]|$)`)
 
+// compared is a number that another one is compared with.
+var compared = regexp.MustCompile(`\b(?:not|beside|instead of) (\d[\d,]*(?:\.\d+)?)(\s?\S*)`)
+
 // figureProblems are the figures of a text that no source has.
 func figureProblems(text string, figures []figure, open func(file string) (string, error)) (problems []string) {
 	text = prose(strings.ReplaceAll(text, "**", ""))
 	text = strings.Join(strings.Fields(text), " ")
 	rest := []byte(text)
+	for _, found := range compared.FindAllString(text, -1) { // both sides of a comparison have a unit, and so a source
+		if !measured.MatchString(found + " ") {
+			problems = append(problems, fmt.Sprintf("%q has no unit: both sides of a comparison need a source", strings.TrimSpace(found)))
+		}
+	}
 	for _, f := range figures {
 		if !strings.Contains(text, f.readme) {
 			problems = append(problems, fmt.Sprintf("it has no %q: remove its row from figures_test.go", f.readme))
@@ -167,6 +175,7 @@ func TestReadmeProblemsAreFound(t *testing.T) {
 		"another number":   {"it takes 32 s", []figure{{"takes 32 s", "f", fast}}, 1},
 		"another digit":    {"it takes 31.1 s", []figure{{"takes 31.1 s", "f", fast}}, 1},
 		"no source":        {"it takes 31 s, not 44 s", []figure{{"takes 31 s, not 44 s", "f", fast}}, 1},
+		"no unit":          {"31 s, not 44", []figure{{"31 s", "f", fast}}, 1},
 		"each unit":        {"5 ms 3% 4x, 7 MiB 1 min (2 s)", nil, 6},
 		"gone":             {"it is fast", []figure{{"takes 31 s", "f", fast}}, 1},
 		"no match":         {"it takes 31 s", []figure{{"takes 31 s", "f", `other ([\d.]+)`}}, 1},
