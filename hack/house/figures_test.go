@@ -13,8 +13,8 @@ type figure struct {
 //
 //	{"31 s until the pod writes elsewhere", "docs/recovery/how-long.md", `(?m)^\| default .*\| ([\d.]+) s \|`},
 var figures = []figure{
-	{"after 31.0 s (n=20)", "docs/recovery/how-long.md", `(?m)^\| power cut \| kubelet \| default \| 20 \| ([\d.]+) s`},
-	{"or 73.6 s if the machine", "docs/recovery/how-long.md", `(?m)^\| power cut \| kubelet \| 3 \| ([\d.]+) s`},
+	{"after 25.9 s (n=8)", performance, `(?m)^\| power cut \| kubelet \| recovery, profile default, beside upstream's controller \| 8 \| 0 \| ([\d.]+) s`},
+	{"or 66.5 s if a script", performance, `(?m)^\| power cut \| kubelet \| without recovery, with the script \| 4 \| 0 \| ([\d.]+) s`},
 	{"seconds: 4.5 s", performance, drained("as shipped", 2)},
 	{"not 80.6 s", performance, drained("as shipped", 1)},
 	{"4.6 s with its", performance, drained("csi-attacher tuned", 1)},
