@@ -340,10 +340,26 @@ func (v *Move) measure(now time.Time) {
 			v.ends(i, at)
 		}
 	}
-	if len(v.Hops) > 0 && v.Hops[0].Name == HopPodDeleted && v.Hops[0].State == HopUnknown {
-		v.Start = earlier(v.Start, v.Hops[0].NotAfter)
-		v.StartedBefore = v.Start != nil
+	if began := v.began(); began != nil {
+		v.Start, v.StartedBefore = cmp.Or(began.At, began.NotAfter), began.At == nil
 	}
+}
+
+// began is the hop that a move begins with, if it has a time or a limit: with the departure, if there is one. The next pod may have been
+// created before.
+func (v *Move) began() *Hop {
+	for i := range v.Hops {
+		h := &v.Hops[i]
+		switch {
+		case h.Name != HopPodDeleted && h.Name != HopEnded:
+			return nil
+		case h.At != nil || h.NotAfter != nil:
+			return h
+		case h.State != HopNotNeeded: // of a pod that has ended by itself
+			return nil
+		}
+	}
+	return nil
 }
 
 // ends sets how long a hop took, which ended or has lasted until a time.
