@@ -295,8 +295,8 @@ func checkTick(known []kubelet) Check {
 	return c
 }
 
-// oftenReported is how long a kubelet should at least wait until it sends a status that has not changed: a fifth of the default. Nothing waits
-// for such a status, because the lease of the node is its heartbeat.
+// oftenReported is how long a kubelet should at least wait until it sends a status that has not changed: a fifth of the default. Nothing needs
+// such a status sooner, because the lease of the node is its heartbeat.
 const oftenReported = time.Minute
 
 // checkReport finds kubelets that send much without need. The setting follows nodeStatusUpdateFrequency if only that is set, and is five
@@ -306,9 +306,8 @@ func checkReport(known []kubelet) Check {
 	c := Check{Name: "nodeStatusReportFrequency", Result: OK, Message: values(known, func(k kubelet) time.Duration { return k.report })}
 	rate := 0.0
 	c.Objects = nodesWith(known, func(k kubelet) string {
-		ticks := math.Ceil(k.report.Seconds() / k.tick.Seconds()) // it is sent with a tick
-		period := ticks * k.tick.Seconds()
-		if k.report > k.tick && period >= oftenReported.Seconds() {
+		period := math.Ceil(k.report.Seconds()/k.tick.Seconds()) * k.tick.Seconds() // it is sent with a tick
+		if period >= oftenReported.Seconds() {
 			return ""
 		}
 		rate += 1 / period
@@ -316,7 +315,7 @@ func checkReport(known []kubelet) Check {
 	})
 	if len(c.Objects) > 0 {
 		c.Result, c.Hint = Warning, tickPage
-		c.Message += fmt.Sprintf("; kubelets that send a status with every tick, or more than once a minute, although nothing has changed: %d, "+
+		c.Message += fmt.Sprintf("; kubelets that send a status more than once a minute although nothing has changed: %d, "+
 			"with about %s requests a second in all. It follows nodeStatusUpdateFrequency where only that is set: set it to 5m", len(c.Objects), number(rate))
 	}
 	return c
