@@ -36,7 +36,8 @@ type Move struct {
 	To   string `json:"to,omitempty"`
 	// Pod is the pod that the volume came for, if there is one that may be named.
 	Pod *Ref `json:"pod,omitempty"`
-	// Start and End are those of the hops that are known or limited; a move that is not over ends now.
+	// Start is when the pod that had the volume was deleted, or the limit of that; without these, the first time of a hop. End is the last one; a move
+	// that is not over ends now.
 	Start *time.Time `json:"start,omitempty"`
 	End   *time.Time `json:"end,omitempty"`
 	// StartedBefore is set if the move began at Start or before: when the pod that had the volume was deleted is not recorded.
