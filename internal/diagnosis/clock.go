@@ -59,7 +59,7 @@ func (x *state) clock(key attachment.VolumeKey, h *Holder, w wait) []string {
 	switch w.reason {
 	case explain.NodeNotReady, attachment.NodeGone, attachment.NodeReturned, attachment.NodeReplaced:
 	default:
-		return append(lines, x.unmountTick(h, w)...)
+		return append(lines, x.unmountTick(key, h, w)...)
 	}
 	for _, pod := range x.usersOn(key, h.Node.Name) {
 		lines = append(lines, x.clockOfNode(h.Node, pod)...)

@@ -1,6 +1,7 @@
 package diagnosis
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -13,8 +14,8 @@ import (
 	"belay.dev/belay/internal/kube"
 )
 
-// unmountUsual is how long an unmount may take until it counts as failing: a kubelet sends its list every ten seconds by default,
-// and upstream's controller looks at it once a minute.
+// unmountUsual is how long an unmount may take until it counts as failing: a kubelet sends its list every ten seconds by default, some once a
+// minute, and upstream's controller looks at it once a minute.
 const unmountUsual = 90 * time.Second
 
 // blockedBy explains why another node has the exclusive volume that a pod waits for: the holder that decides, and the wait.
@@ -127,8 +128,8 @@ func (x *state) heldByHealthy(w *wait, key attachment.VolumeKey, h *Holder, pod 
 	case h.PodsUnknown:
 		w.reason = attachment.OtherWriterAttached
 	case h.InUse == "yes":
-		if at := x.lastEnded(key, h.Node.Name); at.After(w.since) {
-			w.since = at // the other pod may have waited for long before
+		if at := x.lastEnded(key, h.Node.Name); !at.IsZero() {
+			w.since = at // whenever the other pod began to wait
 		}
 		x.unmounting(w)
 	default:
@@ -145,13 +146,8 @@ func allTerminate(h *Holder) bool {
 // lastEnded is when the last container ended that used the volume on a node, of the pods that still exist.
 func (x *state) lastEnded(key attachment.VolumeKey, node string) (last time.Time) {
 	for _, u := range x.uses[key] {
-		if u.pod.Spec.NodeName != node || !ended(u) {
-			continue
-		}
-		for _, c := range slices.Concat(u.pod.Status.InitContainerStatuses, u.pod.Status.ContainerStatuses) {
-			if t := c.State.Terminated; t != nil && t.FinishedAt.After(last) {
-				last = t.FinishedAt.Time
-			}
+		if u.pod.Spec.NodeName == node && ended(u) {
+			last = later(last, x.endOf(u.pod))
 		}
 	}
 	return last
@@ -165,7 +161,7 @@ func (x *state) unmounting(w *wait) {
 		w.reason = explain.UnmountFailing
 	}
 	if w.since.IsZero() {
-		w.detail = "since when no pod needs it there is unknown: if this lasts for longer than two minutes, the unmount fails or hangs"
+		w.detail = fmt.Sprintf("since when no pod needs it there is unknown: if this lasts for longer than %.0f s, the unmount fails or hangs", unmountUsual.Seconds())
 	}
 }
 

@@ -1,6 +1,9 @@
 package diagnosis
 
 import (
+	"cmp"
+	"fmt"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -9,10 +12,6 @@ import (
 	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/kube"
 )
-
-// tickExplains is how long a wait for a list of volumes in use may have lasted that the kubelet's status tick still explains. It holds
-// several ticks of a kubelet with its defaults.
-const tickExplains = 2 * time.Minute
 
 // ticks reports whether a node's list of volumes in use is one that a kubelet publishes with its next status: its kubelet works, and the
 // list is not that of belay-node, which writes it at once.
@@ -37,11 +36,56 @@ func lastStatus(node *corev1.Node) time.Time {
 }
 
 // unmountTick says that the list of a holder is that of its kubelet's last status.
-func (x *state) unmountTick(h *Holder, w wait) []string {
+func (x *state) unmountTick(key attachment.VolumeKey, h *Holder, w wait) []string {
 	if w.reason != attachment.StillInUse || !x.ticks(h.Node.Name) {
 		return nil
 	}
-	return []string{explain.AwaitsUnmountStatus(h.Node.Name)}
+	lines := []string{explain.AwaitsUnmountStatus(h.Node.Name)}
+	if !slices.ContainsFunc(x.uses[key], func(u use) bool { return u.pod.Spec.NodeName == h.Node.Name && ended(u) }) {
+		lines = append(lines, explain.DeletedByForce)
+	}
+	return lines
+}
+
+// stillListed is why a node lists a volume whose pod has ended: another pod uses it, or as far as a status of the kubelet explains it, and
+// what the Node shows of its last one.
+func (m *mover) stillListed(node *corev1.Node, ended *Hop) string {
+	if users := m.usersOn(m.key, m.from); len(users) > 0 {
+		return ", and " + m.named(users[0]) + " uses it there"
+	}
+	if !m.podsKnown(m.key, m.from) {
+		return ", and a pod there that you may not read may use it"
+	}
+	if !m.ticks(m.from) {
+		return ""
+	}
+	since, force := cmp.Or(ended.At, ended.NotAfter), "; "+explain.DeletedByForce
+	if m.old != nil {
+		since, force = timePointer(m.endOf(m.old)), ""
+	}
+	switch {
+	case since == nil:
+		return "; " + explain.AwaitsUnmountStatus(m.from) + fmt.Sprintf("; if this lasts for longer than %.0f s, the unmount fails or hangs", unmountUsual.Seconds()) + force
+	case m.Now.Sub(*since) > unmountUsual:
+		return ", for longer than a status of its kubelet explains: the unmount fails or hangs" + force
+	}
+	text := "; " + explain.AwaitsUnmountStatus(m.from) + force
+	switch status := lastStatus(node).Truncate(second); {
+	case ended.At == nil || status.IsZero() || status.Equal(ended.At.Truncate(second)):
+	case status.Before(*ended.At):
+		text += "; the status that the Node shows is from before the containers ended"
+	default:
+		text += "; its status of " + status.UTC().Format(time.TimeOnly) + ", after the containers ended, lists it too"
+	}
+	return text
+}
+
+// named is a pod by its name, if that may be told.
+func (m *mover) named(pod *corev1.Pod) string {
+	if !m.mayName(pod.Namespace) {
+		return "a pod in a namespace that you may not read"
+	}
+	return "pod " + join(pod.Namespace, pod.Name)
 }
 
 // mountTick says that the pod's own node has to list the volume first. A wait that has lasted longer has the reason MountFailing.

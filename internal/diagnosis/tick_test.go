@@ -8,6 +8,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"belay.dev/belay/internal/attachment"
@@ -57,14 +58,14 @@ func TestTimelineNamesTheTick(t *testing.T) {
 	}{
 		"unmounted, no status since": {
 			func(m *moved) { m.leaves(6, -3) }, HopUnmounted,
-			[]string{lists, "the kubelet of node n1 unmounts the volume, and lists it in use until its next status (" + setting + ")", before}, []string{hangs, after},
+			[]string{lists, "the kubelet of node n1 unmounts the volume, and lists it in use until its next status (" + setting + ")", before}, []string{hangs, after, explain.DeletedByForce},
 		},
 		"a status since lists it":  {func(m *moved) { m.leaves(16, 8) }, HopUnmounted, []string{lists, setting, "its status of 12:00:08, " + after}, []string{before}},
 		"a status of that second":  {func(m *moved) { m.leaves(6, 2) }, HopUnmounted, []string{lists, setting}, []string{before, after}},
 		"no time of the status":    {func(m *moved) { m.leaves(6, 2).Status.Conditions[0].LastHeartbeatTime = metav1.Time{} }, HopUnmounted, []string{setting}, []string{before, after}},
 		"for longer than a status": {func(m *moved) { m.leaves(130, 2) }, HopUnmounted, []string{lists, hangs}, []string{setting}},
 		"when the pod ended is unknown": {
-			func(m *moved) { m.leaves(6, 2); m.pod.Name, m.Pods = "other", m.Pods[:1] }, HopUnmounted, []string{setting, "longer than two minutes, " + hangs}, []string{before, after},
+			func(m *moved) { m.leaves(6, 2); m.pod.Name, m.Pods = "other", m.Pods[:1] }, HopUnmounted, []string{setting, "longer than 90 s, " + hangs}, []string{before, after},
 		},
 		"the pod is gone, by the creation of the next one": {func(m *moved) { m.leaves(20, 2); m.Pods = m.Pods[:1] }, HopUnmounted, []string{setting}, []string{hangs}},
 		"the pod is gone for long":                         {func(m *moved) { m.leaves(126, 2); m.Pods = m.Pods[:1] }, HopUnmounted, []string{hangs}, []string{setting}},
@@ -260,7 +261,7 @@ func TestExplainNamesTheTick(t *testing.T) {
 		s.waiter.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionTrue, LastTransitionTime: metav1.NewTime(s.Now.Add(-ago))}}
 	}
 	ends := func(s scene, ago time.Duration) {
-		s.holder.DeletionTimestamp, s.holder.DeletionGracePeriodSeconds = &metav1.Time{Time: s.Now.Add(20 * time.Second)}, new(int64(30))
+		s.holder.DeletionTimestamp, s.holder.DeletionGracePeriodSeconds = &metav1.Time{Time: s.Now.Add(20*time.Second - ago)}, new(int64(30))
 		s.holder.Status.ContainerStatuses = []corev1.ContainerStatus{{State: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{FinishedAt: metav1.NewTime(s.Now.Add(-ago))}}}}
 	}
 	mounting := func(s scene) {
@@ -313,4 +314,128 @@ func TestExplainNamesTheTick(t *testing.T) {
 			}
 		})
 	}
+}
+
+const claimsUnmount, claimsHang = "unmounts the volume, and lists it in use until its next status", "the unmount fails or hangs"
+
+// TestTickWithAnotherUser: a second pod on the same node, which runs and uses the claim, is why the node lists the volume.
+func TestTickWithAnotherUser(t *testing.T) {
+	for name, now := range map[string]int{"soon": 6, "later": 300} {
+		t.Run(name, func(t *testing.T) {
+			m := newMoved("belay-controller", "belay-attacher")
+			m.leaves(now, 2)
+			other := podOf("other", "n1", -100)
+			other.Name, other.Status = "db-reader", corev1.PodStatus{Phase: corev1.PodRunning, ContainerStatuses: []corev1.ContainerStatus{{State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: at(-90)}}}}}
+			m.Pods = append(m.Pods, other)
+			h := hopOf(t, m.Snapshot, HopUnmounted)
+			checkSays(t, h.Why, []string{"lists the volume, and pod prod/db-reader uses it there"}, []string{claimsUnmount, claimsHang})
+			m.Whole, m.Absent = slices.DeleteFunc(m.Whole, func(r Resource) bool { return r == Pods }), nil
+			m.Pods = m.Pods[:len(m.Pods)-1] // it may be one that could not be read
+			checkSays(t, hopOf(t, m.Snapshot, HopUnmounted).Why, []string{"a pod there that you may not read may use it"}, []string{claimsUnmount, claimsHang})
+		})
+	}
+}
+
+// TestTickWithAnInitContainer: the containers of a pod have not ended when its init container has, long before: the other one is in a crash loop.
+func TestTickWithAnInitContainer(t *testing.T) {
+	m := newMoved("belay-controller", "belay-attacher")
+	m.leaves(3, 2)
+	old := m.Pods[len(m.Pods)-1]
+	old.Status.InitContainerStatuses = []corev1.ContainerStatus{{State: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{FinishedAt: at(-7200)}}}}
+	old.Status.ContainerStatuses = []corev1.ContainerStatus{{
+		State:                corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "CrashLoopBackOff"}},
+		LastTerminationState: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{FinishedAt: at(-20)}},
+	}}
+	h := hopOf(t, m.Snapshot, HopUnmounted)
+	checkSays(t, h.Why, nil, []string{claimsHang}) // the pod was deleted three seconds ago
+	if ended := hopOf(t, m.Snapshot, HopEnded); ended.At == nil || !ended.At.Equal(begin) {
+		t.Errorf("containers ended: %+v, want the deletion: until then the container could be restarted", ended)
+	}
+	old.Status.ContainerStatuses[0].LastTerminationState = corev1.ContainerState{} // it waits for its first start
+	if ended := hopOf(t, m.Snapshot, HopEnded); ended.At != nil {
+		t.Errorf("containers ended: %+v, want no time", ended)
+	}
+	old.Status.ContainerStatuses[0].LastTerminationState.Terminated = &corev1.ContainerStateTerminated{FinishedAt: at(-20)}
+	answer, err := Timelines(m.Snapshot, Ref{Resource: Volumes, Name: "pv-1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if start := answer.Moves[0].Start.Sub(begin); start < -time.Minute {
+		t.Errorf("the move starts at %v, with the end of an init container: the pod was deleted at 0s", start)
+	}
+}
+
+// TestTickWithClocksApart: a kubelet whose clock is ahead does not make the claim last for longer than two minutes.
+func TestTickWithClocksApart(t *testing.T) {
+	for name, ahead := range map[string]time.Duration{"an hour": time.Hour, "hostile": 70 * 365 * 24 * time.Hour} {
+		t.Run(name, func(t *testing.T) {
+			m := newMoved("belay-controller", "belay-attacher")
+			m.leaves(1800, 1795)
+			old := m.Pods[len(m.Pods)-1]
+			old.Status.ContainerStatuses[0].State.Terminated.FinishedAt = metav1.NewTime(begin.Add(2 * time.Second).Add(ahead))
+			if name == "hostile" {
+				old.Status.ContainerStatuses[0].State.Terminated.FinishedAt = metav1.NewTime(time.Date(9999, 1, 1, 0, 0, 0, 0, time.UTC))
+			}
+			h := hopOf(t, m.Snapshot, HopUnmounted)
+			checkSays(t, h.Why, nil, []string{claimsUnmount}) // the pod was deleted half an hour ago, with a grace period of 30 s
+			s := newScene()
+			s.waiter.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionTrue, LastTransitionTime: metav1.NewTime(s.Now.Add(-time.Hour))}}
+			s.holder.DeletionTimestamp, s.holder.DeletionGracePeriodSeconds = &metav1.Time{Time: s.Now.Add(-time.Hour)}, new(int64(30))
+			s.holder.Status.ContainerStatuses = []corev1.ContainerStatus{{State: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{FinishedAt: metav1.NewTime(s.Now.Add(min(ahead, 70*365*24*time.Hour)))}}}}
+			e, err := Explain(s.Snapshot, Ref{Pods, "ns", "waiter"})
+			if err != nil || e.Reason != explain.UnmountFailing {
+				t.Errorf("explain: %s (%v): %s, want %s: the pod waits for an hour, and the one before was deleted an hour ago", e.Reason, err, e.Summary, explain.UnmountFailing)
+			}
+		})
+	}
+}
+
+// TestTickOfExplainAndTimeline: the two commands do not contradict each other about the same volume.
+func TestTickOfExplainAndTimeline(t *testing.T) {
+	for now, want := range map[int]decision.Reason{5: attachment.StillInUse, 91: attachment.StillInUse, 93: explain.UnmountFailing, 125: explain.UnmountFailing} {
+		m := newMoved("belay-controller", "belay-attacher")
+		m.leaves(now, now-1).Annotations = map[string]string{kube.ManagedAttachAnnotation: "true"}
+		m.Whole = []Resource{Pods, Claims, Volumes, Attachments, Nodes, Drivers, CSINodes, Leases}
+		h := hopOf(t, m.Snapshot, HopUnmounted)
+		e, err := Explain(m.Snapshot, Ref{Pods, "prod", "db-0"})
+		if hangs := strings.Contains(h.Why, claimsHang); err != nil || e.Reason != want || hangs != (want == explain.UnmountFailing) {
+			t.Errorf("%d s after the containers ended explain says %s (%v): %s\ntimeline says %s", now-2, e.Reason, err, e.Summary, h.Why)
+		}
+	}
+}
+
+// TestTickWithoutAttach: a kubelet lists only volumes of plugins that attach (k/k pkg/kubelet/volumemanager/volume_manager.go: GetVolumesInUse).
+func TestTickWithoutAttach(t *testing.T) {
+	m := newMoved("belay-controller", "belay-attacher")
+	m.leaves(6, 2)
+	m.Attachments, m.Nodes[0].Status.VolumesInUse = nil, nil
+	m.Drivers = append(m.Drivers, &storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: fuzzDriver}, Spec: storagev1.CSIDriverSpec{AttachRequired: new(false)}})
+	answer, err := Timelines(m.Snapshot, Ref{Resource: Volumes, Name: "pv-1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, h := range answer.Moves[0].Hops {
+		if strings.Contains(h.Why, "nodeStatusUpdateFrequency") || strings.Contains(h.Why, "volumesInUse") || strings.Contains(h.Why, "VolumeAttachment is gone") {
+			t.Errorf("%s (%s): %s", h.Name, h.State, h.Why)
+		}
+	}
+	for _, v := range answer.Moves[0].Timing {
+		if v.Name == "old node unmounts and publishes that" {
+			t.Errorf("a row %q: %+v", v.Name, v)
+		}
+	}
+}
+
+// TestForceDeletedPod: the object of a pod that was deleted by force is gone at once, and the kubelet lets its containers run for the grace period
+// of its spec (k/k pkg/kubelet/pod_workers.go: calculateEffectiveGracePeriod). That they have ended is not known, nor that the unmount hangs.
+func TestForceDeletedPod(t *testing.T) {
+	m := newMoved("belay-controller", "belay-attacher")
+	m.leaves(200, 195)
+	m.Pods = m.Pods[:1] // db-0 was deleted by force, and a new one made; its grace period was 600 s
+	m.kills("Stopping container app", 4)
+	h := hopOf(t, m.Snapshot, HopUnmounted)
+	checkSays(t, h.Why, []string{claimsHang + "; " + explain.DeletedByForce}, nil) // the containers may run for 400 s more
+	checkSays(t, hopOf(t, m.Snapshot, HopEnded).Why, []string{explain.DeletedByForce}, nil)
+	m.Now = begin.Add(10 * time.Second)
+	checkSays(t, hopOf(t, m.Snapshot, HopUnmounted).Why, []string{setting, explain.DeletedByForce}, []string{claimsHang})
 }

@@ -36,7 +36,8 @@ type Move struct {
 	To   string `json:"to,omitempty"`
 	// Pod is the pod that the volume came for, if there is one that may be named.
 	Pod *Ref `json:"pod,omitempty"`
-	// Start and End are those of the hops that are known or limited; a move that is not over ends now.
+	// Start is when the pod that had the volume was deleted, or the limit of that; without these, the first time of a hop. End is the last one; a move
+	// that is not over ends now.
 	Start *time.Time `json:"start,omitempty"`
 	End   *time.Time `json:"end,omitempty"`
 	// StartedBefore is set if the move began at Start or before: when the pod that had the volume was deleted is not recorded.
@@ -340,10 +341,26 @@ func (v *Move) measure(now time.Time) {
 			v.ends(i, at)
 		}
 	}
-	if len(v.Hops) > 0 && v.Hops[0].Name == HopPodDeleted && v.Hops[0].State == HopUnknown {
-		v.Start = earlier(v.Start, v.Hops[0].NotAfter)
-		v.StartedBefore = v.Start != nil
+	if began := v.began(); began != nil {
+		v.Start, v.StartedBefore = cmp.Or(began.At, began.NotAfter), began.At == nil
 	}
+}
+
+// began is the hop that a move begins with, if it has a time or a limit: with the departure, if there is one. The next pod may have been
+// created before.
+func (v *Move) began() *Hop {
+	for i := range v.Hops {
+		h := &v.Hops[i]
+		switch {
+		case h.Name != HopPodDeleted && h.Name != HopEnded:
+			return nil
+		case h.At != nil || h.NotAfter != nil:
+			return h
+		case h.State != HopNotNeeded: // of a pod that has ended by itself
+			return nil
+		}
+	}
+	return nil
 }
 
 // ends sets how long a hop took, which ended or has lasted until a time.

@@ -162,7 +162,7 @@ func TestTimeline(t *testing.T) {
 				return m.Snapshot
 			},
 			from: "n1",
-			want: `pod deleted: Unknown by 1s, containers ended: Unknown by 5s, unmounted: Unknown by 7s, detach requested: Unknown by 7s, detached: Unknown by 7s,
+			want: `pod deleted: Unknown by 1s, containers ended: Unknown by 7s, unmounted: Unknown by 7s, detach requested: Unknown by 7s, detached: Unknown by 7s,
 				pod created: 5s, scheduled: 5s, attach requested: 7s, attacher began: 8s, attached: 12s, reported: Unknown by 14s, mounted: Unknown by 14s,
 				container started: 15s, ready: 16s`,
 		},

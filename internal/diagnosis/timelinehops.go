@@ -10,6 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"belay.dev/belay/internal/attachment"
 	"belay.dev/belay/internal/decision"
 	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/kube"
@@ -22,8 +23,15 @@ var components = map[HopName]string{
 	HopReported: "attach/detach controller", HopMounted: "kubelet", HopStarted: "kubelet", HopReady: "kubelet",
 }
 
-// add appends a hop. What comes after a hop that waits has not happened, whatever older objects say.
-func (m *mover) add(h Hop) {
+// add appends a hop, and returns it as far as it can be. What comes after a hop that waits has not happened, whatever older objects say, nor
+// has what a component says whose clock is ahead.
+func (m *mover) add(h Hop) Hop {
+	if h.At != nil && h.At.After(m.Now.Add(second)) {
+		h = Hop{Name: h.Name, Component: h.Component, State: HopUnknown, Why: h.Source + " is a time that has not come: a clock is ahead"}
+	}
+	if h.NotAfter != nil && h.NotAfter.After(m.Now) {
+		h.NotAfter = nil
+	}
 	h.Component = cmp.Or(h.Component, components[h.Name])
 	switch {
 	case m.blocked && (h.State == HopWaiting || h.State == HopUnknown):
@@ -32,6 +40,7 @@ func (m *mover) add(h Hop) {
 		m.blocked = true
 	}
 	m.hops = append(m.hops, h)
+	return h
 }
 
 func done(name HopName, at time.Time, source string) Hop {
@@ -79,8 +88,7 @@ func (m *mover) departure() {
 		bound = nil // the volume was in use
 	}
 	m.add(m.podDeleted(bound))
-	ended := m.containersEnded(bound)
-	m.add(ended)
+	ended := m.add(m.containersEnded(bound))
 	m.add(m.unmounted(bound, &ended))
 	m.add(requested)
 	m.add(detached)
@@ -139,18 +147,27 @@ func (m *mover) goneEvent(reasons ...string) *corev1.Event {
 // (k/k v1.36.3 pkg/kubelet/kuberuntime/kuberuntime_container.go: killContainer).
 const stopping = "Stopping container "
 
-// killed is when the kubelet began to stop the pod that is gone: at its first container, because sidecars follow later.
+// killed is when the kubelet began to stop the pod that is gone: at its first container, because sidecars follow later. It stops containers with
+// the same event when it makes a new sandbox, and starts them again (k/k v1.36.3 pkg/kubelet/kuberuntime/kuberuntime_manager.go: SyncPod): what
+// was before that is not the end of the pod. The last time of an event counts, because the first one may be from then.
 func (m *mover) killed() (first *time.Time) {
-	newest := m.goneEvent("Killing")
-	if newest == nil {
-		return nil
-	}
+	var lived time.Time
+	var kills []*corev1.Event
 	for _, e := range m.events[eventKey("Pod", m.gone.Namespace, m.gone.Name)] {
-		if e.Reason == "Killing" && e.InvolvedObject.UID == newest.InvolvedObject.UID && strings.HasPrefix(e.Message, stopping) {
-			first = earlier(first, timePointer(e.FirstTimestamp.Time))
+		switch {
+		case e.InvolvedObject.UID != m.gone.UID:
+		case e.Reason == "Killing" && strings.HasPrefix(e.Message, stopping):
+			kills = append(kills, e)
+		case (e.Reason == "SandboxChanged" || e.Reason == "Started") && eventTime(e).After(lived):
+			lived = eventTime(e)
 		}
 	}
-	return cmp.Or(first, timePointer(eventTime(newest)))
+	for _, e := range kills {
+		if at := eventTime(e); at.After(lived) {
+			first = earlier(first, &at)
+		}
+	}
+	return first
 }
 
 // cancels reports whether an event says that the taint manager does not delete a pod after all: the reason is that of a deletion (k/k
@@ -171,24 +188,25 @@ func (m *mover) containersEnded(bound *time.Time) Hop {
 		if m.holds() {
 			return waiting(HopEnded, "")
 		}
-		return unknown(HopEnded, "the status of the pod is gone with the Pod object", m.recreated(bound))
-	}
-	var last time.Time
-	for _, c := range slices.Concat(m.old.Status.InitContainerStatuses, m.old.Status.ContainerStatuses) {
-		switch t := c.State.Terminated; {
-		case c.State.Running != nil:
-			return waiting(HopEnded, "a container of the pod runs")
-		case t != nil && t.FinishedAt.After(last):
-			last = t.FinishedAt.Time
+		const why = "the status of the pod is gone with the Pod object"
+		if limit := m.recreated(nil); bound == nil && limit != nil {
+			return unknown(HopEnded, why+"; "+explain.DeletedByForce, limit)
 		}
+		return unknown(HopEnded, why, bound)
 	}
-	if last.IsZero() {
-		return unknown(HopEnded, "the pod has no status of a container that has ended", bound)
+	if stillRuns(m.old) {
+		return waiting(HopEnded, "a container of the pod runs")
 	}
-	return done(HopEnded, last, "status.containerStatuses.state.terminated.finishedAt")
+	if last := containersEnd(m.old); !last.IsZero() {
+		return done(HopEnded, last, "status.containerStatuses.state.terminated.finishedAt")
+	}
+	return unknown(HopEnded, "the pod has no status of a container that has ended", bound)
 }
 
 func (m *mover) unmounted(bound *time.Time, ended *Hop) Hop {
+	if !m.attachRequired(m.key.Driver) { // a kubelet does not list it, and nothing waits for the unmount
+		return notNeeded(HopUnmounted, m.neverAttached())
+	}
 	node := m.nodes[m.from]
 	if node != nil && kube.InUse(node, kube.UniqueVolumeName(m.key.Driver, m.key.Handle)) && (m.va == nil || m.from != m.va.Spec.NodeName) {
 		return waiting(HopUnmounted, "status.volumesInUse of node "+m.from+" lists the volume"+m.stillListed(node, ended))
@@ -200,27 +218,12 @@ func (m *mover) unmounted(bound *time.Time, ended *Hop) Hop {
 	return unknown(HopUnmounted, why, bound)
 }
 
-// stillListed is why a node lists a volume whose pod has ended: as far as a status of the kubelet explains it, and what the Node shows of
-// its last one.
-func (m *mover) stillListed(node *corev1.Node, ended *Hop) string {
-	since := cmp.Or(ended.At, ended.NotAfter)
-	switch {
-	case !m.ticks(m.from):
-		return ""
-	case since == nil:
-		return "; " + explain.AwaitsUnmountStatus(m.from) + "; if this lasts for longer than two minutes, the unmount fails or hangs"
-	case m.Now.Sub(*since) > tickExplains:
-		return ", for longer than a status of its kubelet explains: the unmount fails or hangs"
+// neverAttached is why a volume needs no hop of an attach or a detach; empty if it needs them.
+func (m *mover) neverAttached() string {
+	if !m.attachRequired(m.key.Driver) || kube.NoVolumeAttachment(m.key.Driver) {
+		return "volumes of driver " + m.key.Driver + " are not attached"
 	}
-	text := "; " + explain.AwaitsUnmountStatus(m.from)
-	switch status := lastStatus(node).Truncate(second); {
-	case ended.At == nil || status.IsZero() || status.Equal(ended.At.Truncate(second)):
-	case status.Before(*ended.At):
-		text += "; the status that the Node shows is from before the containers ended"
-	default:
-		text += "; its status of " + status.UTC().Format(time.TimeOnly) + ", after the containers ended, lists it too"
-	}
-	return text
+	return ""
 }
 
 func (m *mover) detachRequested() Hop {
@@ -240,6 +243,9 @@ func (m *mover) detachRequested() Hop {
 			h.Component = "controller, by force"
 		}
 		return h
+	}
+	if why := m.neverAttached(); why != "" {
+		return notNeeded(HopDetachRequested, why)
 	}
 	why := "the VolumeAttachment is gone; " + m.lost("the event DetachingVolume of belay-controller")
 	return unknown(HopDetachRequested, why, m.freed())
@@ -263,6 +269,9 @@ func (m *mover) detached() Hop {
 	}
 	if e := m.detachEvent("SuccessfulDetachVolume"); e != nil {
 		return by(HopDetached, e)
+	}
+	if why := m.neverAttached(); why != "" {
+		return notNeeded(HopDetached, why)
 	}
 	return unknown(HopDetached, "the VolumeAttachment is gone; "+m.lost("the event SuccessfulDetachVolume of belay-controller"), m.freed())
 }
@@ -303,11 +312,8 @@ func hasCondition(pod *corev1.Pod, kind corev1.PodConditionType) bool {
 
 func (m *mover) attachHops() {
 	names := []HopName{HopAttachRequested, HopTaken, HopAttached, HopReported}
-	why := ""
-	switch {
-	case !m.attachRequired(m.key.Driver) || kube.NoVolumeAttachment(m.key.Driver):
-		why = "volumes of driver " + m.key.Driver + " are not attached"
-	case m.stayed:
+	why := m.neverAttached()
+	if why == "" && m.stayed {
 		why = "the volume has been attached to the node since " + m.va.CreationTimestamp.UTC().Format(time.RFC3339)
 	}
 	if why != "" {
@@ -487,7 +493,7 @@ func (m *mover) mountHops() {
 func (m *mover) notMounted() string {
 	name, why := m.pod.Spec.NodeName, "no container of the pod has started"
 	node := m.nodes[name]
-	if node == nil || !m.attachRequired(m.key.Driver) || m.Now.Sub(scheduled(m.pod)) > tickExplains {
+	if node == nil || !m.attachRequired(m.key.Driver) || m.Now.Sub(scheduled(m.pod)) > attachment.AnswerTimeout {
 		return why
 	}
 	if m.unlisted(node, m.key) {

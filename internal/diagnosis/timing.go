@@ -90,6 +90,9 @@ func (x span) departure() []Interval {
 	if ended := x.hops[HopEnded]; began == HopPodDeleted && ended != nil && ended.State != HopUnknown {
 		rows, began = append(rows, x.between("old pod's containers end", "up to the grace period", began, HopEnded)), HopEnded
 	}
+	if requested := x.hops[HopDetachRequested]; requested != nil && requested.State == HopNotNeeded {
+		return rows
+	}
 	if began == HopEnded {
 		rows = append(rows, x.between("old node unmounts and publishes that", status, HopEnded, HopDetachRequested))
 	} else {
@@ -165,7 +168,7 @@ func (v *Interval) bound(earliest *time.Time, from HopName, a, b *Hop) {
 	if earliest != nil {
 		v.AtMost = limit(*earliest, *b.At)
 	}
-	if a.NotAfter != nil && a.NotAfter.Before(*b.At) {
+	if a.NotAfter != nil && a.NotAfter.Before(*b.At) && (earliest == nil || !a.NotAfter.Before(*earliest)) { // else the clocks contradict each other
 		v.AtLeast = gap(*a.NotAfter, *b.At, false)
 	}
 }

@@ -16,6 +16,11 @@ const (
 	StatusTickBeforeMount = "before it mounts a volume, a kubelet lists it in use with its next status, up to nodeStatusUpdateFrequency later, 10 s by default"
 )
 
+// DeletedByForce is what a Pod object that is gone does not show. After a graceful delete the kubelet removes the object, once the containers
+// have ended and the pod's own mounts are gone (k/k v1.36.3 pkg/kubelet/kubelet.go: SyncTerminatedPod). One that is deleted by force is gone at
+// once, and its containers may have the grace period of the spec (pkg/kubelet/pod_workers.go: calculateEffectiveGracePeriod).
+const DeletedByForce = "if the pod was deleted by force, its containers may run on for its grace period"
+
 // AwaitsUnmountStatus describes the wait for a node that still lists a volume which no pod needs there. The API does not show the unmount
 // itself.
 func AwaitsUnmountStatus(node string) string {

@@ -110,19 +110,27 @@ func moved(m *diagnosis.Move) string {
 		text += ", for pod " + m.Pod.Namespace + "/" + m.Pod.Name
 	}
 	if m.Start != nil && m.End != nil {
-		at, all := m.Start.UTC().Format(time.RFC3339), took(m.End.Sub(*m.Start).Seconds(), false)
+		text += ", from " + m.Start.UTC().Format(time.RFC3339)
+		all := m.End.Sub(*m.Start).Seconds()
+		lasted := ", " + took(all, false)
 		if m.StartedBefore {
-			at, all = at+" or before", "at least "+all
+			text += " or before"
+			lasted = ", at least " + took(all, false)
 		}
 		if slices.ContainsFunc(m.Hops, func(h diagnosis.Hop) bool { return h.State == diagnosis.HopWaiting }) {
-			all += " so far"
+			lasted += " so far"
 		} else {
-			all += " in all"
+			lasted += " in all"
 		}
-		text += fmt.Sprintf(", from %s, %s", at, all)
+		if !m.StartedBefore || some(&all) {
+			text += lasted
+		}
 	}
 	return text
 }
+
+// some reports whether a least duration says anything: that of two times in the same second does not.
+func some(least *float64) bool { return least != nil && *least >= 1 }
 
 // took writes a duration. The difference of two times of whole seconds is off by up to a second.
 func took(seconds float64, exact bool) string {
@@ -136,7 +144,19 @@ func took(seconds float64, exact bool) string {
 	case seconds < 600:
 		return fmt.Sprintf("~%.0f s", seconds)
 	}
-	return "~" + time.Duration(seconds*float64(time.Second)).Round(time.Second).String()
+	return "~" + long(seconds)
+}
+
+func long(seconds float64) string {
+	return time.Duration(seconds * float64(time.Second)).Round(time.Second).String()
+}
+
+// limit writes a bound of a duration, with its fraction.
+func limit(seconds float64) string {
+	if seconds < 600 {
+		return fmt.Sprintf("%.3g s", seconds)
+	}
+	return long(seconds)
 }
 
 // The columns of the hops; the bars take what is left.
@@ -168,7 +188,7 @@ func (p *page) hops(m *diagnosis.Move) {
 		if h.Seconds != nil {
 			duration = took(*h.Seconds, h.Exact && exact(m.Hops, h.After))
 			if h.AtLeast {
-				duration = ">" + strings.TrimLeft(duration, "~<")
+				duration = map[bool]string{true: ">" + strings.TrimPrefix(duration, "~")}[some(h.Seconds)]
 			}
 		}
 		line := fmt.Sprintf("  %-*s %-*s %-*s %*s  %s", hopWidth, h.Name, componentWidth, shorten(printable(h.Component), componentWidth),
@@ -246,15 +266,17 @@ func intervalText(v *diagnosis.Interval) string {
 	switch {
 	case v.Seconds != nil:
 		return took(*v.Seconds, v.Exact)
-	case v.SoFar != nil && v.AtLeast != nil:
-		return "at least " + took(*v.SoFar, false) + " so far"
-	case v.SoFar != nil:
+	case v.SoFar != nil && v.AtLeast == nil:
 		return took(*v.SoFar, false) + " so far"
-	case v.AtMost != nil && v.AtLeast != nil && *v.AtLeast > 0:
-		return fmt.Sprintf("unknown, %.3g to %.3g s", *v.AtLeast, *v.AtMost)
+	case v.SoFar != nil && some(v.AtLeast):
+		return "at least " + took(*v.SoFar, false) + " so far"
+	case v.AtMost != nil && some(v.AtLeast) && *v.AtLeast > *v.AtMost: // the clocks contradict each other
+		return "unknown"
+	case v.AtMost != nil && some(v.AtLeast):
+		return "unknown, " + strings.TrimSuffix(limit(*v.AtLeast), " s") + " to " + limit(*v.AtMost)
 	case v.AtMost != nil:
-		return fmt.Sprintf("unknown, at most %.3g s", *v.AtMost)
-	case v.AtLeast != nil:
+		return "unknown, at most " + limit(*v.AtMost)
+	case some(v.AtLeast):
 		return "at least " + took(*v.AtLeast, false)
 	case strings.HasPrefix(v.Unknown, "not "):
 		return "-"

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"math"
 	"net/http"
 	"slices"
 	"strings"
@@ -31,6 +32,9 @@ const CategoryKubelets = "kubelets"
 // tickPage is about the settings that these checks look at.
 const tickPage = "docs/operate.md#the-kubelets-status-tick"
 
+// profilesPage is about what recovery's profiles assume of kubelets.
+const profilesPage = "docs/recovery/nodes-and-people.md#profiles"
+
 // nodesProxy is the resource of requests to a kubelet through the API server. The finer nodes/configz counts at the kubelet itself, where the
 // API server is the client (k/k v1.36.3 pkg/kubelet/server/auth.go: GetRequestAttributes).
 const nodesProxy diagnosis.Resource = "nodes/proxy"
@@ -47,6 +51,9 @@ const (
 
 // The kubelet's defaults (k/k v1.36.3 pkg/kubelet/apis/config/v1beta1/defaults.go: SetDefaults_KubeletConfiguration).
 const defaultTick = 10 * time.Second
+
+// shortestTick is the shortest nodeStatusUpdateFrequency that is believed: one node that claims less would make up the load of all.
+const shortestTick = 100 * time.Millisecond
 
 // KubeletReader returns what the kubelet of a node answers to GET /configz.
 type KubeletReader func(ctx context.Context, node string) ([]byte, error)
@@ -196,6 +203,8 @@ func (k *kubelet) parse(answer []byte) {
 	k.tick, k.report, k.lease = configz.Config.Tick.Duration, configz.Config.Report.Duration, time.Duration(configz.Config.Lease)*time.Second
 	if k.tick <= 0 || k.report <= 0 || k.lease <= 0 {
 		k.problem = "its answer lacks nodeStatusUpdateFrequency, nodeStatusReportFrequency or nodeLeaseDurationSeconds"
+	} else if k.tick < shortestTick {
+		k.problem = fmt.Sprintf("its nodeStatusUpdateFrequency of %v is not plausible", k.tick)
 	}
 }
 
@@ -286,25 +295,38 @@ func checkTick(known []kubelet) Check {
 	return c
 }
 
-// checkReport finds kubelets that send a status with every tick. The setting follows nodeStatusUpdateFrequency if only that is set, and is five
+// oftenReported is how long a kubelet should at least wait until it sends a status that has not changed: a fifth of the default. Nothing needs
+// such a status sooner, because the lease of the node is its heartbeat.
+const oftenReported = time.Minute
+
+// checkReport finds kubelets that send much without need. The setting follows nodeStatusUpdateFrequency if only that is set, and is five
 // minutes otherwise (k/k v1.36.3 pkg/kubelet/apis/config/v1beta1/defaults.go); a status that has changed is sent with the next tick anyway
 // (pkg/kubelet/kubelet_node_status.go: tryUpdateNodeStatus).
 func checkReport(known []kubelet) Check {
 	c := Check{Name: "nodeStatusReportFrequency", Result: OK, Message: values(known, func(k kubelet) time.Duration { return k.report })}
 	rate := 0.0
 	c.Objects = nodesWith(known, func(k kubelet) string {
-		if k.report > k.tick {
+		period := math.Ceil(k.report.Seconds()/k.tick.Seconds()) * k.tick.Seconds() // it is sent with a tick
+		if period >= oftenReported.Seconds() {
 			return ""
 		}
-		rate += 1 / k.tick.Seconds()
+		rate += 1 / period
 		return fmt.Sprintf("%v, nodeStatusUpdateFrequency %v", k.report, k.tick)
 	})
 	if len(c.Objects) > 0 {
 		c.Result, c.Hint = Warning, tickPage
-		c.Message += fmt.Sprintf("; kubelets that send a status with every tick, although nothing has changed: %d, with about %.3g requests a second in all. "+
-			"It follows nodeStatusUpdateFrequency where only that is set: set it to 5m", len(c.Objects), rate)
+		c.Message += fmt.Sprintf("; kubelets that send a status more than once a minute although nothing has changed: %d, "+
+			"with about %s requests a second in all. It follows nodeStatusUpdateFrequency where only that is set: set it to 5m", len(c.Objects), number(rate))
 	}
 	return c
+}
+
+// number writes a number for people: three digits, and whole above ten.
+func number(n float64) string {
+	if n >= 10 {
+		return fmt.Sprintf("%.0f", n)
+	}
+	return fmt.Sprintf("%.3g", n)
 }
 
 // checkLeaseDuration compares the node leases with what recovery's profile assumes.
@@ -327,21 +349,24 @@ func (h *health) checkLeaseDuration(known []kubelet) Check {
 		return ""
 	})
 	if len(c.Objects) > 0 {
-		c.Result, c.Hint = Warning, recoveryPage+"#profiles"
+		c.Result, c.Hint = Warning, profilesPage
 		c.Message += fmt.Sprintf(", whose assumptions these do not meet: %d", len(c.Objects))
 	}
 	return c
 }
 
-// recoveryProfile is that of the recovery whose pods were found.
+// recoveryProfile is that of the detector whose pod was found: the other roles have the flag too, and make no use of it to suspect a node.
 func (h *health) recoveryProfile() (fencing.Profile, bool) {
 	for _, p := range h.programs {
 		words := slices.Concat(p.container.Command, p.container.Args)
-		recovers := slices.ContainsFunc(flagValues(words, "controllers"), func(v string) bool { return strings.Contains(v, "recovery") })
-		if p.name != kube.FieldManager || !recovers {
+		names := func(flag, word string) bool {
+			return slices.ContainsFunc(flagValues(words, flag), func(v string) bool { return slices.Contains(strings.Split(v, ","), word) })
+		}
+		detects := names("controllers", "recovery") && (len(flagValues(words, "recovery-roles")) == 0 || names("recovery-roles", "detector"))
+		if p.name != kube.FieldManager || !detects {
 			continue
 		}
-		if slices.Contains(flagValues(words, "recovery-profile"), fencing.Fast.Name) {
+		if names("recovery-profile", fencing.Fast.Name) {
 			return fencing.Fast, true
 		}
 		return fencing.Default, true

@@ -231,7 +231,10 @@ func TestKubeletSettings(t *testing.T) {
 		},
 		"a slow tick":          {[]string{configOf("1m", "5m0s", 40), configOf("10s", "5m0s", 40)}, nil, tick, Warning, "the default is 10s", 1},
 		"it does not follow":   {[]string{configOf("1s", "5m0s", 40)}, nil, report, OK, "5m0s on 1 node", 0},
-		"it follows":           {[]string{configOf("1s", "1s", 40), configOf("4s", "4s", 40), configOf("10s", "5m0s", 40)}, nil, report, Warning, "with every tick, although nothing has changed: 2, with about 1.25 requests a second in all", 2},
+		"it follows":           {[]string{configOf("1s", "1s", 40), configOf("4s", "4s", 40), configOf("10s", "5m0s", 40)}, nil, report, Warning, "more than once a minute although nothing has changed: 2, with about 1.25 requests a second in all", 2},
+		"it almost follows":    {[]string{configOf("1s", "2s", 40), configOf("1s", "2s", 40)}, nil, report, Warning, "nothing has changed: 2, with about 1 requests a second in all", 2},
+		"a tick of a minute":   {[]string{configOf("1m", "1m", 40)}, nil, report, OK, "1m0s on 1 node", 0},
+		"once a minute":        {[]string{configOf("10s", "51s", 40)}, nil, report, OK, "51s on 1 node", 0},
 		"shorter than a tick":  {[]string{configOf("10s", "1s", 40)}, nil, report, Warning, "with about 0.1 requests a second", 1},
 		"no recovery":          {[]string{configOf("10s", "5m0s", 60)}, nil, lease, OK, "1m0s on 1 node; recovery's profile default assumes at most 40s, fast at most 10s", 0},
 		"as default assumes":   {[]string{configOf("10s", "5m0s", 40)}, recovers(""), lease, OK, "with the profile default", 0},
@@ -320,4 +323,51 @@ func TestKubeletsThatDoNotAnswer(t *testing.T) {
 			t.Errorf("%s: %s: %v, want %v", c.Result, c.Message, count, want)
 		}
 	})
+}
+
+// TestRequestsOfManyKubelets: a number of requests is written as a person reads it.
+func TestRequestsOfManyKubelets(t *testing.T) {
+	var names []string
+	for i := range 5000 {
+		names = append(names, fmt.Sprintf("n%04d", i))
+	}
+	config := reviewed(true, nil)
+	config.Kubelets = func(context.Context, string) ([]byte, error) { return []byte(configOf("4s", "4s", 40)), nil }
+	health := Health(t.Context(), config, nodesOf(names...), false)
+	if c := kubeletsOf(&health)["nodeStatusReportFrequency"]; !strings.Contains(c.Message, "about 1250 requests a second") {
+		t.Errorf("%s", c.Message)
+	}
+}
+
+// TestImplausibleTick: one node does not make up the requests of all.
+func TestImplausibleTick(t *testing.T) {
+	config := reviewed(true, nil)
+	config.Kubelets = func(_ context.Context, node string) ([]byte, error) {
+		if node == "hostile" {
+			return []byte(configOf("1ns", "1ns", 40)), nil
+		}
+		return []byte(configOf("10s", "5m", 40)), nil
+	}
+	health := Health(t.Context(), config, nodesOf("hostile", "a"), false)
+	if c := kubeletsOf(&health)["nodeStatusReportFrequency"]; c.Result != OK || c.Message != "5m0s on 1 node" {
+		t.Errorf("%s: %s", c.Result, c.Message)
+	}
+	c := kubeletsOf(&health)["configuration"]
+	if c.Result != Unknown || !slices.Equal(c.Objects, []string{"node hostile: its nodeStatusUpdateFrequency of 1ns is not plausible"}) {
+		t.Errorf("%+v", c)
+	}
+}
+
+// TestProfileOfAnotherRole: the detector's profile counts; the actor's and the fencer's say nothing of when a node is suspected.
+func TestProfileOfAnotherRole(t *testing.T) {
+	objects := []runtime.Object{
+		runs("belay-system", "a-actor", "belay-controller:v1", "--controllers=attachdetach,recovery", "--recovery-roles=actor"),
+		runs("belay-system", "detector", "belay-controller:v1", "--controllers=recovery", "--recovery-roles=detector", "--recovery-profile=fast"),
+	}
+	config := reviewed(true, nil, objects...)
+	config.Kubelets = func(context.Context, string) ([]byte, error) { return []byte(configOf("10s", "5m", 40)), nil }
+	health := Health(t.Context(), config, nodesOf("a"), false)
+	if c := kubeletsOf(&health)["nodeLeaseDurationSeconds"]; c.Result != Warning || !strings.Contains(c.Message, "profile fast") {
+		t.Errorf("%s: %s; the detector runs with fast", c.Result, c.Message)
+	}
 }
