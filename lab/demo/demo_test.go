@@ -48,7 +48,8 @@ func chain(title string, steps ...timeline.Step) *timeline.Move {
 	move := &timeline.Move{Title: title, From: "node-1", To: "node-2", Volume: timeline.Volume{Claim: "default/data-writer-0"}}
 	var now time.Duration
 	for _, step := range steps {
-		step.Seen, step.Began, step.Ended = true, now, now+step.Ended*time.Millisecond
+		took := time.Duration(step.Ended.Nanoseconds()) * time.Millisecond // they are given in milliseconds
+		step.Seen, step.Began, step.Ended = true, now, now+took
 		now = step.Ended
 		move.Steps = append(move.Steps, step)
 	}
