@@ -53,7 +53,8 @@ func tickParts() []tickPart {
 		},
 		{
 			"cost", []string{planeKubelets}, func(o *tickOptions) string {
-				return fmt.Sprintf("%d hollow kubelets without pods, one API server; medians of %d parts of %v after %v", o.nodes, tickReadings, o.window, o.settle)
+				return fmt.Sprintf("%d hollow kubelets without pods, one API server; n=1 run of each setting, in the order given; "+
+					"medians of its %d windows of %v, one after the other, after %v", o.nodes, tickReadings, o.window/tickReadings, o.settle)
 			}, tickCost, costTakes,
 		},
 	}
@@ -84,13 +85,14 @@ in the list of its new node. This measures what a shorter tick gains, and what i
   cost   --nodes hollow kubelets, which are kubelet's own code over a fake runtime, cAdvisor and mounter, as in kubemark,
          all in one process, over one kube-apiserver and etcd, for each tick. They have no pods, and their CPU time contains
          that of the fake runtime. After a start they settle, until their reports are spread over the 5 minutes; then requests
-         and CPU time are counted over --window.
+         and CPU time are counted over --window, of which each third is a sample: samples of one run, which say nothing of
+         how another run would differ. Requests that fail are among all others.
          Then those of --unset, with nodeStatusReportFrequency left unset: it is then the tick, and each status that a kubelet
          computes is a PATCH. No other client watches nodes: in a cluster each PATCH is also an event for all that do. etcd and
          the API server run with GOGC=400
 
-A row of cost in which the kubelets computed less than 95 % of the statuses that they should have was measured on a saturated
-machine, and is marked. Run it on a machine with nothing else to do: whatever else runs takes its share of the same processors.`
+A row of cost in which the kubelets computed less than 95 % of the statuses that they should have, or could not write them, was
+measured on a saturated machine, and is marked. Run it on a machine with nothing else to do: whatever else runs takes its share of the same processors.`
 
 // tickCommand is `belay-lab bench tick`.
 func tickCommand() *cobra.Command {

@@ -132,7 +132,7 @@ func TestParseServed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, want := range map[string]float64{requestStatus: 123, requestNode: 7, requestLease: 1500, requestOther: 5} {
+	for name, want := range map[string]float64{requestStatus: 120, requestNode: 7, requestLease: 1500, requestOther: 8} {
 		if got.requests[name] != want {
 			t.Errorf("%s: %g, want %g", name, got.requests[name], want)
 		}

@@ -15,7 +15,8 @@ const (
 	requestStatus = "PATCH node status"
 	requestLease  = "PUT lease"
 	requestNode   = "GET node"
-	requestOther  = "all other requests"
+	// requestOther has the requests of the kinds above that failed, too.
+	requestOther = "all other requests"
 )
 
 // tickRequests are the names in the order of the report.
@@ -74,6 +75,9 @@ func parseLabels(text string) map[string]string {
 }
 
 func requestOf(labels map[string]string) string {
+	if !strings.HasPrefix(labels["code"], "2") {
+		return requestOther
+	}
 	switch labels["verb"] + " " + labels["resource"] + "/" + labels["subresource"] {
 	case "PATCH nodes/status":
 		return requestStatus
@@ -90,7 +94,7 @@ func requestOf(labels map[string]string) string {
 type tickReading struct {
 	at     time.Time
 	served served
-	// ticks are the statuses that all kubelets have computed.
+	// ticks are the statuses that all kubelets have computed; of one that they had to compute again because it could not be written, the last.
 	ticks int64
 	// cpu is the time of processors that each component has used.
 	cpu map[string]time.Duration

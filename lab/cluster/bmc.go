@@ -10,7 +10,6 @@ import (
 	"io/fs"
 	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -73,7 +72,7 @@ const bmcEmulator = "mc_setbmc 0x20\nmc_add 0x20 0 no-device-sdrs 0x23 9 8 0x9f 
 // bmc is the simulated BMC of a node: ipmi_sim of OpenIPMI, which speaks IPMI over LAN. Its chassis control is a command of belay-lab, which switches the
 // node off and on for real.
 func (s specs) bmc(node string) (proc.Spec, error) {
-	program, err := exec.LookPath("ipmi_sim")
+	program, err := lookPath("ipmi_sim")
 	if err != nil {
 		return proc.Spec{}, fmt.Errorf("a BMC needs ipmi_sim: run hack/install-packages, or apt-get install openipmi ipmitool fence-agents: %w", err)
 	}

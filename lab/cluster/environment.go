@@ -1,6 +1,8 @@
 package cluster
 
 import (
+	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 )
@@ -15,7 +17,21 @@ var passedOn = []string{"HOME", "TMPDIR", "LANG", "TZ", "GOMAXPROCS", "GODEBUG",
 var passedOnPrefixes = []string{"BELAY_", "HTTP2_", "OTEL_"}
 
 // adminFolders hold mkfs, losetup and runc, and are not in every user's PATH.
-const adminFolders = "/usr/local/sbin:/usr/sbin:/sbin"
+var adminFolders = "/usr/local/sbin:/usr/sbin:/sbin"
+
+// lookPath finds a program where the lab's components find it. The error is that of PATH.
+func lookPath(program string) (string, error) {
+	path, err := exec.LookPath(program)
+	if err == nil || filepath.Base(program) != program {
+		return path, err
+	}
+	for _, folder := range filepath.SplitList(adminFolders) {
+		if path, err := exec.LookPath(filepath.Join(folder, program)); err == nil {
+			return path, nil
+		}
+	}
+	return "", err
+}
 
 // componentEnvironment is what the lab's components see of an environment.
 func componentEnvironment(environment []string) []string {

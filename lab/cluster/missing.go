@@ -1,7 +1,6 @@
 package cluster
 
 import (
-	"os/exec"
 	"path/filepath"
 	"slices"
 )
@@ -34,7 +33,7 @@ var partPrograms = []struct {
 // MissingParts are the parts that this machine cannot run, each with the programs that it lacks.
 func MissingParts() []Missing {
 	return missingParts(func(program string) bool {
-		_, err := exec.LookPath(program)
+		_, err := lookPath(program)
 		return err == nil
 	})
 }

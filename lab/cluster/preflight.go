@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 
@@ -48,8 +47,8 @@ func checkTools(o Options) error {
 		needed = append(needed, [2]string{"containerd", "containerd"}, [2]string{"runc", "runc"}, [2]string{"ctr", "containerd"})
 	}
 	for _, tool := range needed {
-		if _, err := exec.LookPath(tool[0]); err != nil {
-			return fmt.Errorf("%s is not in PATH: install it (apt-get install %s)", tool[0], tool[1])
+		if _, err := lookPath(tool[0]); err != nil {
+			return fmt.Errorf("%s is neither in PATH nor in %s: install it (apt-get install %s)", tool[0], adminFolders, tool[1])
 		}
 	}
 	return nil

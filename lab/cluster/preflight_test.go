@@ -34,13 +34,13 @@ func TestPreflightErrorsAreOneSentence(t *testing.T) {
 		},
 		"no mkfs": {
 			func() error { return checkTools(Options{Drivers: disk, NodeKind: NodeKindBelay}) },
-			[]string{"mkfs.ext4 is not in PATH", "apt-get install e2fsprogs"},
+			[]string{"mkfs.ext4 is neither in PATH nor", "apt-get install e2fsprogs"},
 		},
 		"no containerd": {
 			func() error {
 				return checkTools(Options{Drivers: []string{labdisk.DriverLocal}, NodeKind: NodeKindKubelet})
 			},
-			[]string{"containerd is not in PATH", "apt-get install containerd"},
+			[]string{"containerd is neither in PATH nor", "apt-get install containerd"},
 		},
 		"belay's programs not built": {
 			func() error { _, err := findSiblings([]string{"belay-controller", "ledger"}); return err },
@@ -49,6 +49,7 @@ func TestPreflightErrorsAreOneSentence(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Setenv("PATH", bin)
+			noAdminFolders(t)
 			t.Setenv("BELAY_BIN", bin)
 			err := test.check()
 			if err == nil {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"io"
+	"math"
 	"os"
 	"path/filepath"
 	"strings"
@@ -47,7 +48,8 @@ func chain(title string, steps ...timeline.Step) *timeline.Move {
 	move := &timeline.Move{Title: title, From: "node-1", To: "node-2", Volume: timeline.Volume{Claim: "default/data-writer-0"}}
 	var now time.Duration
 	for _, step := range steps {
-		step.Seen, step.Began, step.Ended = true, now, now+step.Ended*time.Millisecond
+		took := time.Duration(step.Ended.Nanoseconds()) * time.Millisecond // they are given in milliseconds
+		step.Seen, step.Began, step.Ended = true, now, now+took
 		now = step.Ended
 		move.Steps = append(move.Steps, step)
 	}
@@ -139,6 +141,29 @@ func TestOutcomeOfSeveralMovesIsTheMedianOne(t *testing.T) {
 	got := r.outcomes()
 	if len(got) != 1 || got[0].Moves != 3 || got[0].Seconds != 3.8 {
 		t.Errorf("got %+v, want the move of 3.8 s, of 3", got)
+	}
+}
+
+// TestMedianOfTwo: the middle of two moves lies between them, and so do its parts.
+func TestMedianOfTwo(t *testing.T) {
+	one := func(later ...time.Duration) Outcome {
+		r := &Result{Plane: "belay", NodeKind: "kubelet"}
+		for _, by := range later {
+			r.Steps = append(r.Steps, Step{Move: drained(by)})
+		}
+		return r.outcomes()[0]
+	}
+	near := func(a, b float64) bool { return math.Abs(a-b) < 1e-9 }
+	fast, slow, both := one(0), one(5000), one(5000, 0)
+	if both.Moves != 2 || !near(both.Seconds, (fast.Seconds+slow.Seconds)/2) || !near(both.PlaneSeconds, fast.PlaneSeconds) {
+		t.Errorf("%s: %.1f s, of %.1f and %.1f s", both.what(), both.Seconds, fast.Seconds, slow.Seconds)
+	}
+	sum := 0.0
+	for _, wait := range both.Waits {
+		sum += wait.Seconds
+	}
+	if !near(sum, both.Seconds) {
+		t.Errorf("the waits are %v, which is %.3f s of %.3f s", both.Waits, sum, both.Seconds)
 	}
 }
 
@@ -355,7 +380,7 @@ func TestNotShown(t *testing.T) {
 	}
 }
 
-// bare is a machine without any program, and with an empty cache folder.
+// bare is a machine without any program but for what /usr/sbin has, such as runc, and with an empty cache folder.
 func bare(t *testing.T) (cache string) {
 	t.Helper()
 	cache = t.TempDir()
@@ -384,7 +409,7 @@ func TestRequireAllRefusesBeforeStart(t *testing.T) {
 		t.Fatalf("got %v after %q and %q, want a refusal with status 1 after nothing", err, stdout, stderr)
 	}
 	for _, want := range []string{
-		"recovery needs ipmi_sim, ipmitool", "kubelets needs containerd, runc (packages containerd, runc)", "run hack/install-packages",
+		"recovery needs ipmi_sim, ipmitool", "kubelets needs containerd", "run hack/install-packages",
 	} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("the refusal does not contain %q: %v", want, err)

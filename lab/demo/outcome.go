@@ -14,7 +14,7 @@ import (
 type Outcome struct {
 	Happened string `json:"happened"`
 	Saw      string `json:"saw"`
-	// Seconds until the user saw it; of several moves, those of the median one.
+	// Seconds until the user saw it; of several moves, those of the median one, or the mean of the two in the middle.
 	Seconds float64 `json:"seconds"`
 	// Moves is how many were made.
 	Moves int `json:"moves"`
@@ -74,10 +74,16 @@ func (r *Result) moved(happened, title string) (Outcome, bool) {
 	}
 	ran := func(m *timeline.Move) time.Duration { return m.Step(timeline.StepRunning).Ended }
 	slices.SortFunc(moves, func(a, b *timeline.Move) int { return cmp.Compare(ran(a), ran(b)) })
-	median := moves[len(moves)/2]
+	middle := moves[(len(moves)-1)/2 : len(moves)/2+1]
+	mean := func(of func(*timeline.Move) time.Duration) float64 {
+		var sum time.Duration
+		for _, move := range middle {
+			sum += of(move)
+		}
+		return sum.Seconds() / float64(len(middle))
+	}
 	return Outcome{
-		Happened: happened, Saw: sawRunning, Seconds: ran(median).Seconds(), Moves: len(moves),
-		Waits: r.waits(median), PlaneSeconds: planeSteps(median).Seconds(),
+		Happened: happened, Saw: sawRunning, Seconds: mean(ran), Moves: len(moves), Waits: r.waits(middle), PlaneSeconds: mean(planeSteps),
 	}, true
 }
 
@@ -94,10 +100,25 @@ func planeSteps(m *timeline.Move) time.Duration {
 
 func ofPlane(step timeline.Step) bool { return step.Owner == "controller" || step.Owner == "attacher" }
 
-// waits divides the time until the pod ran among the steps that it waited for: the last step, the one whose end that one waited for, and
-// so on to the start of the move.
-func (r *Result) waits(m *timeline.Move) []Wait {
+// waits are what the time until the pod ran was made of, as a mean of the moves.
+func (r *Result) waits(moves []*timeline.Move) []Wait {
 	sums := map[string]time.Duration{}
+	for _, move := range moves {
+		r.divide(move, sums)
+	}
+	var all []Wait
+	for what, took := range sums {
+		all = append(all, Wait{For: what, Seconds: took.Seconds() / float64(len(moves))})
+	}
+	slices.SortFunc(all, func(a, b Wait) int {
+		return cmp.Or(cmp.Compare(b.Seconds, a.Seconds), strings.Compare(a.For, b.For))
+	})
+	return all
+}
+
+// divide adds the time until the pod ran to the steps that it waited for: the last step, the one whose end that one waited for, and so on to
+// the start of the move.
+func (r *Result) divide(m *timeline.Move, sums map[string]time.Duration) {
 	i := slices.IndexFunc(m.Steps, func(s timeline.Step) bool { return s.Name == timeline.StepRunning })
 	for i >= 0 {
 		step, cause := m.Steps[i], -1
@@ -114,14 +135,6 @@ func (r *Result) waits(m *timeline.Move) []Wait {
 		sums[r.cause(step)] += max(took, 0)
 		i = cause
 	}
-	var all []Wait
-	for what, took := range sums {
-		all = append(all, Wait{For: what, Seconds: took.Seconds()})
-	}
-	slices.SortFunc(all, func(a, b Wait) int {
-		return cmp.Or(cmp.Compare(b.Seconds, a.Seconds), strings.Compare(a.For, b.For))
-	})
-	return all
 }
 
 // cause names what a user waits for while a step is made.

@@ -17,16 +17,16 @@ const longest = 3
 func (r *Result) write(w io.Writer) error {
 	rows := &strings.Builder{}
 	table := tabwriter.NewWriter(rows, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(table, "WHAT HAPPENED\tWHAT THE USER SAW\tWAITED LONGEST FOR\tPLANE'S OWN PART")
+	_, _ = fmt.Fprintln(table, "WHAT HAPPENED\tWHAT THE USER SAW\tWAITED LONGEST FOR\tPLANE'S OWN PART")
 	for _, o := range r.Outcomes {
 		plane := "-"
 		if o.PlaneSeconds > 0 {
 			plane = seconds(o.PlaneSeconds)
 		}
 		waits := o.waited()
-		fmt.Fprintf(table, "%s\t%s after %s\t%s\t%s\n", o.what(), o.Saw, seconds(o.Seconds), waits[0], plane)
+		_, _ = fmt.Fprintf(table, "%s\t%s after %s\t%s\t%s\n", o.what(), o.Saw, seconds(o.Seconds), waits[0], plane)
 		for _, wait := range waits[1:] {
-			fmt.Fprintf(table, "\t\t%s\t\n", wait)
+			_, _ = fmt.Fprintf(table, "\t\t%s\t\n", wait)
 		}
 	}
 	_ = table.Flush() // to a strings.Builder
@@ -76,11 +76,11 @@ func seconds(s float64) string {
 func writeFelt(w io.Writer, belay, upstream *Result) error {
 	text := &strings.Builder{}
 	table := tabwriter.NewWriter(text, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(table, "\nWHAT A USER FEELS\tUPSTREAM\tBELAY")
+	_, _ = fmt.Fprintln(table, "\nWHAT A USER FEELS\tUPSTREAM\tBELAY")
 	for _, ours := range belay.Outcomes {
 		for _, theirs := range upstream.Outcomes {
 			if ours.Happened == theirs.Happened {
-				fmt.Fprintf(table, "%s: %s after\t%s\t%s\n", ours.what(), ours.Saw, seconds(theirs.Seconds), seconds(ours.Seconds))
+				_, _ = fmt.Fprintf(table, "%s: %s after\t%s\t%s\n", ours.what(), ours.Saw, seconds(theirs.Seconds), seconds(ours.Seconds))
 			}
 		}
 	}

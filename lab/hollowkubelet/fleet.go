@@ -20,7 +20,8 @@ type fleet struct {
 	kubeconfig, config, dir string
 	nodes                   int
 
-	// started kubelets have computed a status. ticks counts the statuses that all of them have computed.
+	// started kubelets have computed a status. ticks counts the statuses that all of them have computed, and written
+	// where they had changed or were to be reported.
 	started, ticks atomic.Int64
 }
 

@@ -35,6 +35,8 @@ import (
 	utilfs "k8s.io/kubernetes/pkg/util/filesystem"
 	"k8s.io/kubernetes/pkg/volume"
 	"k8s.io/kubernetes/pkg/volume/csi"
+
+	"belay.dev/belay/lab/hollowkubelet/statuses"
 )
 
 // startLimit bounds the time from the start of a kubelet to the first status that it computes: it registers its node before.
@@ -109,6 +111,7 @@ func (f *fleet) dependencies(
 		return nil, fmt.Errorf("connect to the fake runtime of %s: %w", flags.HostnameOverride, err)
 	}
 	deps := kubemark.NewHollowKubelet(flags, config, client, heartbeat, machine, runtime.ImageService, service, cm.NewStubContainerManager()).KubeletDeps
+	deps.HeartbeatClient = statuses.Client{Interface: deps.HeartbeatClient, Count: &f.ticks}
 	deps.VolumePlugins = slices.DeleteFunc(deps.VolumePlugins, func(p volume.VolumePlugin) bool { return p.GetPluginName() == csi.CSIPluginName })
 	return deps, nil
 }
@@ -139,7 +142,7 @@ func (f *fleet) clients(node string, config *kubeletconfig.KubeletConfiguration)
 
 // machine is a fake cAdvisor that counts the statuses that its kubelet computes: each asks once for the versions
 // (pkg/kubelet/kubelet_node_status.go, defaultNodeStatusFuncs), and nothing else does while kubelet's own API is not served. A status that
-// has not changed is not sent, so that the API server cannot count them.
+// has not changed is not sent, so that the API server cannot count them. One that cannot be sent is taken back, see package statuses.
 type machine struct {
 	cadvisortest.Fake
 

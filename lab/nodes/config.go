@@ -58,7 +58,7 @@ type Config struct {
 	// Dir is the node's folder, its disk: it outlives a power cut. Absolute and short:
 	// unix sockets lie below it.
 	Dir string `json:"dir"`
-	// LabDir is the lab's folder; sysctls that a kubelet changes are recorded there, and
+	// LabDir is the lab's folder: changed sysctls are recorded as its, and
 	// the nodes' cgroups are named by it.
 	LabDir string `json:"labDir"`
 

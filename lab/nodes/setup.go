@@ -46,14 +46,13 @@ func setUpMachine(config Config) error {
 	if config.Kind != KindKubelet {
 		return nil
 	}
-	if err := coverFixedPaths(config); err != nil {
-		return err
-	}
 	if coverSysctls(config) != nil {
-		// Where the kernel does not let us, kubelet changes the machine and the lab restores it.
-		return saveSysctls(config.LabDir)
+		// Where the kernel does not let us, kubelet changes the machine and the lab restores it. The record is in the machine's /run.
+		if err := saveSysctls(config.LabDir); err != nil {
+			return err
+		}
 	}
-	return nil
+	return coverFixedPaths(config)
 }
 
 // joinNodeCgroup begins with cgroups that are new, as after a boot: kubelet looks at

@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -43,69 +44,95 @@ func coverSysctls(config Config) error {
 	return nil
 }
 
-// sysctlRecord is the file in the lab's folder that holds what was there before.
-const sysctlRecord = "sysctls.json"
-
 const sysctlRoot = "/proc/sys"
 
-// saveSysctls records what kubelet is about to change, where it could not be covered,
-// unless a record is there. The record is written before the first kubelet of the lab starts and outlives the lab
-// if it is killed.
+// sysctlRecord says of the whole machine which settings labs have changed, and which labs need them so. It lies where a boot of the machine
+// resets it together with the settings.
+const sysctlRecord = "/run/belay-sysctls.json"
+
+// heldSysctl is a changed setting.
+type heldSysctl struct {
+	// Before is what it was before the first lab changed it.
+	Before string `json:"before"`
+	// Holders are the folders of the labs that need it as it is.
+	Holders []string `json:"holders"`
+}
+
+// heldSysctls are the changed settings by name.
+type heldSysctls map[string]*heldSysctl
+
+// hold records that a lab needs a setting as it is from now on, or as it changes it next.
+func (h heldSysctls) hold(labDir, name, now string) {
+	if h[name] == nil {
+		h[name] = &heldSysctl{Before: now}
+	}
+	if held := h[name]; !slices.Contains(held.Holders, labDir) {
+		held.Holders = append(held.Holders, labDir)
+	}
+}
+
+// saveSysctls records what kubelet is about to change, where it could not be covered. The record is written before the first kubelet of the
+// lab starts and outlives the lab if it is killed.
 func saveSysctls(labDir string) error {
-	return withSysctlLock(labDir, func(file string) error {
-		if _, err := os.Stat(file); err == nil {
-			return nil
-		}
-		values := map[string]string{}
+	return withHeldSysctls(func(held heldSysctls) error {
 		for _, name := range kubeletSysctls {
-			raw, err := os.ReadFile(filepath.Join(sysctlRoot, name))
+			now, err := readSysctl(name)
 			if errors.Is(err, fs.ErrNotExist) {
 				continue
 			}
 			if err != nil {
-				return fmt.Errorf("read sysctl %s: %w", name, err)
+				return err
 			}
-			values[name] = strings.TrimSpace(string(raw))
+			held.hold(labDir, name, now)
 		}
-		return jsonfile.Write(file, values)
+		return jsonfile.Write(sysctlRecord, held)
 	})
 }
 
-// RestoreSysctls writes back what a node of the lab recorded that could not cover them, and removes the record. No
-// record, nothing to do.
+// RestoreSysctls ends what a lab holds. A setting that no other lab holds is written back. A lab whose folder is gone holds nothing.
 func RestoreSysctls(labDir string) error {
-	return withSysctlLock(labDir, func(file string) error {
-		values := map[string]string{}
-		switch err := jsonfile.Read(file, &values); {
-		case errors.Is(err, fs.ErrNotExist):
-			return nil
-		case err != nil:
-			return fmt.Errorf("read recorded sysctls: %w", err)
-		}
-		for name, value := range values {
-			path := filepath.Join(sysctlRoot, name)
-			now, err := os.ReadFile(path)
-			if err == nil && strings.TrimSpace(string(now)) == value {
+	// Only root changes settings, so that nobody else has any to restore.
+	if _, err := os.Stat(sysctlRecord); errors.Is(err, fs.ErrNotExist) || os.Geteuid() != 0 {
+		return nil
+	}
+	return withHeldSysctls(func(held heldSysctls) error {
+		for name, setting := range held {
+			setting.Holders = slices.DeleteFunc(setting.Holders, func(holder string) bool {
+				_, err := os.Stat(holder)
+				return holder == labDir || errors.Is(err, fs.ErrNotExist)
+			})
+			if len(setting.Holders) > 0 {
 				continue
 			}
-			if err := os.WriteFile(path, []byte(value), 0o644); err != nil {
-				return fmt.Errorf("restore sysctl %s to %s: %w", name, value, err)
+			if now, err := readSysctl(name); err != nil || now != setting.Before {
+				if err := os.WriteFile(filepath.Join(sysctlRoot, name), []byte(setting.Before), 0o644); err != nil {
+					return fmt.Errorf("restore sysctl %s to %s: %w", name, setting.Before, err)
+				}
 			}
+			delete(held, name)
 		}
-		if err := os.Remove(file); err != nil {
+		if len(held) > 0 {
+			return jsonfile.Write(sysctlRecord, held)
+		}
+		if err := os.Remove(sysctlRecord); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("remove record of sysctls: %w", err)
 		}
 		return nil
 	})
 }
 
-// withSysctlLock keeps the nodes of one lab, which start side by side, from
-// recording what a kubelet has changed already.
-func withSysctlLock(labDir string, work func(file string) error) error {
-	lock, err := os.OpenFile(filepath.Join(labDir, sysctlRecord+".lock"), os.O_CREATE|os.O_RDWR|unix.O_CLOEXEC, 0o600)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil // the lab's folder is gone, and the record with it
+func readSysctl(name string) (string, error) {
+	raw, err := os.ReadFile(filepath.Join(sysctlRoot, name))
+	if err != nil {
+		return "", fmt.Errorf("read sysctl %s: %w", name, err)
 	}
+	return strings.TrimSpace(string(raw)), nil
+}
+
+// withHeldSysctls reads the record for work, which writes it. Labs and nodes, which start side by side, take turns. The lock is on the record's
+// folder: a file for it would be left on the machine.
+func withHeldSysctls(work func(heldSysctls) error) error {
+	lock, err := os.Open(filepath.Dir(sysctlRecord))
 	if err != nil {
 		return fmt.Errorf("open lock of recorded sysctls: %w", err)
 	}
@@ -113,5 +140,9 @@ func withSysctlLock(labDir string, work func(file string) error) error {
 	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
 		return fmt.Errorf("lock recorded sysctls: %w", err)
 	}
-	return work(filepath.Join(labDir, sysctlRecord))
+	held := heldSysctls{}
+	if err := jsonfile.Read(sysctlRecord, &held); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("read recorded sysctls: %w", err)
+	}
+	return work(held)
 }

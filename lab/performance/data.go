@@ -20,9 +20,23 @@ const planeUpstream, planeBelay = "upstream", "belay"
 // data is what was measured; nil where a file is missing.
 type data struct {
 	curves         *figures
-	tick, attacher *bench.Report
+	tick, attacher []measured
 	recovery       *bench.RecoveryReport
 	drain          *drain
+}
+
+// measured is a report, and the name of its file.
+type measured struct {
+	*bench.Report
+	File string
+}
+
+// When says when and where the figures are from.
+func (m measured) When() string {
+	if m.Date == "" {
+		return "Measured on " + m.Machine
+	}
+	return fmt.Sprintf("Measured %s at commit %s, on %s", m.Date, m.Commit, m.Machine)
 }
 
 // drain is one move of the demo, and with what it was made.
@@ -50,8 +64,37 @@ func readData(folder string) (*data, error) {
 	}
 	d := &data{curves: curves}
 	return d, errors.Join(
-		readJSON(folder, "tick.json", &d.tick), readJSON(folder, "attacher.json", &d.attacher),
+		readReports(folder, "tick", &d.tick), readReports(folder, "attacher", &d.attacher),
 		readJSON(folder, "recovery.json", &d.recovery), readJSON(folder, "drain.json", &d.drain))
+}
+
+// readReports reads what a bench has measured: all of it in NAME.json, or parts of it in files such as NAME-PART.json.
+func readReports(folder, name string, into *[]measured) error {
+	paths, err := filepath.Glob(filepath.Join(folder, name+"-*.json"))
+	if err != nil {
+		return fmt.Errorf("find the figures of the bench %s: %w", name, err)
+	}
+	measuredBy := map[string]string{}
+	for _, path := range append([]string{filepath.Join(folder, name+".json")}, paths...) {
+		m := measured{File: filepath.Base(path)}
+		if err := readJSON(folder, m.File, &m.Report); err != nil {
+			return err
+		}
+		if m.Report == nil {
+			continue
+		}
+		if m.Quick {
+			return fmt.Errorf("the figures of %s are of --quick, and mean little: measure again without it", m.File)
+		}
+		for _, p := range m.Parts {
+			if other := measuredBy[p.Name]; other != "" && other != m.File {
+				return fmt.Errorf("%s and %s both have the part %q: remove one of them", other, m.File, p.Name)
+			}
+			measuredBy[p.Name] = m.File
+		}
+		*into = append(*into, m)
+	}
+	return nil
 }
 
 // readJSON leaves into as it is if there is no such file.

@@ -125,9 +125,9 @@ func deadNode(r *bench.RecoveryReport) ([]byte, error) {
 		return nil, fmt.Errorf("recovery.json has no kubelet that was left alone")
 	}
 	d := deadDrawing{Card: picture.New("A node loses its power: when does the StatefulSet's pod write on another node?", fmt.Sprintf(
-		"Kubelets with their defaults. Each bar is the median of its step, and so is the time of the whole (least to greatest): n=%d with recovery "+
-			"(profile %s, beside the attach/detach controller of %s), n=%d with the script. Measured %s in a lab on %s; its power switches are simulated, and its driver attaches at once.",
-		with.Total.Of, with.Profile, with.Plane, without.Total.Of, r.Date, r.Machine))}
+		"Kubelets with their defaults. Each bar is the median of its step, and so is the time of the whole (least to greatest): n=%s with recovery "+
+			"(profile %s, beside the attach/detach controller of %s), n=%s with the script. Measured %s in a lab on %s; its power switches are simulated, and its driver attaches at once.",
+		counted(with), with.Profile, with.Plane, counted(without), r.Date, r.Machine))}
 	d.axis = max(with.Total.P50, without.Total.P50, end(ours), end(theirs)) * 1.1
 	return d.draw(with, without, ours, theirs, r.LeftAlone[i])
 }
@@ -146,13 +146,12 @@ func (d *deadDrawing) draw(with, without *bench.RecoverySeries, ours, theirs []b
 		d.Line(d.x(mark.Value), d.Top+4, d.x(mark.Value), bottom, picture.Grid)
 		d.Text(d.x(mark.Value), bottom+18, picture.Middle, picture.Pale, mark.Label)
 	}
-	took := func(s *bench.RecoverySeries) string { return median(s.Total.P50, "s", totals(s)) }
-	d.head("With belay's recovery: " + took(with))
+	d.head("With belay's recovery: " + outcome(with))
 	d.bars(ours)
 	d.head("Kubernetes by itself: never")
 	d.bars(theirs[:1])
 	d.open(theirs[0].seconds, fmt.Sprintf("n=1, left alone for %.0f min: the pod had not moved", alone.Seconds/60))
-	d.head("Kubernetes, with a script that trusts NotReady and sets the out-of-service taint at once: " + took(without))
+	d.head("Kubernetes, with a script that trusts NotReady and sets the out-of-service taint at once: " + outcome(without))
 	d.bars(theirs)
 	var out bytes.Buffer
 	err := d.Write(&out, bottom+30)

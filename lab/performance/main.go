@@ -4,7 +4,8 @@
 //	go run ./performance ../docs
 //
 // scale.csv is of `belay-lab bench scale`; tick.json, attacher.json and recovery.json are of the benches of these names with -o json, and
-// drain.json is a move of the demo. The sections and pictures of a file that is missing are left out.
+// drain.json is a move of the demo. Parts of a bench that were measured apart, with --only, may be in files such as tick-moves.json and
+// tick-cost.json. The sections and pictures of a file that is missing are left out; figures of --quick are refused.
 package main
 
 import (

@@ -59,9 +59,9 @@ func (d *data) funcs(made files) template.FuncMap {
 			made["performance/"+name+".svg"] = out.Bytes()
 			return fmt.Sprintf("![%s](performance/%s.svg)", figure, name), nil
 		},
-		"tick": func() *bench.Report { return d.tick }, "attacher": func() *bench.Report { return d.attacher },
+		"tick": func() []measured { return d.tick }, "attacher": func() []measured { return d.attacher },
 		"recovery": func() *bench.RecoveryReport { return d.recovery },
-		"part":     part, "rows": table, "felt": d.felt, "worse": d.worse, "recoveries": recoveryTable, "settings": settings,
+		"part":     part, "rows": table, "felt": d.felt, "worse": d.worse, "recoveries": recoveryTable, "failures": failures, "settings": settings,
 		"matrix": matrix, "notes": notes,
 	}
 }

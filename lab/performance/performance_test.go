@@ -31,11 +31,16 @@ func stored(t *testing.T, all bool) string {
 	must(t, err)
 	must(t, os.WriteFile(filepath.Join(folder, "drain.json"), []byte(`{"plane": "belay", "nodeKind": "kubelet", "move": `+string(drain)+`}`), 0o600))
 	for name, report := range map[string]any{"tick.json": tick(), "attacher.json": attacher(), "recovery.json": recovery()} {
-		raw, err := json.Marshal(report)
-		must(t, err)
-		must(t, os.WriteFile(filepath.Join(folder, name), raw, 0o600))
+		store(t, folder, name, report)
 	}
 	return folder
+}
+
+func store(t *testing.T, folder, name string, report any) {
+	t.Helper()
+	raw, err := json.Marshal(report)
+	must(t, err)
+	must(t, os.WriteFile(filepath.Join(folder, name), raw, 0o600))
 }
 
 func must(t *testing.T, err error) {
@@ -75,11 +80,16 @@ func kubelets(name, unit string, value float64) *bench.Figure {
 
 func attacher() *bench.Report {
 	r := &bench.Report{Machine: "2 processors, load 0.1 at the start", Planes: []string{planeUpstream, planeBelay}}
-	for _, name := range []string{"one attach, driver of 10 s, %s", "one move, driver answers at once, %s", "drain of 100, driver of 10 s, %s: last attached elsewhere",
-		"drain of 100, driver of 10 s, %s: median volume attached elsewhere"} {
-		p := bench.Part{Name: name[:5], What: "one volume at a time"}
-		for _, comparison := range []string{"as shipped", "csi-attacher tuned"} {
-			p.Figures = append(p.Figures, made(fmt.Sprintf(name, comparison), "ms", []float64{700, 701, 702}, []float64{40, 41, 43}))
+	for _, names := range [][]string{
+		{"one attach, driver of 10 s, %s", "one move, driver answers at once, %s"},
+		{"drain of 100, driver of 10 s, %s: last attached elsewhere", "drain of 100, driver of 10 s, %s: median volume attached elsewhere"},
+	} {
+		p := bench.Part{What: "one volume at a time"}
+		p.Name, _, _ = strings.Cut(names[0], " ")
+		for _, name := range names {
+			for _, comparison := range []string{"as shipped", "csi-attacher tuned"} {
+				p.Figures = append(p.Figures, made(fmt.Sprintf(name, comparison), "ms", []float64{700, 701, 702}, []float64{40, 41, 43}))
+			}
 		}
 		r.Parts = append(r.Parts, p)
 	}
@@ -94,7 +104,7 @@ func recovery() *bench.RecoveryReport {
 		{Name: "attached and reported", Seconds: 0.2}, {Name: "mounted", Seconds: 3}, {Name: "first record written", Seconds: 2}}
 	series := func(profile string, first ...bench.Hop) {
 		s := &bench.RecoverySeries{Nodes: nodesKubelet, Plane: planeUpstream, Profile: profile, Fault: faultPowerCut, Settings: []string{"kubelet's defaults"}}
-		s.Total = bench.Spread{Of: 3, P90: 90, Max: 90}
+		s.Total, s.Failures = bench.Spread{Of: 3, P90: 90, Max: 90}, 1
 		var all []float64
 		for i := range 3 {
 			run := bench.RecoveryRun{Fault: s.Fault, Hops: slices.Concat(first, rest)}
@@ -134,8 +144,10 @@ func TestRender(t *testing.T) {
 	page := string(all["performance.md"])
 	for _, want := range []string{
 		"| pod deleted -> running elsewhere, status every 10 s | 3, 2 | 17 s (16 to 18) | 15.5 s (15 to 16) |",
-		"| a node loses its power -> its pod writes elsewhere, recovery with the profile default beside upstream's controller | 3 | not in 8 min, left alone (n=1) | 29.7 s (28.7 to 30.7) |",
-		"| a node loses its power -> its pod writes elsewhere, with a script that sets the out-of-service taint at NotReady | 3 | 65.4 s (64.4 to 66.4) |  |",
+		"| a node loses its power -> its pod writes elsewhere, recovery with the profile default beside upstream's controller | 3 of 4 | not in 8 min, left alone (n=1) | 29.7 s (28.7 to 30.7), 1 of 4 failed |",
+		"| a node loses its power -> its pod writes elsewhere, with a script that sets the out-of-service taint at NotReady | 3 of 4 | 65.4 s (64.4 to 66.4), 1 of 4 failed |  |",
+		"\n- a node loses its power, without recovery, with the script: a record is lost\n",
+		"\nWhat the kubelets cost: 500 hollow kubelets. Measured on 2 processors, load 0.1 at the start.\n[tick.json](performance/tick.json)",
 		"| the attacher alone: one attach, driver of 10 s, as shipped | 3 | 701 ms (700 to 702) | 41 ms (40 to 43) |",
 		"| the attacher alone: drain of 100, driver of 10 s, as shipped: last attached elsewhere | 3 |",
 		"| the attacher alone: publish calls | 1 | 1 calls | 2 calls |",
@@ -186,6 +198,101 @@ func TestRenderWithout(t *testing.T) {
 	}
 	if all["dead-node.svg"] != nil || all["demo.svg"] != nil {
 		t.Error("a picture is made from nothing")
+	}
+}
+
+// TestQuickFiguresAreRefused: those of --quick mean little, and a bench that was tried with it may have replaced a file.
+func TestQuickFiguresAreRefused(t *testing.T) {
+	for _, name := range []string{"tick.json", "attacher.json"} {
+		folder := stored(t, true)
+		quick := tick()
+		quick.Quick = true
+		store(t, folder, name, quick)
+		if _, err := render(folder); err == nil || !strings.Contains(err.Error(), name+" are of --quick") {
+			t.Errorf("the figures of --quick in %s gave %v", name, err)
+		}
+	}
+}
+
+// TestFilesOfParts: a file with some of the parts, as --only gives, fills what it has of a section. Each part keeps the date and the commit of its own.
+func TestFilesOfParts(t *testing.T) {
+	folder := stored(t, true)
+	must(t, os.Remove(filepath.Join(folder, "tick.json")))
+	moves, cost := tick(), tick()
+	moves.Parts, cost.Parts, cost.Date, cost.Commit = moves.Parts[:1], cost.Parts[1:], "2026-03-04 05:06 UTC", "abcdef"
+	page := func() string {
+		t.Helper()
+		all, err := render(folder)
+		must(t, err)
+		return string(all["performance.md"])
+	}
+	const hasMoves, hasCost = "| pod deleted -> running elsewhere, status every 10 s | 3, 2 |", "| CPU of etcd, % of a core |"
+	store(t, folder, "tick-cost.json", cost)
+	if text := page(); strings.Contains(text, hasMoves) || !strings.Contains(text, hasCost) {
+		t.Errorf("the page of the cost alone:\n%s", text[:3000])
+	}
+	store(t, folder, "tick-moves.json", moves)
+	if text := page(); !strings.Contains(text, hasMoves) || !strings.Contains(text, hasCost) ||
+		strings.Count(text, "2026-03-04 05:06 UTC at commit abcdef") != 1 || !strings.Contains(text, "(performance/tick-moves.json)") {
+		t.Errorf("the page of both parts:\n%s", text[:6000])
+	}
+	store(t, folder, "tick.json", tick())
+	if _, err := render(folder); err == nil || !strings.Contains(err.Error(), "tick.json and tick-cost.json both have the part") {
+		t.Errorf("a part that was measured twice gave %v", err)
+	}
+}
+
+// TestFailedRunsAreReported: where a run failed, as with a lost record, the first table and the picture say so beside the time of the others.
+func TestFailedRunsAreReported(t *testing.T) {
+	d := &data{recovery: recovery(), curves: &figures{}} // one of four runs of each series has failed
+	text, err := d.felt()
+	must(t, err)
+	picture, err := deadNode(d.recovery)
+	must(t, err)
+	for what, content := range map[string]string{"first table": text, "picture": string(picture)} {
+		if strings.Count(content, ", 1 of 4 failed") != 2 || strings.Count(content, "3 of 4") != 2 {
+			t.Errorf("the %s does not tell that a run of four has lost a record:\n%s", what, content)
+		}
+	}
+	if table := recoveryTable(d.recovery); !strings.Contains(table, "| 4 | 1 | ") {
+		t.Errorf("the table of all runs:\n%s", table)
+	}
+	for _, s := range d.recovery.Series {
+		s.Runs, s.Failures, s.Total = s.Runs[3:], 1, bench.Spread{}
+	}
+	text, err = d.felt()
+	must(t, err)
+	if table := recoveryTable(d.recovery); strings.Count(text, "| 1 of 1 failed |") != 2 || strings.Contains(table, "0.0 s") {
+		t.Errorf("without a run that did not fail:\n%s%s", text, table)
+	}
+}
+
+// TestNothingIsWorse: the words about what is worse follow the figures.
+func TestNothingIsWorse(t *testing.T) {
+	const none = "There is no figure on this page in which"
+	page := func(folder string) string {
+		t.Helper()
+		all, err := render(folder)
+		must(t, err)
+		return strings.Join(strings.Fields(string(all["performance.md"])), " ")
+	}
+	folder := stored(t, false)
+	if strings.Contains(page(folder), none) {
+		t.Error("the curves have figures that are worse, and the page says that there is none")
+	}
+	curves, err := os.ReadFile(filepath.Join(folder, "scale.csv"))
+	must(t, err)
+	var better strings.Builder
+	for line := range strings.Lines(string(curves)) {
+		if cells := strings.Split(strings.TrimSpace(line), ","); len(cells) == 8 && cells[3] == planeBelay {
+			cells[7] = "0.001"
+			line = strings.Join(cells, ",") + "\n"
+		}
+		better.WriteString(line)
+	}
+	must(t, os.WriteFile(filepath.Join(folder, "scale.csv"), []byte(better.String()), 0o600))
+	if !strings.Contains(page(folder), none) {
+		t.Error("nothing is worse, and the page does not say so")
 	}
 }
 

@@ -38,14 +38,12 @@ func samples(f *bench.Figure, planes []string) string {
 	return strings.Join(slices.Compact(counts), ", ")
 }
 
-// part is one of a report; it is an error if it was not measured.
-func part(r *bench.Report, name string) (*bench.Part, error) {
-	for i := range r.Parts {
-		if r.Parts[i].Name == name {
-			return &r.Parts[i], nil
-		}
+// part is one of a report; nil if it was not measured.
+func part(m measured, name string) *bench.Part {
+	if i := slices.IndexFunc(m.Parts, func(p bench.Part) bool { return p.Name == name }); i >= 0 {
+		return &m.Parts[i]
 	}
-	return nil, fmt.Errorf("the report has no part %q", name)
+	return nil
 }
 
 // table has a row for each figure of a part, and a column for each plane that has one, upstream first.
@@ -131,30 +129,32 @@ func (d *data) felt() (string, error) {
 	row := func(what, n, upstream, belay string) {
 		fmt.Fprintf(&out, "| %s | %s | %s | %s |\n", what, n, upstream, belay)
 	}
-	figures := func(report *bench.Report, file, prefix string, fits func(name string) bool) error {
-		if report == nil {
-			return nil
-		}
-		before := out.Len()
-		for _, p := range report.Parts {
-			for _, f := range p.Figures {
-				if fits(f.Name) {
-					row(prefix+f.Name, samples(f, []string{planeUpstream, planeBelay}), cell(f, planeUpstream, f.Unit), cell(f, planeBelay, f.Unit))
+	figures := func(reports []measured, prefix string, parts []string, fits func(name string) bool) error {
+		for _, m := range reports {
+			for _, p := range m.Parts {
+				if !slices.Contains(parts, p.Name) {
+					continue
+				}
+				before := out.Len()
+				for _, f := range p.Figures {
+					if fits(f.Name) {
+						row(prefix+f.Name, samples(f, []string{planeUpstream, planeBelay}), cell(f, planeUpstream, f.Unit), cell(f, planeBelay, f.Unit))
+					}
+				}
+				if out.Len() == before {
+					return fmt.Errorf("the part %q of %s has no figure that a user feels", p.Name, m.File)
 				}
 			}
 		}
-		if out.Len() == before {
-			return fmt.Errorf("%s has no figure that a user feels", file)
-		}
 		return nil
 	}
-	if err := figures(d.tick, "tick.json", "", func(name string) bool { return strings.HasPrefix(name, feltMove) }); err != nil {
+	if err := figures(d.tick, "", []string{"moves"}, func(name string) bool { return strings.HasPrefix(name, feltMove) }); err != nil {
 		return "", err
 	}
 	if d.recovery != nil {
 		d.feltDeadNode(row)
 	}
-	err := figures(d.attacher, "attacher.json", "the attacher alone: ", feltAttacher)
+	err := figures(d.attacher, "the attacher alone: ", []string{"one", "drain"}, feltAttacher)
 	return out.String(), err
 }
 
@@ -168,8 +168,8 @@ func (d *data) feltDeadNode(row func(what, n, upstream, belay string)) {
 			if s.Nodes != nodesKubelet || s.Profile != profile {
 				continue
 			}
-			took := median(s.Total.P50, "s", totals(s))
-			what, n := faults[s.Fault]+" -> its pod writes elsewhere", fmt.Sprint(s.Total.Of)
+			took := outcome(s)
+			what, n := faults[s.Fault]+" -> its pod writes elsewhere", counted(s)
 			if profile == "" {
 				row(what+", with a script that sets the out-of-service taint at NotReady", n, took, "")
 			} else {
@@ -177,6 +177,47 @@ func (d *data) feltDeadNode(row func(what, n, upstream, belay string)) {
 			}
 		}
 	}
+}
+
+// outcome is the median of the runs that did not fail, and how many did.
+func outcome(s *bench.RecoverySeries) string {
+	failed := fmt.Sprintf("%d of %d failed", s.Failures, len(s.Runs))
+	switch {
+	case s.Total.Of == 0:
+		return failed
+	case s.Failures > 0:
+		return median(s.Total.P50, "s", totals(s)) + ", " + failed
+	default:
+		return median(s.Total.P50, "s", totals(s))
+	}
+}
+
+// counted is how many runs the median is of.
+func counted(s *bench.RecoverySeries) string {
+	if s.Failures > 0 {
+		return fmt.Sprintf("%d of %d", s.Total.Of, len(s.Runs))
+	}
+	return fmt.Sprint(s.Total.Of)
+}
+
+// failures says why runs failed.
+func failures(r *bench.RecoveryReport) (all []string) {
+	for _, s := range r.Series {
+		for _, run := range s.Runs {
+			if run.Failure != "" {
+				all = append(all, fmt.Sprintf("%s, %s: %s", faults[s.Fault], how(s), run.Failure))
+			}
+		}
+	}
+	return all
+}
+
+// how a pod of a series came to another node.
+func how(s *bench.RecoverySeries) string {
+	if s.Profile == "" {
+		return "without recovery, with the script"
+	}
+	return fmt.Sprintf("recovery, profile %s, beside %s's controller", s.Profile, s.Plane)
 }
 
 // alone is what became of the pod of a dead kubelet without recovery.
@@ -194,11 +235,11 @@ func recoveryTable(r *bench.RecoveryReport) string {
 	var out strings.Builder
 	out.WriteString("| fault | nodes | | runs | failed | p50 | p90 | max |\n|---|---|---|--:|--:|--:|--:|--:|\n")
 	for _, s := range r.Series {
-		how := fmt.Sprintf("recovery, profile %s, beside %s's controller", s.Profile, s.Plane)
-		if s.Profile == "" {
-			how = "without recovery, with the script"
+		times := " | | "
+		if s.Total.Of > 0 {
+			times = fmt.Sprintf("%.1f s | %.1f s | %.1f s", s.Total.P50, s.Total.P90, s.Total.Max)
 		}
-		fmt.Fprintf(&out, "| %s | %s | %s | %d | %d | %.1f s | %.1f s | %.1f s |\n", s.Fault, s.Nodes, how, len(s.Runs), s.Failures, s.Total.P50, s.Total.P90, s.Total.Max)
+		fmt.Fprintf(&out, "| %s | %s | %s | %d | %d | %s |\n", s.Fault, s.Nodes, how(s), len(s.Runs), s.Failures, times)
 	}
 	return out.String()
 }
@@ -223,16 +264,15 @@ func (d *data) worse() string {
 			}
 		}
 	}
-	reports := func(r *bench.Report, prefix string) {
-		if r == nil {
-			return
-		}
-		for _, p := range r.Parts {
-			for _, f := range p.Figures {
-				ours, ok := f.Value[planeBelay]
-				theirs, also := f.Value[planeUpstream]
-				if ok && also && ours >= 1.05*theirs && ours > 0 {
-					row(prefix+f.Name, samples(f, []string{planeUpstream, planeBelay}), cell(f, planeUpstream, f.Unit), cell(f, planeBelay, f.Unit))
+	reports := func(all []measured, prefix string) {
+		for _, m := range all {
+			for _, p := range m.Parts {
+				for _, f := range p.Figures {
+					ours, ok := f.Value[planeBelay]
+					theirs, also := f.Value[planeUpstream]
+					if ok && also && ours >= 1.05*theirs && ours > 0 {
+						row(prefix+f.Name, samples(f, []string{planeUpstream, planeBelay}), cell(f, planeUpstream, f.Unit), cell(f, planeBelay, f.Unit))
+					}
 				}
 			}
 		}
