@@ -77,7 +77,7 @@ bench: upstream ## Compare belay-controller with upstream's and with a floor: la
 define bench
 	case ' $(ARGS) ' in *' --quick'* | *' --only'* | *' -h'* | *' --help'*) exec $(BELAY_LAB) bench $(1) $(ARGS) ;; esac; \
 	status=0; $(BELAY_LAB) bench $(1) -o json $(ARGS) > $(BIN)/$(1).json || status=$$?; \
-	if [ -s $(BIN)/$(1).json ]; then mv $(BIN)/$(1).json docs/performance/; echo "docs/performance/$(1).json is written: make performance writes the page"; fi; \
+	if [ -s $(BIN)/$(1).json ]; then rm -f docs/performance/$(1)-*.json; mv $(BIN)/$(1).json docs/performance/; echo "docs/performance/$(1).json is written: make performance writes the page"; fi; \
 	exit $$status
 endef
 
