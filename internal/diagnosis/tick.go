@@ -80,7 +80,7 @@ func (m *mover) stillListed(node *corev1.Node, ended *Hop) string {
 	return text
 }
 
-// named is a pod by its name, if that may be told.
+// named is a pod by its name, if the caller may read it.
 func (m *mover) named(pod *corev1.Pod) string {
 	if !m.mayName(pod.Namespace) {
 		return "a pod in a namespace that you may not read"

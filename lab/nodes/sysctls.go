@@ -91,7 +91,7 @@ func saveSysctls(labDir string) error {
 
 // RestoreSysctls ends what a lab holds. A setting that no other lab holds is written back. A lab whose folder is gone holds nothing.
 func RestoreSysctls(labDir string) error {
-	// Only root changes settings, so that nobody else has any to restore.
+	// Only root changes settings, so no other user has any to restore.
 	if _, err := os.Stat(sysctlRecord); errors.Is(err, fs.ErrNotExist) || os.Geteuid() != 0 {
 		return nil
 	}

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// TestOwnProgramIsOfItsSource: a program whose source has changed is another one, beside the one that somebody may still start.
+// TestOwnProgramIsOfItsSource: a program whose source has changed is another one, beside the one that another lab may still start.
 func TestOwnProgramIsOfItsSource(t *testing.T) {
 	dir := smallLab(t, helloCode)
 	source := filepath.Join(dir, "greet", "greet.go")
