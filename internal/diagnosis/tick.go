@@ -96,7 +96,8 @@ func (x *state) mountTick(key attachment.VolumeKey, name string, w wait) []strin
 	return []string{explain.AwaitsMountStatus(name)}
 }
 
-// unlisted reports whether a kubelet that works does not list a volume in use that it is to mount.
+// unlisted reports whether a kubelet that works does not list a volume in use that it is to mount. It never lists one that is not attached (k/k
+// v1.36.3 pkg/kubelet/volumemanager/volume_manager.go: GetVolumesInUse).
 func (x *state) unlisted(node *corev1.Node, key attachment.VolumeKey) bool {
-	return !kube.InUse(node, kube.UniqueVolumeName(key.Driver, key.Handle)) && x.ticks(node.Name)
+	return x.attachRequired(key.Driver) && !kube.InUse(node, kube.UniqueVolumeName(key.Driver, key.Handle)) && x.ticks(node.Name)
 }

@@ -83,6 +83,11 @@ func TestTimelineNamesTheTick(t *testing.T) {
 		"mounted, listed in use": {
 			func(m *moved) { m.arrives(15).Status.VolumesInUse = []corev1.UniqueVolumeName{uniqueName} }, HopMounted, []string{"no container of the pod has started"}, []string{setting},
 		},
+		"mounted, not attached": {func(m *moved) {
+			m.arrives(15)
+			m.Attachments = nil
+			m.Drivers = []*storagev1.CSIDriver{{ObjectMeta: metav1.ObjectMeta{Name: fuzzDriver}, Spec: storagev1.CSIDriverSpec{AttachRequired: new(false)}}}
+		}, HopMounted, []string{"no container of the pod has started"}, []string{setting}},
 		"mounted, not listed for long": {func(m *moved) { m.arrives(126) }, HopMounted, []string{"no container of the pod has started"}, []string{setting}},
 		"mounted by belay-node": {
 			func(m *moved) {
@@ -296,7 +301,11 @@ func TestExplainNamesTheTick(t *testing.T) {
 		"it is listed in use":                           {func(s scene) { mounting(s); s.Nodes[1].Status.VolumesInUse = []corev1.UniqueVolumeName{uniqueName} }, explain.Mounting, "", mounts},
 		"by belay-node":                                 {func(s scene) { mounting(s); s.Nodes[1].Annotations = agent }, explain.Mounting, "", mounts},
 		"it is not listed for long":                     {func(s scene) { mounting(s); scheduled(s, 3*time.Minute) }, explain.MountFailing, "", mounts},
-		"it is not attached yet":                        {func(s scene) { mounting(s); s.va.Status.Attached = false }, explain.AttacherNotRunning, "", mounts},
+		"volumes of the driver are not attached": {func(s scene) {
+			mounting(s)
+			s.Drivers = []*storagev1.CSIDriver{{ObjectMeta: metav1.ObjectMeta{Name: oneDriver}, Spec: storagev1.CSIDriverSpec{AttachRequired: new(false)}}}
+		}, explain.Mounting, "", mounts},
+		"it is not attached yet": {func(s scene) { mounting(s); s.va.Status.Attached = false }, explain.AttacherNotRunning, "", mounts},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newScene()

@@ -493,7 +493,7 @@ func (m *mover) mountHops() {
 func (m *mover) notMounted() string {
 	name, why := m.pod.Spec.NodeName, "no container of the pod has started"
 	node := m.nodes[name]
-	if node == nil || !m.attachRequired(m.key.Driver) || m.Now.Sub(scheduled(m.pod)) > attachment.AnswerTimeout {
+	if node == nil || m.Now.Sub(scheduled(m.pod)) > attachment.AnswerTimeout {
 		return why
 	}
 	if m.unlisted(node, m.key) {
