@@ -124,7 +124,7 @@ func systemUUID(config Config) error {
 		err = unix.Mount(file, "/etc/machine-id", "", unix.MS_BIND, "")
 	}
 	if err != nil {
-		return fmt.Errorf("mount system UUID: %w", err)
+		return fmt.Errorf("mount system UUID over %s or /etc/machine-id: this machine needs one of the two (systemd-machine-id-setup makes the latter): %w", productUUID, err)
 	}
 	return nil
 }
