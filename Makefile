@@ -56,7 +56,7 @@ build: check-go ## Build belay's programs and the lab into bin/.
 	cd lab && go build -o $(BIN)/ -ldflags '$(LDFLAGS)' ./cmd/...
 
 .PHONY: upstream
-upstream: build ## Build the upstream programs of the lab into the cache folder (once, about six minutes).
+upstream: build ## Build the upstream programs of the lab into the cache folder (once).
 	$(BELAY_LAB) build
 
 .PHONY: demo

@@ -122,7 +122,7 @@ func buildMissing(ctx context.Context, programs Programs, wanted []program, prog
 		return nil
 	}
 	began := time.Now()
-	progress("building %s into %s: once, about six minutes on two cores when nothing is cached", names(left), programs.Dir)
+	progress("building %s into %s: once, some minutes on two cores when nothing is cached", names(left), programs.Dir)
 	for _, module := range modulesOf(left) {
 		if err := buildModule(ctx, module, programs.Dir, progress); err != nil {
 			return err
