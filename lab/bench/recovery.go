@@ -122,7 +122,7 @@ func (o recoveryOptions) labs() []recoveryLab {
 
 // RecoveryReport is what `bench recovery` prints.
 type RecoveryReport struct {
-	stamp
+	Stamp
 	Series []*RecoverySeries `json:"series"`
 	// LeftAlone are dead nodes without recovery for which nothing was done.
 	LeftAlone []LeftAlone `json:"leftAlone,omitempty"`
@@ -158,7 +158,7 @@ func (l LeftAlone) String() string {
 
 func (r *RecoveryReport) write(out io.Writer, output string) error {
 	if output == "json" {
-		r.stamp = stampNow()
+		r.Stamp = stampNow()
 		encoder := json.NewEncoder(out)
 		encoder.SetIndent("", "  ")
 		return encoder.Encode(r)

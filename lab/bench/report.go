@@ -24,19 +24,19 @@ type Part struct {
 	Seconds float64 `json:"seconds"`
 }
 
-// stamp says of a stored report when it was made, and of which commit.
-type stamp struct {
+// Stamp says of a stored report when it was made, and of which commit.
+type Stamp struct {
 	Date   string `json:"date"`
 	Commit string `json:"commit"`
 }
 
-func stampNow() stamp {
-	return stamp{Date: time.Now().UTC().Format("2006-01-02 15:04 MST"), Commit: usage.Commit}
+func stampNow() Stamp {
+	return Stamp{Date: time.Now().UTC().Format("2006-01-02 15:04 MST"), Commit: usage.Commit}
 }
 
 // Report is what the bench prints.
 type Report struct {
-	stamp
+	Stamp
 	// Planes that were measured, in the order of the columns.
 	Planes []string `json:"planes"`
 	Parts  []Part   `json:"parts"`
@@ -62,7 +62,7 @@ func (r *Report) missed() (missed []string, of int) {
 }
 
 func (r *Report) writeJSON(out io.Writer) error {
-	r.stamp = stampNow()
+	r.Stamp = stampNow()
 	encoder := json.NewEncoder(out)
 	encoder.SetIndent("", "  ")
 	return encoder.Encode(r)
