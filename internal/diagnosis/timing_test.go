@@ -112,7 +112,7 @@ func TestStartAfterTheNextPod(t *testing.T) {
 	}
 	v := &answer.Moves[0]
 	if !v.StartedBefore || v.Start.Sub(begin) != 10*time.Minute {
-		t.Errorf("hops %v: the move is said to have begun at %v or before, %v in all: the old pod was stopped at 600s", lines(v), v.Start.Sub(begin), v.End.Sub(*v.Start))
+		t.Errorf("hops %v: begins at %v or before, %v in all, although the old pod was stopped at 600s", lines(v), v.Start.Sub(begin), v.End.Sub(*v.Start))
 	}
 }
 
