@@ -7,6 +7,7 @@ import (
 	"math"
 	"net"
 	"runtime"
+	"runtime/debug"
 	"strconv"
 	"strings"
 	"time"
@@ -147,7 +148,25 @@ func ParseError(err error) error {
 // Commit is the commit of the build, set at build time.
 var Commit = "unknown"
 
-// Version returns what --version prints of a build: its tag (or the nearest description of the commit), the commit and the version of Go.
+// Version returns what --version prints of a build: its tag (or the nearest description of the commit), the commit and the version of Go. A build
+// without the Makefile has what go build records of the clone.
 func Version(version string) string {
-	return fmt.Sprintf("%s (commit %s, %s)", version, Commit, runtime.Version())
+	commit := Commit
+	if info, ok := debug.ReadBuildInfo(); ok && version == "unknown" {
+		version, commit = recorded(info, version, commit)
+	}
+	return fmt.Sprintf("%s (commit %s, %s)", version, commit, runtime.Version())
+}
+
+// recorded is the version and the commit of a build's record, or those given if it has none.
+func recorded(info *debug.BuildInfo, version, commit string) (string, string) {
+	if v := info.Main.Version; v != "" && v != "(devel)" {
+		version = v
+	}
+	for _, s := range info.Settings {
+		if s.Key == "vcs.revision" {
+			commit = s.Value
+		}
+	}
+	return version, commit
 }
