@@ -201,7 +201,7 @@ func TestTextEndsWithTheResult(t *testing.T) {
 	want := `
 RESULT with belay's plane on kubelet nodes
 
-WHAT HAPPENED                WHAT THE USER SAW               WAITED LONGEST FOR                     PLANE'S OWN PART
+WHAT HAPPENED                WHAT THE USER SAW               WAITED LONGEST FOR                     CONTROLLER AND ATTACHER
 node drained                 pod ran elsewhere after 3.7 s   containers end 1.6 s                   0.10 s
                                                              kubelet's status tick 0.80 s
                                                              node removes the pod 0.70 s

@@ -17,7 +17,7 @@ const longest = 3
 func (r *Result) write(w io.Writer) error {
 	rows := &strings.Builder{}
 	table := tabwriter.NewWriter(rows, 0, 0, 2, ' ', 0)
-	_, _ = fmt.Fprintln(table, "WHAT HAPPENED\tWHAT THE USER SAW\tWAITED LONGEST FOR\tPLANE'S OWN PART")
+	_, _ = fmt.Fprintln(table, "WHAT HAPPENED\tWHAT THE USER SAW\tWAITED LONGEST FOR\tCONTROLLER AND ATTACHER")
 	for _, o := range r.Outcomes {
 		plane := "-"
 		if o.PlaneSeconds > 0 {
