@@ -88,7 +88,11 @@ func NewKubeletReader(config *rest.Config) (KubeletReader, error) {
 		if response.StatusCode != http.StatusOK {
 			return nil, httpStatus(response.StatusCode)
 		}
-		return io.ReadAll(http.MaxBytesReader(nil, response.Body, kubeletAnswer))
+		answer, err := io.ReadAll(http.MaxBytesReader(nil, response.Body, kubeletAnswer))
+		if err != nil {
+			return nil, fmt.Errorf("read the answer of the kubelet of node %s: %w", node, err)
+		}
+		return answer, nil
 	}, nil
 }
 
@@ -112,14 +116,14 @@ func (h *health) readKubelets(ctx context.Context, c Config) {
 		return
 	}
 	h.kubeletsAllowed = mayAskKubelets(ctx, c.Clients)
+	if !h.kubeletsAllowed {
+		h.unread = append(h.unread, diagnosis.Unread{Ref: diagnosis.Ref{Resource: nodesProxy}, Verb: "get", Forbidden: true, Message: "forbidden"})
+		return
+	}
 	for _, n := range h.Nodes {
 		if n.Annotations[kube.VolumesRootAnnotation] == "" { // belay-node is there in place of a kubelet
 			h.kubelets = append(h.kubelets, kubelet{node: n.Name})
 		}
-	}
-	if !h.kubeletsAllowed {
-		h.unread = append(h.unread, diagnosis.Unread{Ref: diagnosis.Ref{Resource: nodesProxy}, Verb: "get", Forbidden: true, Message: "forbidden"})
-		return
 	}
 	ready := map[string]bool{}
 	for _, n := range h.Nodes {
@@ -196,7 +200,7 @@ func (k *kubelet) parse(answer []byte) {
 			Lease  int32           `json:"nodeLeaseDurationSeconds"`
 		} `json:"kubeletconfig"`
 	}
-	if len(answer) > kubeletAnswer || json.Unmarshal(answer, &configz) != nil || configz.Config == nil {
+	if json.Unmarshal(answer, &configz) != nil || configz.Config == nil {
 		k.problem = "its answer is not a KubeletConfiguration"
 		return
 	}
@@ -215,7 +219,7 @@ func (h *health) checkKubelets(c Config) []Check {
 	}
 	var known []kubelet
 	for _, k := range h.kubelets {
-		if h.kubeletsAllowed && k.problem == "" {
+		if k.problem == "" {
 			known = append(known, k)
 		}
 	}
@@ -316,7 +320,7 @@ func checkReport(known []kubelet) Check {
 	if len(c.Objects) > 0 {
 		c.Result, c.Hint = Warning, tickPage
 		c.Message += fmt.Sprintf("; kubelets that send a status more than once a minute although nothing has changed: %d, "+
-			"with about %s requests a second in all. It follows nodeStatusUpdateFrequency where only that is set: set it to 5m", len(c.Objects), number(rate))
+			"with about %s requests a second in all. Where only nodeStatusUpdateFrequency is set, nodeStatusReportFrequency follows it: set it to 5m", len(c.Objects), number(rate))
 	}
 	return c
 }
@@ -335,6 +339,10 @@ func (h *health) checkLeaseDuration(known []kubelet) Check {
 	profile, runs := h.recoveryProfile()
 	if !runs {
 		c.Message += fmt.Sprintf("; recovery's profile %s assumes at most %v, %s at most %v", fencing.Default.Name, fencing.Default.LeaseDuration, fencing.Fast.Name, fencing.Fast.LeaseDuration)
+		if !h.read[ownNamespace] {
+			c.Result = Unknown
+			c.Message += "; whether recovery runs is unknown: the pods of namespace " + ownNamespace + " were not read"
+		}
 		return c
 	}
 	c.Message += fmt.Sprintf("; recovery runs with the profile %s", profile.Name)

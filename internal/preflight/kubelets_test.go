@@ -121,14 +121,7 @@ func TestKubeletConfigs(t *testing.T) {
 	}
 	config := reviewed(true, nil)
 	config.Kubelets = read
-	names := slices.Collect(func(yield func(string) bool) {
-		for name := range answers {
-			if !yield(name) {
-				return
-			}
-		}
-	})
-	slices.Sort(names)
+	names := slices.Sorted(maps.Keys(answers))
 	report := Health(t.Context(), config, nodesOf(names...), false)
 	c := kubeletsOf(&report)["configuration"]
 	if c.Result != Unknown || !strings.Contains(c.Message, "read from 2 of 17 kubelets") || c.Hint == "" {
