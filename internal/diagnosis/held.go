@@ -1,12 +1,12 @@
 package diagnosis
 
 import (
-	"fmt"
 	"slices"
 	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 
 	"belay.dev/belay/internal/attachment"
 	"belay.dev/belay/internal/decision"
@@ -56,9 +56,7 @@ func (x *state) heldBy(key attachment.VolumeKey, h *Holder, cause decision.Reaso
 		return w
 	}
 	if has {
-		if at := kube.DetachRequested(va); !at.IsZero() && at.Before(w.since) {
-			w.since = at
-		}
+		w.since = sinceRequest(va, w.since)
 	}
 	switch cause {
 	case attachment.NodeGone, attachment.NodeReturned, attachment.NodeReplaced, attachment.NodeUnknown, attachment.NodeNotManaged,
@@ -128,10 +126,8 @@ func (x *state) heldByHealthy(w *wait, key attachment.VolumeKey, h *Holder, pod 
 	case h.PodsUnknown:
 		w.reason = attachment.OtherWriterAttached
 	case h.InUse == "yes":
-		if at := x.lastEnded(key, h.Node.Name); !at.IsZero() {
-			w.since = at // whenever the other pod began to wait
-		}
-		x.unmounting(w)
+		w.since = x.unneededSince(key, h.Node.Name, w.since)
+		x.unmounting(w, key, h.Node.Name)
 	default:
 		w.reason = x.idle(w.since)
 	}
@@ -143,25 +139,26 @@ func allTerminate(h *Holder) bool {
 	return len(h.Pods) > 0 && h.HiddenPods == 0 && !slices.ContainsFunc(h.Pods, stays)
 }
 
-// lastEnded is when the last container ended that used the volume on a node, of the pods that still exist.
-func (x *state) lastEnded(key attachment.VolumeKey, node string) (last time.Time) {
-	for _, u := range x.uses[key] {
-		if u.pod.Spec.NodeName == node && ended(u) {
-			last = later(last, x.endOf(u.pod))
-		}
+// sinceRequest is since when a volume is waited for, or since when belay-controller has wanted to detach it, if that was before.
+func sinceRequest(va *storagev1.VolumeAttachment, waits time.Time) time.Time {
+	if at := kube.DetachRequested(va); !at.IsZero() && at.Before(waits) {
+		return at
 	}
-	return last
+	return waits
 }
 
 // unmounting explains why a volume that no pod needs is still in use. Since when it is not needed may be unknown: that no unmount has
 // failed is the better guess then, because most do not.
-func (x *state) unmounting(w *wait) {
+func (x *state) unmounting(w *wait, key attachment.VolumeKey, node string) {
 	w.reason = attachment.StillInUse
 	if !w.since.IsZero() && x.Now.Sub(w.since) > unmountUsual {
 		w.reason = explain.UnmountFailing
+		if pod := x.uncleaned(key, node); pod != nil {
+			w.detail = explain.NotCleanedUp(node, x.named(pod))
+		}
 	}
 	if w.since.IsZero() {
-		w.detail = fmt.Sprintf("since when no pod needs it there is unknown: if this lasts for longer than %.0f s, the unmount fails or hangs", unmountUsual.Seconds())
+		w.detail = "since when no pod needs it there is unknown: " + explain.HangsAfter(unmountUsual)
 	}
 }
 

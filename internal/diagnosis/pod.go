@@ -93,6 +93,9 @@ func (x *state) findingOf(w wait, s explain.Situation) Finding {
 func (x *state) terminating(pod *corev1.Pod) Finding {
 	w := wait{reason: explain.PodTerminating, since: deletedAt(pod)}
 	h := Holder{Node: x.node(pod.Spec.NodeName)}
+	var v *Volume
+	var unmount []string
+	var said []Fact
 	switch {
 	case h.Node.OutOfService && (h.Node.State == NodeNotReady || h.Node.State == NodeUnreachable):
 		w.reason, w.since = explain.NodeOutOfService, x.outOfServiceSince(pod.Spec.NodeName)
@@ -102,14 +105,34 @@ func (x *state) terminating(pod *corev1.Pod) Finding {
 		w.reason = explain.PodOnLostNode
 	default:
 		w.detail = x.grace(pod)
+		if key, own := x.mountedAfterEnd(pod); own != nil {
+			w, h, v = wait{since: x.unneededSince(key, own.Node.Name, w.since)}, *own, x.describe(key, x.volume(key))
+			x.unmounting(&w, key, h.Node.Name)
+			unmount, said = x.unmountTick(key, &h, w), x.unmountFacts(key, &h)
+		}
 	}
-	f := x.finding(pod, w, nil, &h)
-	f.Holders = x.holdersOfPod(pod)
+	f := x.finding(pod, w, v, &h)
+	f.Holders, f.Facts = x.holdersOfPod(pod), append(said, f.Facts...)
 	if lostReasons[w.reason] {
 		f.Clock = x.fenceClock(h.Node.Name)
 	}
-	f.Clock = append(f.Clock, x.clockOfNode(h.Node, pod)...)
+	f.Clock = append(f.Clock, append(unmount, x.clockOfNode(h.Node, pod)...)...)
 	return f
+}
+
+// mountedAfterEnd is a volume that the node of a pod still lists in use although the pod has ended and no other one needs it there, and the node
+// with it; nil if the pod waits for something else.
+func (x *state) mountedAfterEnd(pod *corev1.Pod) (attachment.VolumeKey, *Holder) {
+	if !kube.PodEnded(pod) || len(pod.Finalizers) > 0 {
+		return attachment.VolumeKey{}, nil
+	}
+	for _, v := range x.keysOf(pod) {
+		h := x.holder(v.key, pod.Spec.NodeName)
+		if h.InUse == "yes" && len(h.Pods)+h.HiddenPods == 0 && !h.PodsUnknown {
+			return v.key, &h
+		}
+	}
+	return attachment.VolumeKey{}, nil
 }
 
 // grace describes what a pod that is being deleted may still have to wait for.
@@ -332,7 +355,7 @@ func (x *state) ofVolume(pod *corev1.Pod, key attachment.VolumeKey, pv *corev1.P
 		own := x.holder(key, pod.Spec.NodeName)
 		f := x.finding(pod, w, v, &own)
 		f.Facts = slices.Concat(x.attacherFacts(va), x.eventFacts(pod), f.Facts)
-		f.Holders, f.Clock = []Holder{own}, x.mountTick(key, pod.Spec.NodeName, w)
+		f.Holders, f.Clock = []Holder{own}, mountTick(pod.Spec.NodeName, w)
 		return f
 	}
 	f := x.finding(pod, w, v, h)

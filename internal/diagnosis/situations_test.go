@@ -134,6 +134,10 @@ func TestSituations(t *testing.T) {
 		"two that failed, of the pod that came second": {func(s scene) { s.bothFailed() }, waiter, attachment.OtherWriterAttached},
 		"ended, and still there": {func(s scene) {
 			s.holder.Status.Phase, s.holder.DeletionTimestamp, s.holder.DeletionGracePeriodSeconds = corev1.PodSucceeded, &metav1.Time{Time: s.Now.Add(-time.Hour)}, new(int64(30))
+		}, holder, explain.UnmountFailing},
+		"ended, and a finalizer keeps it": {func(s scene) {
+			s.holder.Status.Phase, s.holder.DeletionTimestamp, s.holder.DeletionGracePeriodSeconds = corev1.PodSucceeded, &metav1.Time{Time: s.Now.Add(-time.Hour)}, new(int64(30))
+			s.holder.Finalizers = []string{"example.com/keep"}
 		}, holder, explain.PodTerminating},
 		"every slot has a pod":           {func(s scene) { s.full(map[string]int32{"a": 1}) }, waiter, explain.AttachLimitReached},
 		"an orphan on a node with slots": {func(s scene) { s.full(map[string]int32{"a": 9}); s.Pods = s.Pods[1:] }, waiter, explain.AttachLimitReached},

@@ -132,8 +132,8 @@ func (x *state) stuckPod(pod *corev1.Pod) []Finding {
 		case explain.PodUnschedulable, explain.Scheduling:
 			return true // for another cause than volumes
 		case explain.PodTerminating:
-			// It has its grace period: the API server stores when that ends. A pod that has ended lets its volumes go.
-			return x.Now.Sub(pod.DeletionTimestamp.Time) < usual || kube.PodEnded(pod)
+			// It has its grace period: the API server stores when that ends. Volumes are not why one stays that has ended and has finalizers.
+			return x.Now.Sub(pod.DeletionTimestamp.Time) < usual || kube.PodEnded(pod) && (len(pod.Finalizers) > 0 || len(x.keysOf(pod)) == 0)
 		}
 		return false
 	})

@@ -1,8 +1,6 @@
 package diagnosis
 
 import (
-	"cmp"
-	"fmt"
 	"slices"
 	"time"
 
@@ -40,11 +38,29 @@ func (x *state) unmountTick(key attachment.VolumeKey, h *Holder, w wait) []strin
 	if w.reason != attachment.StillInUse || !x.ticks(h.Node.Name) {
 		return nil
 	}
+	if pod := x.uncleaned(key, h.Node.Name); pod != nil {
+		return []string{explain.NotCleanedUp(h.Node.Name, x.named(pod))}
+	}
 	lines := []string{explain.AwaitsUnmountStatus(h.Node.Name)}
 	if !slices.ContainsFunc(x.uses[key], func(u use) bool { return u.pod.Spec.NodeName == h.Node.Name && ended(u) }) {
 		lines = append(lines, explain.DeletedByForce)
 	}
 	return lines
+}
+
+// uncleaned is a pod that was deleted and has ended, and whose object the kubelet of the node has not removed: its volumes may still be mounted. The
+// object of a pod with finalizers outlives that.
+func (x *state) uncleaned(key attachment.VolumeKey, node string) *corev1.Pod {
+	if !x.ticks(node) {
+		return nil
+	}
+	i := slices.IndexFunc(x.uses[key], func(u use) bool {
+		return u.pod.Spec.NodeName == node && u.pod.DeletionTimestamp != nil && ended(u) && len(u.pod.Finalizers) == 0
+	})
+	if i < 0 {
+		return nil
+	}
+	return x.uses[key][i].pod
 }
 
 // stillListed is why a node lists a volume whose pod has ended: another pod uses it, or as far as a status of the kubelet explains it, and
@@ -59,15 +75,27 @@ func (m *mover) stillListed(node *corev1.Node, ended *Hop) string {
 	if !m.ticks(m.from) {
 		return ""
 	}
-	since, force := cmp.Or(ended.At, ended.NotAfter), "; "+explain.DeletedByForce
-	if m.old != nil {
-		since, force = timePointer(m.endOf(m.old)), ""
+	var waits time.Time
+	if m.pod != nil {
+		waits = scheduled(m.pod)
 	}
+	if m.oldVA != nil {
+		waits = sinceRequest(m.oldVA, waits)
+	}
+	since, force := m.unneededSince(m.key, m.from, waits), "; "+explain.DeletedByForce
+	if m.old != nil {
+		force = ""
+	}
+	left, hangs := m.uncleaned(m.key, m.from), !since.IsZero() && m.Now.Sub(since) > unmountUsual
 	switch {
-	case since == nil:
-		return "; " + explain.AwaitsUnmountStatus(m.from) + fmt.Sprintf("; if this lasts for longer than %.0f s, the unmount fails or hangs", unmountUsual.Seconds()) + force
-	case m.Now.Sub(*since) > unmountUsual:
-		return ", for longer than a status of its kubelet explains: the unmount fails or hangs" + force
+	case left != nil && hangs:
+		return ", and " + explain.NotCleanedUp(m.from, m.named(left)) + ": " + explain.UnmountHangs
+	case left != nil:
+		return "; " + explain.NotCleanedUp(m.from, m.named(left))
+	case since.IsZero():
+		return "; " + explain.AwaitsUnmountStatus(m.from) + "; " + explain.HangsAfter(unmountUsual) + force
+	case hangs:
+		return ", for longer than a status of its kubelet explains: " + explain.UnmountHangs + force
 	}
 	text := "; " + explain.AwaitsUnmountStatus(m.from) + force
 	switch status := lastStatus(node).Truncate(second); {
@@ -81,23 +109,23 @@ func (m *mover) stillListed(node *corev1.Node, ended *Hop) string {
 }
 
 // named is a pod by its name, if the caller may read it.
-func (m *mover) named(pod *corev1.Pod) string {
-	if !m.mayName(pod.Namespace) {
+func (x *state) named(pod *corev1.Pod) string {
+	if !x.mayName(pod.Namespace) {
 		return "a pod in a namespace that you may not read"
 	}
 	return "pod " + join(pod.Namespace, pod.Name)
 }
 
 // mountTick says that the pod's own node has to list the volume first. A wait that has lasted longer has the reason MountFailing.
-func (x *state) mountTick(key attachment.VolumeKey, name string, w wait) []string {
-	if node := x.nodes[name]; w.reason != explain.Mounting || node == nil || !x.unlisted(node, key) {
+func mountTick(name string, w wait) []string {
+	if w.detail != explain.NotListedYet {
 		return nil
 	}
 	return []string{explain.AwaitsMountStatus(name)}
 }
 
-// unlisted reports whether a kubelet that works does not list a volume in use that it is to mount. It never lists one that is not attached (k/k
-// v1.36.3 pkg/kubelet/volumemanager/volume_manager.go: GetVolumesInUse).
+// unlisted reports whether a kubelet that works does not list a volume in use that it is to mount. It never lists one whose driver needs no attach
+// (k/k v1.36.3 pkg/kubelet/volumemanager/volume_manager.go: GetVolumesInUse).
 func (x *state) unlisted(node *corev1.Node, key attachment.VolumeKey) bool {
 	return x.attachRequired(key.Driver) && !kube.InUse(node, kube.UniqueVolumeName(key.Driver, key.Handle)) && x.ticks(node.Name)
 }

@@ -25,13 +25,16 @@ func (m *moved) leaves(now, status int) *corev1.Node {
 	m.stays(true, PodsIn("prod"))
 	old := podOf("old", "n1", -100)
 	deleted := at(30)
-	old.Name, old.DeletionTimestamp, old.DeletionGracePeriodSeconds = "db-old", &deleted, new(int64(30))
+	old.Name, old.DeletionTimestamp, old.DeletionGracePeriodSeconds, old.Finalizers = "db-old", &deleted, new(int64(30)), []string{"example.com/keep"}
 	old.Status.ContainerStatuses = []corev1.ContainerStatus{{State: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{FinishedAt: at(2)}}}}
 	m.Pods, m.Now = append(m.Pods, old), begin.Add(time.Duration(now)*time.Second)
 	node := m.Nodes[0]
 	node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue, LastHeartbeatTime: at(status)}}
 	return node
 }
+
+// old is the pod that leaves n1. A finalizer keeps its object, so that the object does not say that the kubelet has not unmounted.
+func (m *moved) old() *corev1.Pod { return m.Pods[len(m.Pods)-1] }
 
 // arrives makes the volume attached to n2 and reported there, where no container has started.
 func (m *moved) arrives(now int) *corev1.Node {
@@ -56,6 +59,12 @@ func TestTimelineNamesTheTick(t *testing.T) {
 		says  []string
 		never []string
 	}{
+		"the kubelet has not cleaned up after the pod": {
+			func(m *moved) { m.leaves(6, -3); m.old().Finalizers = nil }, HopUnmounted, []string{lists, "the kubelet of node n1 has not cleaned up after pod prod/db-old yet"}, []string{setting, hangs},
+		},
+		"it has not for long": {
+			func(m *moved) { m.leaves(130, 2); m.old().Finalizers = nil }, HopUnmounted, []string{lists, "has not cleaned up after pod prod/db-old yet", hangs}, []string{setting},
+		},
 		"unmounted, no status since": {
 			func(m *moved) { m.leaves(6, -3) }, HopUnmounted,
 			[]string{lists, "the kubelet of node n1 unmounts the volume, and lists it in use until its next status (" + setting + ")", before}, []string{hangs, after, explain.DeletedByForce},
@@ -65,7 +74,7 @@ func TestTimelineNamesTheTick(t *testing.T) {
 		"no time of the status":    {func(m *moved) { m.leaves(6, 2).Status.Conditions[0].LastHeartbeatTime = metav1.Time{} }, HopUnmounted, []string{setting}, []string{before, after}},
 		"for longer than a status": {func(m *moved) { m.leaves(130, 2) }, HopUnmounted, []string{lists, hangs}, []string{setting}},
 		"when the pod ended is unknown": {
-			func(m *moved) { m.leaves(6, 2); m.pod.Name, m.Pods = "other", m.Pods[:1] }, HopUnmounted, []string{setting, "longer than 90 s, " + hangs}, []string{before, after},
+			func(m *moved) { m.leaves(6, 2); m.pod.Name, m.Pods = "other", m.Pods[:1] }, HopUnmounted, []string{setting, explain.DeletedByForce}, []string{before, after, hangs},
 		},
 		"the pod is gone, by the creation of the next one": {func(m *moved) { m.leaves(20, 2); m.Pods = m.Pods[:1] }, HopUnmounted, []string{setting}, []string{hangs}},
 		"the pod is gone for long":                         {func(m *moved) { m.leaves(126, 2); m.Pods = m.Pods[:1] }, HopUnmounted, []string{hangs}, []string{setting}},
@@ -207,17 +216,17 @@ func TestWaitsHaveTheirTime(t *testing.T) {
 	}{
 		"unmounted": {
 			func(m *moved) { m.leaves(20, 2) }, HopUnmounted, "18 after containers ended",
-			"old pod's containers end: 2, old node unmounts and publishes that: 18 so far, attacher and driver detach: ?, of that, after the new pod had its node: 15 so far, " +
+			"old pod's containers end: 2, old node unmounts and publishes that: 18 so far, attacher and driver detach: ?, of these, after the new pod had its node: 15 so far, " +
 				"scheduler assigns the node: 0, controller creates the VolumeAttachment: ?, attacher begins: ?, driver attaches, status.attached is true: ?, node lists it in use, stages and publishes: ?, container starts: ?, total, from scheduled to container started: 15 so far, whole move, from the old pod's deletion: 20 so far",
 		},
 		"unmounted, the old pod is gone": {
-			func(m *moved) { m.leaves(20, 2); m.Pods = m.Pods[:1] }, HopUnmounted, "at least 15 after containers ended",
-			"old pod ends, node unmounts and publishes it: at least 15 so far, of that, after the new pod had its node: 15 so far, " +
+			func(m *moved) { m.leaves(20, 2); m.Pods = m.Pods[:1] }, HopUnmounted, "at least 15 after pod deleted",
+			"old pod ends, node unmounts and publishes it: at least 15 so far, of these, after the new pod had its node: 15 so far, " +
 				"total, from scheduled to container started: 15 so far, whole move, from the old pod's deletion: at least 15 so far",
 		},
 		"the old pod is not deleted": {
 			func(m *moved) { m.stays(false) }, HopPodDeleted, "at least 55 after scheduled",
-			"of that, after the new pod had its node: 55 so far",
+			"of these, after the new pod had its node: 55 so far",
 		},
 		"mounted": {func(m *moved) { m.arrives(15) }, HopMounted, "2 after reported", "node lists it in use, stages and publishes: 2 so far, whole move, from the old pod's deletion: at least 11 so far"},
 	} {
@@ -261,6 +270,7 @@ func rowsOf(timing []Interval) (rows []string) {
 
 // TestExplainNamesTheTick: what waits for the next status of a healthy kubelet says so, and nothing else does.
 func TestExplainNamesTheTick(t *testing.T) {
+	const cleansUp = "the kubelet of node a has not cleaned up after pod ns/holder yet: it unmounts the volumes of the pod, and then removes the Pod object"
 	const unmounts, mounts = "the kubelet of node a unmounts the volume, and lists it in use until its next status", "the kubelet of node b lists the volume in use with its next status, and mounts it only then"
 	scheduled := func(s scene, ago time.Duration) {
 		s.waiter.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionTrue, LastTransitionTime: metav1.NewTime(s.Now.Add(-ago))}}
@@ -268,6 +278,11 @@ func TestExplainNamesTheTick(t *testing.T) {
 	ends := func(s scene, ago time.Duration) {
 		s.holder.DeletionTimestamp, s.holder.DeletionGracePeriodSeconds = &metav1.Time{Time: s.Now.Add(20*time.Second - ago)}, new(int64(30))
 		s.holder.Status.ContainerStatuses = []corev1.ContainerStatus{{State: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{FinishedAt: metav1.NewTime(s.Now.Add(-ago))}}}}
+		s.holder.Finalizers = []string{"example.com/keep"}
+	}
+	completed := func(s scene, ago time.Duration) {
+		ends(s, ago)
+		s.holder.DeletionTimestamp, s.holder.DeletionGracePeriodSeconds, s.holder.Finalizers, s.holder.Status.Phase = nil, nil, nil, corev1.PodSucceeded
 	}
 	mounting := func(s scene) {
 		s.mounts()
@@ -283,6 +298,11 @@ func TestExplainNamesTheTick(t *testing.T) {
 	}{
 		"the old pod's containers have ended":                     {func(s scene) { scheduled(s, 5*time.Second); ends(s, 4*time.Second) }, attachment.StillInUse, unmounts, ""},
 		"they have just ended, and the next pod waits for longer": {func(s scene) { scheduled(s, time.Hour); ends(s, 4*time.Second) }, attachment.StillInUse, unmounts, ""},
+		"the kubelet has not cleaned up after the old pod":        {func(s scene) { scheduled(s, 5*time.Second); ends(s, 4*time.Second); s.holder.Finalizers = nil }, attachment.StillInUse, cleansUp, unmounts},
+		"a pod of last night has ended, and the last one is gone": {func(s scene) { scheduled(s, 5*time.Second); completed(s, 9*time.Hour) }, attachment.StillInUse, unmounts, ""},
+		"a Job has just ended, and the pod has waited for it":     {func(s scene) { scheduled(s, time.Hour); completed(s, 4*time.Second) }, attachment.StillInUse, unmounts, ""},
+		"a Job has ended long ago, and the pod has waited for it": {func(s scene) { scheduled(s, time.Hour); completed(s, 3*time.Minute) }, explain.UnmountFailing, "", unmounts},
+		"a Job has ended, and the clock of its node is ahead":     {func(s scene) { scheduled(s, time.Hour); completed(s, -time.Hour) }, explain.UnmountFailing, "", unmounts},
 		"they ended long ago":                                     {func(s scene) { scheduled(s, time.Hour); ends(s, 3*time.Minute) }, explain.UnmountFailing, "", unmounts},
 		"the old pod is gone":                                     {func(s scene) { scheduled(s, 5*time.Second); s.Pods = s.Pods[1:] }, attachment.StillInUse, unmounts, ""},
 		"the old pod has been gone for long":                      {func(s scene) { scheduled(s, 3*time.Minute); s.Pods = s.Pods[1:] }, explain.UnmountFailing, "", unmounts},
@@ -315,7 +335,7 @@ func TestExplainNamesTheTick(t *testing.T) {
 				t.Fatalf("%s: %s (%v), want %s", e.Reason, e.Summary, err, tc.want)
 			}
 			clock := strings.Join(e.Findings[0].Clock, "\n")
-			if tc.says != "" && (!strings.Contains(clock, tc.says) || !strings.Contains(clock, "("+setting+")")) || tc.never != "" && strings.Contains(clock, tc.never) {
+			if !strings.Contains(clock, tc.says) || strings.Contains(clock, "("+setting+")") != (tc.says == unmounts || tc.says == mounts) || tc.never != "" && strings.Contains(clock, tc.never) {
 				t.Errorf("clock %q, want %q and never %q", clock, tc.says, tc.never)
 			}
 			if tc.says == mounts && !strings.Contains(e.Summary, "node b, which has to list it in status.volumesInUse before it mounts it") {
@@ -361,8 +381,9 @@ func TestTickWithAnInitContainer(t *testing.T) {
 		t.Errorf("containers ended: %+v, want the deletion: until then the container could be restarted", ended)
 	}
 	old.Status.ContainerStatuses[0].LastTerminationState = corev1.ContainerState{} // it waits for its first start
-	if ended := hopOf(t, m.Snapshot, HopEnded); ended.At != nil {
-		t.Errorf("containers ended: %+v, want no time", ended)
+	old.Status.Phase = corev1.PodFailed                                            // as a kubelet writes for it too
+	if ended := hopOf(t, m.Snapshot, HopEnded); ended.At == nil || !ended.At.Equal(begin) || ended.Source != endByDeletion {
+		t.Errorf("containers ended: %+v, want the deletion: until then the container could start", ended)
 	}
 	old.Status.ContainerStatuses[0].LastTerminationState.Terminated = &corev1.ContainerStateTerminated{FinishedAt: at(-20)}
 	answer, err := Timelines(m.Snapshot, Ref{Resource: Volumes, Name: "pv-1"})
@@ -399,11 +420,29 @@ func TestTickWithClocksApart(t *testing.T) {
 	}
 }
 
-// TestTickOfExplainAndTimeline: the two commands do not contradict each other about the same volume.
+// TestTickOfExplainAndTimeline: the two commands do not contradict each other about the same volume, also if two pods used it: the newer one, which is
+// not there if second is 0, ended before the older one.
 func TestTickOfExplainAndTimeline(t *testing.T) {
-	for now, want := range map[int]decision.Reason{5: attachment.StillInUse, 91: attachment.StillInUse, 93: explain.UnmountFailing, 125: explain.UnmountFailing} {
+	for _, tc := range []struct {
+		now, second int
+		want        decision.Reason
+	}{
+		{5, 0, attachment.StillInUse},
+		{91, 0, attachment.StillInUse},
+		{93, 0, explain.UnmountFailing},
+		{125, 0, explain.UnmountFailing},
+		{125, 120, attachment.StillInUse},
+		{91, 1, attachment.StillInUse},
+	} {
+		now, want := tc.now, tc.want
 		m := newMoved("belay-controller", "belay-attacher")
-		m.leaves(now, now-1).Annotations = map[string]string{kube.ManagedAttachAnnotation: "true"}
+		node := m.leaves(now, now-1)
+		if tc.second > 0 {
+			older := m.old().DeepCopy()
+			older.Name, older.UID, older.CreationTimestamp, older.Status.ContainerStatuses[0].State.Terminated.FinishedAt = "db-older", "older", at(-200), at(tc.second)
+			m.Pods = append(m.Pods, older)
+		}
+		node.Annotations = map[string]string{kube.ManagedAttachAnnotation: "true"}
 		m.Whole = []Resource{Pods, Claims, Volumes, Attachments, Nodes, Drivers, CSINodes, Leases}
 		h := hopOf(t, m.Snapshot, HopUnmounted)
 		e, err := Explain(m.Snapshot, Ref{Pods, "prod", "db-0"})

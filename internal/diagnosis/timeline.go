@@ -36,11 +36,11 @@ type Move struct {
 	To   string `json:"to,omitempty"`
 	// Pod is the pod that the volume came for, if there is one that may be named.
 	Pod *Ref `json:"pod,omitempty"`
-	// Start is when the pod that had the volume was deleted, or the limit of that; without these, the first time of a hop. End is the last one; a move
-	// that is not over ends now.
+	// Start is when the pod that had the volume was deleted, or the node that had it was heard last if recovery fences it, or the limit of that;
+	// without these, the first time of a hop. End is the last one; a move that is not over ends now.
 	Start *time.Time `json:"start,omitempty"`
 	End   *time.Time `json:"end,omitempty"`
-	// StartedBefore is set if the move began at Start or before: when the pod that had the volume was deleted is not recorded.
+	// StartedBefore is set if the move began at Start or before: when it did is not recorded.
 	StartedBefore bool `json:"startedBefore,omitempty"`
 	// Hops are in the order of a move.
 	Hops []Hop `json:"hops"`
@@ -93,6 +93,9 @@ type HopName string
 
 // The hops of a move.
 const (
+	// HopSilent and HopProven are those of a node that recovery fences: the last renewal of its lease, and the proof about its machine.
+	HopSilent          HopName = "node silent"
+	HopProven          HopName = "fence proven"
 	HopPodDeleted      HopName = "pod deleted"
 	HopEnded           HopName = "containers ended"
 	HopUnmounted       HopName = "unmounted"
@@ -180,6 +183,20 @@ func (x *state) arriving(key attachment.VolumeKey) *corev1.Pod {
 	return newest
 }
 
+// leaving is the newest pod that is being deleted, if no other one uses the volume: the move is then the one that its end begins, and not the one
+// that it came with.
+func (x *state) leaving(key attachment.VolumeKey, asked *corev1.Pod) (newest *corev1.Pod) {
+	if asked != nil && asked.DeletionTimestamp == nil || x.arriving(key) != nil || x.shared(key) == decision.Yes {
+		return nil
+	}
+	for _, u := range x.uses[key] {
+		if u.pod.DeletionTimestamp != nil && u.pod.Spec.NodeName != "" && x.mayName(u.pod.Namespace) && (newest == nil || older(newest, u.pod) < 0) {
+			newest = u.pod
+		}
+	}
+	return newest
+}
+
 // mover collects the hops of one move.
 type mover struct {
 	*state
@@ -205,9 +222,14 @@ type mover struct {
 func (x *state) move(key attachment.VolumeKey, pv *corev1.PersistentVolume, pod *corev1.Pod) Move {
 	m := &mover{state: x, key: key, pv: pv, pod: pod}
 	move := Move{Volume: x.describe(key, pv)}
-	m.findArrival()
-	if !m.stayed && x.shared(key) != decision.Yes {
-		m.findDeparture()
+	if leaving := x.leaving(key, pod); leaving != nil {
+		pod, m.pod = nil, nil
+		m.departs(leaving)
+	} else {
+		m.findArrival()
+		if !m.stayed && x.shared(key) != decision.Yes {
+			m.findDeparture()
+		}
 	}
 	if pod != nil {
 		ref := podRef(pod)
@@ -226,6 +248,14 @@ func (x *state) move(key attachment.VolumeKey, pv *corev1.PersistentVolume, pod 
 	move.measure(x.Now)
 	move.Timing = timing(move.Hops, x.Now)
 	return move
+}
+
+// departs makes the move that of a pod that is being deleted: nothing shows yet where the volume goes.
+func (m *mover) departs(pod *corev1.Pod) {
+	m.old, m.from = pod, pod.Spec.NodeName
+	if va, has := m.attachmentOn(m.key, m.from); has {
+		m.oldVA = va
+	}
 }
 
 // findArrival finds the VolumeAttachment that the volume came with.
@@ -341,23 +371,23 @@ func (v *Move) measure(now time.Time) {
 			v.ends(i, at)
 		}
 	}
-	if began := v.began(); began != nil {
+	if began := beginning(v.Hops); began != nil && (began.At != nil || began.NotAfter != nil) {
 		v.Start, v.StartedBefore = cmp.Or(began.At, began.NotAfter), began.At == nil
 	}
 }
 
-// began is the hop that a move begins with, if it has a time or a limit: with the departure, if there is one. The next pod may have been
-// created before.
-func (v *Move) began() *Hop {
-	for i := range v.Hops {
-		h := &v.Hops[i]
-		switch {
-		case h.Name != HopPodDeleted && h.Name != HopEnded:
+// beginnings are the hops that a move may begin with.
+var beginnings = []HopName{HopSilent, HopPodDeleted, HopEnded}
+
+// beginning is the hop that a move begins with: the first one of the departure that it needs, because the next pod may have been created before; nil
+// without a departure. A pod that has ended by itself was not deleted.
+func beginning(hops []Hop) *Hop {
+	for i := range hops {
+		switch h := &hops[i]; {
+		case !slices.Contains(beginnings, h.Name):
 			return nil
-		case h.At != nil || h.NotAfter != nil:
+		case h.State != HopNotNeeded:
 			return h
-		case h.State != HopNotNeeded: // of a pod that has ended by itself
-			return nil
 		}
 	}
 	return nil

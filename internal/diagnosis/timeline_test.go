@@ -148,7 +148,7 @@ func TestTimeline(t *testing.T) {
 				return m.Snapshot
 			},
 			from: "n1",
-			want: `pod deleted: Unknown by 5s, containers ended: Unknown by 5s, unmounted: Unknown, detach requested: 4s, detached: 6s,
+			want: `pod deleted: Unknown by 5s, containers ended: Unknown, unmounted: Unknown, detach requested: 4s, detached: 6s,
 				pod created: 5s, scheduled: 5.25s, attach requested: 7s, attacher began: 8s, attached: 12s, reported: 13s, mounted: Unknown by 14s,
 				container started: 15s, ready: 16s`,
 		},
@@ -240,14 +240,14 @@ func TestTimeline(t *testing.T) {
 		"the old pod is gone, and its node does not unmount": {
 			make: func() *Snapshot { return newMoved("belay-controller", "belay-attacher").stays(true, PodsIn("prod")) },
 			from: "n1",
-			want: `pod deleted: Unknown by 5s, containers ended: Unknown by 5s, unmounted: Waiting, detach requested: Pending, detached: Pending,
+			want: `pod deleted: Unknown by 5s, containers ended: Unknown, unmounted: Waiting, detach requested: Pending, detached: Pending,
 				pod created: 5s, scheduled: 5s, attach requested: Waiting, attacher began: Pending, attached: Pending, reported: Pending,
 				mounted: Pending, container started: Pending, ready: Pending`,
 		},
 		"the old pod is gone, its node has unmounted, and no controller detaches": {
 			make: func() *Snapshot { return newMoved("belay-controller", "belay-attacher").stays(false, PodsIn("prod")) },
 			from: "n1",
-			want: `pod deleted: Unknown by 5s, containers ended: Unknown by 5s, unmounted: Unknown, detach requested: Waiting, detached: Pending,
+			want: `pod deleted: Unknown by 5s, containers ended: Unknown, unmounted: Unknown, detach requested: Waiting, detached: Pending,
 				pod created: 5s, scheduled: 5s, attach requested: Waiting, attacher began: Pending, attached: Pending, reported: Pending,
 				mounted: Pending, container started: Pending, ready: Pending`,
 		},

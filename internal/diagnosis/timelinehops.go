@@ -18,12 +18,13 @@ import (
 
 // components do the hops; managed fields and events may name others.
 var components = map[HopName]string{
+	HopSilent: "kubelet", HopProven: "recovery",
 	HopPodDeleted: "client", HopEnded: "kubelet", HopUnmounted: "kubelet", HopDetachRequested: "attach/detach controller", HopDetached: "attacher",
 	HopPodCreated: "client", HopScheduled: "scheduler", HopAttachRequested: "attach/detach controller", HopTaken: "attacher", HopAttached: "attacher",
 	HopReported: "attach/detach controller", HopMounted: "kubelet", HopStarted: "kubelet", HopReady: "kubelet",
 }
 
-// add appends a hop, and returns it as far as it can be. What comes after a hop that waits has not happened, whatever older objects say, nor
+// add appends a hop, and returns it as it was added. What comes after a hop that waits has not happened, whatever older objects say, nor
 // has what a component says whose clock is ahead.
 func (m *mover) add(h Hop) Hop {
 	if h.At != nil && h.At.After(m.Now.Add(second)) {
@@ -87,9 +88,16 @@ func (m *mover) departure() {
 	if forced := m.detachEvent("DetachingVolume"); forced != nil && forced.Type == corev1.EventTypeWarning {
 		bound = nil // the volume was in use
 	}
-	m.add(m.podDeleted(bound))
-	ended := m.add(m.containersEnded(bound))
-	m.add(m.unmounted(bound, &ended))
+	if f := m.fenced(cmp.Or(requested.At, detached.At, detached.NotAfter)); f != nil {
+		m.fenceHops(f)
+		m.add(m.podDeleted(bound))
+		m.add(endedByFence(f))
+		m.add(notUnmounted(f))
+	} else {
+		m.add(m.podDeleted(bound))
+		ended := m.add(m.containersEnded(bound))
+		m.add(m.unmounted(bound, &ended))
+	}
 	m.add(requested)
 	m.add(detached)
 	// A detach that waits blocks the attach, but neither the creation nor the scheduling of the next pod.
@@ -189,16 +197,16 @@ func (m *mover) containersEnded(bound *time.Time) Hop {
 			return waiting(HopEnded, "")
 		}
 		const why = "the status of the pod is gone with the Pod object"
-		if limit := m.recreated(nil); bound == nil && limit != nil {
-			return unknown(HopEnded, why+"; "+explain.DeletedByForce, limit)
+		if bound == nil {
+			return unknown(HopEnded, why+"; "+explain.DeletedByForce, nil)
 		}
 		return unknown(HopEnded, why, bound)
 	}
-	if stillRuns(m.old) {
+	if kube.ContainersRun(m.old) {
 		return waiting(HopEnded, "a container of the pod runs")
 	}
-	if last := containersEnd(m.old); !last.IsZero() {
-		return done(HopEnded, last, "status.containerStatuses.state.terminated.finishedAt")
+	if last, field := containersEnd(m.old); !last.IsZero() {
+		return done(HopEnded, last, field)
 	}
 	return unknown(HopEnded, "the pod has no status of a container that has ended", bound)
 }

@@ -22,6 +22,7 @@ func timing(hops []Hop, now time.Time) []Interval {
 		at[hops[i].Name] = &hops[i]
 	}
 	x := span{at, now}
+	began := beginning(hops)
 	attached := HopAttached
 	if r := at[HopReported]; r != nil && r.State == HopDone {
 		attached = HopReported
@@ -29,7 +30,10 @@ func timing(hops []Hop, now time.Time) []Interval {
 	if a := at[HopAttachRequested]; a != nil && a.State == HopNotNeeded {
 		attached = HopScheduled
 	}
-	rows := x.departure()
+	rows := x.departure(began)
+	if at[HopPodCreated] == nil { // no pod has wanted the volume since
+		return rows
+	}
 	created := x.between("controller creates the VolumeAttachment", "~500 ms", x.freed(), HopAttachRequested)
 	if release, ok := x.released(); ok {
 		rows = append(rows, release)
@@ -46,9 +50,11 @@ func timing(hops []Hop, now time.Time) []Interval {
 		x.between("container starts", "1-3 s", HopMounted, HopStarted),
 		x.between("total, from scheduled to container started", "15-45 s", HopScheduled, HopStarted),
 	)
-	if began, ok := x.began(); ok {
-		name := map[HopName]string{HopPodDeleted: "whole move, from the old pod's deletion", HopEnded: "whole move, from the old pod's end"}[began]
-		rows = append(rows, x.between(name, "15-45 s after the departure", began, HopStarted))
+	if began != nil {
+		name := map[HopName]string{
+			HopPodDeleted: "whole move, from the old pod's deletion", HopEnded: "whole move, from the old pod's end", HopSilent: "whole move, from the node's last heartbeat",
+		}[began.Name]
+		rows = append(rows, x.between(name, "15-45 s after the departure", began.Name, HopStarted))
 	}
 	return rows
 }
@@ -66,27 +72,22 @@ func (x span) freed() HopName {
 	return HopScheduled
 }
 
-// began is the first hop of a departure.
-func (x span) began() (HopName, bool) {
-	deleted := x.hops[HopPodDeleted]
-	switch {
-	case deleted == nil:
-		return "", false
-	case deleted.State == HopNotNeeded: // the pod has ended by itself
-		return HopEnded, true
-	}
-	return HopPodDeleted, true
-}
-
 // departure is how long the node that had the volume took to release it. Nothing records the unmount: a kubelet publishes it with its next
 // status.
-func (x span) departure() []Interval {
-	began, ok := x.began()
-	if !ok {
+func (x span) departure(first *Hop) []Interval {
+	if first == nil {
 		return nil
 	}
+	began := first.Name
 	const status = "~1 s, then up to 10 s"
 	var rows []Interval
+	if began == HopSilent {
+		return []Interval{
+			x.between("node is suspected, and the fence proven", "25 s, then the power switch", HopSilent, HopProven),
+			x.between("fence taints the node, pods are deleted", "~1 s", HopProven, HopDetachRequested),
+			x.between("attacher and driver detach", "seconds", HopDetachRequested, HopDetached),
+		}
+	}
 	if ended := x.hops[HopEnded]; began == HopPodDeleted && ended != nil && ended.State != HopUnknown {
 		rows, began = append(rows, x.between("old pod's containers end", "up to the grace period", began, HopEnded)), HopEnded
 	}
@@ -115,7 +116,7 @@ func (x span) released() (Interval, bool) {
 		return Interval{}, false
 	}
 	waits := bound != nil || detached.State == HopWaiting || detached.State == HopPending
-	return x.between("of that, after the new pod had its node", "~1 s; minutes if lost", HopScheduled, HopDetached), waits
+	return x.between("of these, after the new pod had its node", "~1 s; minutes if lost", HopScheduled, HopDetached), waits
 }
 
 // between measures from one hop to the next.
@@ -124,7 +125,7 @@ func (x span) between(name, usual string, from, to HopName) Interval {
 	a, b := x.hops[from], x.hops[to]
 	switch {
 	case a == nil || b == nil:
-		v.Unknown = "no pod has wanted the volume since"
+		v.Unknown = "this move has no such step"
 	case b.State == HopNotNeeded:
 		v.Unknown = "not needed: " + b.Why
 	case b.State == HopWaiting || b.State == HopPending:
@@ -188,7 +189,7 @@ func (x span) last(before HopName) *time.Time {
 
 // The hops of the node that the volume leaves, and of the one that it comes to.
 var (
-	departing = []HopName{HopPodDeleted, HopEnded, HopUnmounted, HopDetachRequested, HopDetached}
+	departing = []HopName{HopSilent, HopProven, HopPodDeleted, HopEnded, HopUnmounted, HopDetachRequested, HopDetached}
 	arriving  = []HopName{HopPodCreated, HopScheduled, HopAttachRequested, HopTaken, HopAttached, HopReported, HopMounted, HopStarted, HopReady}
 )
 

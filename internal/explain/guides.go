@@ -135,7 +135,7 @@ var guides = map[decision.Reason]Guide{
 	HeldByRunningPod: {
 		Title: "Another pod uses the volume on another node",
 		Summary: func(s Situation) string {
-			return fmt.Sprintf("%s uses the volume on node %s, which is healthy; a volume with this access mode is attached to one node at a time", holder(s), s.Node)
+			return fmt.Sprintf("%s uses the volume on node %s, which is Ready; a volume with this access mode is attached to one node at a time", holder(s), s.Node)
 		},
 		Next: func(s Situation) []Step {
 			return []Step{
@@ -147,7 +147,7 @@ var guides = map[decision.Reason]Guide{
 	HeldByTerminatingPod: {
 		Title: "The pod that has the volume is being deleted and still runs",
 		Summary: func(s Situation) string {
-			return fmt.Sprintf("%s is being deleted and still has the volume on node %s, which is healthy%s", holder(s), s.Node, because(s.Detail))
+			return fmt.Sprintf("%s is being deleted and still has the volume on node %s, which is Ready%s", holder(s), s.Node, because(s.Detail))
 		},
 		Next: func(s Situation) []Step {
 			return []Step{
@@ -304,7 +304,7 @@ var guides = map[decision.Reason]Guide{
 		Title:  "The node is Ready and does not unmount the volume",
 		Unsafe: true,
 		Summary: func(s Situation) string {
-			return fmt.Sprintf("no pod needs the volume on node %s any more, and its kubelet still lists it in use: the unmount fails or hangs", s.Node)
+			return fmt.Sprintf("no pod needs the volume on node %s any more, and its kubelet still lists it in use: %s%s", s.Node, UnmountHangs, and(s.Detail))
 		},
 		Next: func(s Situation) []Step {
 			return []Step{
@@ -405,6 +405,13 @@ func because(detail string) string {
 		return ""
 	}
 	return ": " + detail
+}
+
+func and(detail string) string {
+	if detail == "" {
+		return ""
+	}
+	return "; " + detail
 }
 
 func onNode(word, node string) string {

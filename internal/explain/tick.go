@@ -1,11 +1,14 @@
 package explain
 
-import "fmt"
+import (
+	"fmt"
+	"time"
+)
 
 // A kubelet does not write status.volumesInUse when it changes: the list is a part of its node status, which it computes every
 // nodeStatusUpdateFrequency and sends if it has changed (k/k v1.36.3 pkg/kubelet/kubelet.go: JitterUntil(syncNodeStatus), 4 % of jitter;
 // pkg/kubelet/kubelet_node_status.go: tryUpdateNodeStatus). No other status is sent in between: fastNodeStatusUpdate works until the node
-// is Ready for the first time.
+// is Ready for the first time, and a graceful shutdown of the node sends one (pkg/kubelet/nodeshutdown).
 
 // StatusTick names the setting of the kubelet that a wait for its next status is due to.
 const StatusTick = "nodeStatusUpdateFrequency, 10 s by default; this node's own setting was not read"
@@ -20,6 +23,20 @@ const (
 // have ended and the pod's own mounts are gone (k/k v1.36.3 pkg/kubelet/kubelet.go: SyncTerminatedPod). One that is deleted by force is gone at
 // once, and its containers may have the grace period of the spec (pkg/kubelet/pod_workers.go: calculateEffectiveGracePeriod).
 const DeletedByForce = "if the pod was deleted by force, its containers may run on for its grace period"
+
+// UnmountHangs is what an unmount does that takes longer than usual.
+const UnmountHangs = "the unmount fails or hangs"
+
+// HangsAfter is what to conclude where it is not known since when an unmount takes, which usually ends within a time.
+func HangsAfter(usual time.Duration) string {
+	return fmt.Sprintf("if this lasts for longer than %.0f s, %s", usual.Seconds(), UnmountHangs)
+}
+
+// NotCleanedUp describes the wait for a kubelet that has not finished with a pod that was deleted and has ended: it removes the object after it has
+// unmounted the volumes of the pod (k/k v1.36.3 pkg/kubelet/kubelet.go: SyncTerminatedPod waits with WaitForUnmount before TerminatePod).
+func NotCleanedUp(node, pod string) string {
+	return fmt.Sprintf("the kubelet of node %s has not cleaned up after %s yet: it unmounts the volumes of the pod, and then removes the Pod object", node, pod)
+}
 
 // AwaitsUnmountStatus describes the wait for a node that still lists a volume which no pod needs there. The API does not show the unmount
 // itself.

@@ -43,6 +43,7 @@ func keepPod(pod *corev1.Pod, volumes []corev1.Volume, history bool) *corev1.Pod
 		}
 	}
 	kept.Status.InitContainerStatuses, kept.Status.ContainerStatuses = keepStatuses(pod.Status.InitContainerStatuses), keepStatuses(pod.Status.ContainerStatuses)
+	kept.Status.EphemeralContainerStatuses = keepStatuses(pod.Status.EphemeralContainerStatuses)
 	return kept
 }
 

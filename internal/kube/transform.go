@@ -69,7 +69,7 @@ func StripPod(pod *corev1.Pod) *corev1.Pod {
 	}
 	// The state of containers matters only once the pod is being deleted (PodEnded), and then only whether any of them runs: one
 	// status stands for all.
-	if len(kept.Spec.Volumes) > 0 && pod.DeletionTimestamp != nil && anyContainerRuns(pod) {
+	if len(kept.Spec.Volumes) > 0 && pod.DeletionTimestamp != nil && ContainersRun(pod) {
 		kept.Status.ContainerStatuses = make([]corev1.ContainerStatus, 1)
 	}
 	return kept
@@ -79,10 +79,11 @@ func StripPod(pod *corev1.Pod) *corev1.Pod {
 // runs. No status counts as not running (k/k pkg/volume/util.IsPodTerminated).
 func PodEnded(pod *corev1.Pod) bool {
 	return pod.Status.Phase == corev1.PodFailed || pod.Status.Phase == corev1.PodSucceeded ||
-		pod.DeletionTimestamp != nil && !anyContainerRuns(pod)
+		pod.DeletionTimestamp != nil && !ContainersRun(pod)
 }
 
-func anyContainerRuns(pod *corev1.Pod) bool {
+// ContainersRun reports whether a container of the pod runs, or may: a status without a state does not say that it does not.
+func ContainersRun(pod *corev1.Pod) bool {
 	runs := func(s corev1.ContainerStatus) bool { return s.State.Terminated == nil && s.State.Waiting == nil }
 	return slices.ContainsFunc(pod.Status.InitContainerStatuses, runs) ||
 		slices.ContainsFunc(pod.Status.ContainerStatuses, runs) ||

@@ -252,13 +252,13 @@ func (p *page) bar(m *diagnosis.Move, h *diagnosis.Hop, width int) string {
 
 // timing prints where the time went.
 func (p *page) timing(timing []diagnosis.Interval) {
-	const name, measured = 44, 24
+	const name, measured = 44, 29
 	fmt.Fprintf(&p.text, "\n  %-*s %-*s %s\n", name, "WHERE THE TIME WENT", measured, "MEASURED", "USUAL (AMAZON EBS)")
 	for i := range timing {
 		v := &timing[i]
 		fmt.Fprintf(&p.text, "  %-*s %-*s %s\n", name, v.Name, measured, intervalText(v), v.Usual)
 	}
-	fmt.Fprintf(&p.text, "\n  %s\n", p.wrap("Most times of the API have whole seconds: durations with ~ or < are off by up to a second.", 2))
+	fmt.Fprintf(&p.text, "\n  %s\n", p.wrap("Most times of the API have whole seconds: durations with ~, < or > are off by up to a second.", 2))
 }
 
 // intervalText is how long an interval took, has lasted, or can have taken.
@@ -273,7 +273,11 @@ func intervalText(v *diagnosis.Interval) string {
 	case v.AtMost != nil && some(v.AtLeast) && *v.AtLeast > *v.AtMost: // the clocks contradict each other
 		return "unknown"
 	case v.AtMost != nil && some(v.AtLeast):
-		return "unknown, " + strings.TrimSuffix(limit(*v.AtLeast), " s") + " to " + limit(*v.AtMost)
+		least, most := limit(*v.AtLeast), limit(*v.AtMost)
+		if strings.HasSuffix(most, " s") {
+			least = strings.TrimSuffix(least, " s")
+		}
+		return "unknown, ~" + least + " to " + most
 	case v.AtMost != nil:
 		return "unknown, at most " + limit(*v.AtMost)
 	case some(v.AtLeast):

@@ -246,7 +246,7 @@ func unmountError(s *stuck) {
 	labtest.UntilPod(s.T, s.Scene, s.Pod("holder"), "ends", func(pod *corev1.Pod) bool { return pod != nil && pod.Status.Phase == corev1.PodSucceeded })
 	s.Wait()
 	s.explains("unmount-error", s.waiter(), unsafe, "UnmountFailing")
-	s.explains("unmount-error-holder", s.podRef("holder"), blocked, "PodTerminating")
+	s.explains("unmount-error-holder", s.podRef("holder"), unsafe, "UnmountFailing")
 }
 
 // detachError: the storage says no.
