@@ -19,6 +19,7 @@ import (
 
 	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/rest"
@@ -362,5 +363,18 @@ func TestProfileOfAnotherRole(t *testing.T) {
 	health := Health(t.Context(), config, nodesOf("a"), false)
 	if c := kubeletsOf(&health)["nodeLeaseDurationSeconds"]; c.Result != Warning || !strings.Contains(c.Message, "profile fast") {
 		t.Errorf("%s: %s; the detector runs with fast", c.Result, c.Message)
+	}
+}
+
+// TestLeasesBesidePodsThatWereNotRead: whether a detector runs is unknown then, and with it what the leases have to be.
+func TestLeasesBesidePodsThatWereNotRead(t *testing.T) {
+	config := reviewed(true, nil)
+	config.Kubelets = func(context.Context, string) ([]byte, error) { return []byte(configOf("10s", "5m", 60)), nil }
+	config.Clients.(*fake.Clientset).PrependReactor("list", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return true, nil, apierrors.NewForbidden(corev1.Resource("pods"), "", nil)
+	})
+	health := Health(t.Context(), config, nodesOf("a"), false)
+	if c := kubeletsOf(&health)["nodeLeaseDurationSeconds"]; c.Result != Unknown || !strings.Contains(c.Message, "the pods of namespace belay-system were not read") {
+		t.Errorf("%s: %s", c.Result, c.Message)
 	}
 }
