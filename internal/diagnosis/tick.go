@@ -89,7 +89,7 @@ func (m *mover) stillListed(node *corev1.Node, ended *Hop) string {
 	left, hangs := m.uncleaned(m.key, m.from), !since.IsZero() && m.Now.Sub(since) > unmountUsual
 	switch {
 	case left != nil && hangs:
-		return ", and " + explain.NotCleanedUp(m.from, m.named(left)) + ": " + explain.UnmountHangs
+		return ", and " + explain.UnmountHangs + ": " + explain.NotCleanedUp(m.from, m.named(left))
 	case left != nil:
 		return "; " + explain.NotCleanedUp(m.from, m.named(left))
 	case since.IsZero():
