@@ -63,8 +63,7 @@ func (x *state) uncleaned(key attachment.VolumeKey, node string) *corev1.Pod {
 	return x.uses[key][i].pod
 }
 
-// stillListed is why a node lists a volume whose pod has ended: another pod uses it, or as far as a status of the kubelet explains it, and
-// what the Node shows of its last one.
+// stillListed is why a node lists a volume whose pod has ended: another pod uses it, or the kubelet has not unmounted it, or has not said so yet.
 func (m *mover) stillListed(node *corev1.Node, ended *Hop) string {
 	if users := m.usersOn(m.key, m.from); len(users) > 0 {
 		return ", and " + m.named(users[0]) + " uses it there"
@@ -75,14 +74,7 @@ func (m *mover) stillListed(node *corev1.Node, ended *Hop) string {
 	if !m.ticks(m.from) {
 		return ""
 	}
-	var waits time.Time
-	if m.pod != nil {
-		waits = scheduled(m.pod)
-	}
-	if m.oldVA != nil {
-		waits = sinceRequest(m.oldVA, waits)
-	}
-	since, force := m.unneededSince(m.key, m.from, waits), "; "+explain.DeletedByForce
+	since, force := m.leftSince(), "; "+explain.DeletedByForce
 	if m.old != nil {
 		force = ""
 	}
@@ -97,15 +89,31 @@ func (m *mover) stillListed(node *corev1.Node, ended *Hop) string {
 	case hangs:
 		return ", for longer than a status of its kubelet explains: " + explain.UnmountHangs + force
 	}
-	text := "; " + explain.AwaitsUnmountStatus(m.from) + force
+	return "; " + explain.AwaitsUnmountStatus(m.from) + force + statusSince(node, ended)
+}
+
+// leftSince is since when no pod needs the volume on the node that it leaves.
+func (m *mover) leftSince() time.Time {
+	var waits time.Time
+	if m.pod != nil {
+		waits = scheduled(m.pod)
+	}
+	if m.oldVA != nil {
+		waits = sinceRequest(m.oldVA, waits)
+	}
+	return m.unneededSince(m.key, m.from, waits)
+}
+
+// statusSince says whether the status that the Node shows is from before or after the end of the containers, if that can be told.
+func statusSince(node *corev1.Node, ended *Hop) string {
 	switch status := lastStatus(node).Truncate(second); {
 	case ended.At == nil || status.IsZero() || status.Equal(ended.At.Truncate(second)):
+		return ""
 	case status.Before(*ended.At):
-		text += "; the status that the Node shows is from before the containers ended"
+		return "; the status that the Node shows is from before the containers ended"
 	default:
-		text += "; its status of " + status.UTC().Format(time.TimeOnly) + ", after the containers ended, lists it too"
+		return "; its status of " + status.UTC().Format(time.TimeOnly) + ", after the containers ended, lists it too"
 	}
-	return text
 }
 
 // named is a pod by its name, if the caller may read it.
