@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"belay.dev/belay/internal/kube"
+	"belay.dev/belay/lab/timeline"
 )
 
 // shippedDrains is how often upstream as shipped drains a node with each driver. All run side by side: its rate limit or its ten
@@ -126,8 +127,8 @@ func (r *rig) drainTurn(ctx context.Context, size Size, v variant, l *lane, foun
 	asked := l.driver.asked().since(before)
 	found.called(v.plane, asked, l.volumes, v.labels(l)...)
 	v.took(found, drainLast(l), slices.Max(took))
-	v.took(found, drainMedian(l), median(took))
-	r.say("%s, %v: last %.2f s, median volume %.2f s, %d publishes, %d unpublishes", l.label, v, slices.Max(took), median(took),
+	v.took(found, drainMedian(l), timeline.Median(took))
+	r.say("%s, %v: last %.2f s, median volume %.2f s, %d publishes, %d unpublishes", l.label, v, slices.Max(took), timeline.Median(took),
 		asked.publishes, asked.unpublishes)
 	if err := s.halt(ctx); err != nil {
 		return err

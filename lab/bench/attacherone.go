@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"slices"
 	"time"
+
+	"belay.dev/belay/lab/timeline"
 )
 
 // stepPause is the pause before each step of one volume. As shipped, csi-attacher may send ten requests at once, and then five
@@ -179,7 +181,7 @@ func (r *rig) oneTurn(ctx context.Context, size Size, v variant, l *lane, found 
 		return err
 	}
 	found.called(v.plane, l.driver.asked().since(before), 2*l.volumes, v.labels(l)...)
-	r.say("%s, %v: medians of %d: attach %.2f %s, move %.2f %s", l.label, v, l.volumes, median(attaches), unit, median(moves), unit)
+	r.say("%s, %v: medians of %d: attach %.2f %s, move %.2f %s", l.label, v, l.volumes, timeline.Median(attaches), unit, timeline.Median(moves), unit)
 	return s.end(ctx)
 }
 

@@ -20,6 +20,7 @@ import (
 	"belay.dev/belay/internal/kube"
 	"belay.dev/belay/internal/usage"
 	"belay.dev/belay/lab/cluster"
+	"belay.dev/belay/lab/timeline"
 )
 
 const (
@@ -465,7 +466,7 @@ func (c *curve) latency(ctx context.Context, plane string) error {
 			return err
 		}
 	}
-	return errors.Join(c.figure(plane, "both", curveAttach, "ms", median(all)),
+	return errors.Join(c.figure(plane, "both", curveAttach, "ms", timeline.Median(all)),
 		c.figure(plane, "both", curveLeast, "ms", slices.Min(all)), c.figure(plane, "both", curveGreatest, "ms", slices.Max(all)))
 }
 
@@ -483,7 +484,7 @@ func (c *curve) burst(ctx context.Context, plane string) error {
 		return err
 	}
 	if err := errors.Join(
-		c.figure(plane, "both", curveBurst, "ms", median(all.all[curveBurst][c.plane])), c.figure(plane, "both", curveBurstCPU, "ms", milli(used)),
+		c.figure(plane, "both", curveBurst, "ms", timeline.Median(all.all[curveBurst][c.plane])), c.figure(plane, "both", curveBurstCPU, "ms", milli(used)),
 		c.memory(plane, curveBurstPeak),
 	); err != nil {
 		return err

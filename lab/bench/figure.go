@@ -5,6 +5,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"belay.dev/belay/lab/timeline"
 )
 
 // Names of figures.
@@ -74,7 +76,7 @@ func numbers(name, unit string, samples map[string][]float64) *Figure {
 	f := &Figure{Name: name, Unit: unit, Value: map[string]float64{}, Samples: samples}
 	for plane, all := range samples {
 		if len(all) > 0 {
-			f.Value[plane] = median(all)
+			f.Value[plane] = timeline.Median(all)
 		}
 	}
 	return f
@@ -116,7 +118,7 @@ func (s *samples) worst(name, unit string) *Figure {
 
 // soFar is the median of a plane's times in milliseconds, for progress.
 func (s *samples) soFar(figure, plane string) string {
-	return fmt.Sprintf("%.1f ms", median(s.all[figure][plane]))
+	return fmt.Sprintf("%.1f ms", timeline.Median(s.all[figure][plane]))
 }
 
 func milli(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
@@ -157,17 +159,4 @@ func (f *Figure) limit(text string, limit float64) *Figure {
 	}
 	f.Targets = append(f.Targets, target)
 	return f
-}
-
-// median of numbers; zero of none.
-func median(all []float64) float64 {
-	if len(all) == 0 {
-		return 0
-	}
-	sorted := slices.Sorted(slices.Values(all))
-	middle := len(sorted) / 2
-	if len(sorted)%2 == 0 {
-		return (sorted[middle-1] + sorted[middle]) / 2
-	}
-	return sorted[middle]
 }

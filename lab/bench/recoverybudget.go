@@ -9,6 +9,8 @@ import (
 	"strings"
 	"text/tabwriter"
 	"time"
+
+	"belay.dev/belay/lab/timeline"
 )
 
 // moment is something that happened in a run; At is zero if it was not seen.
@@ -72,7 +74,7 @@ func spreadOf(name string, all []float64) Spread {
 	}
 	sorted := slices.Sorted(slices.Values(all))
 	ninth := int(math.Ceil(0.9*float64(len(sorted)))) - 1
-	return Spread{Name: name, Of: len(sorted), P50: median(sorted), P90: sorted[ninth], Max: sorted[len(sorted)-1]}
+	return Spread{Name: name, Of: len(sorted), P50: timeline.Median(sorted), P90: sorted[ninth], Max: sorted[len(sorted)-1]}
 }
 
 // RecoverySeries are the runs of one fault in one lab.

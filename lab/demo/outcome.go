@@ -74,7 +74,7 @@ func (r *Result) moved(happened, title string) (Outcome, bool) {
 	}
 	ran := func(m *timeline.Move) time.Duration { return m.Step(timeline.StepRunning).Ended }
 	slices.SortFunc(moves, func(a, b *timeline.Move) int { return cmp.Compare(ran(a), ran(b)) })
-	middle := moves[(len(moves)-1)/2 : len(moves)/2+1]
+	middle := timeline.Middle(moves)
 	mean := func(of func(*timeline.Move) time.Duration) float64 {
 		var sum time.Duration
 		for _, move := range middle {

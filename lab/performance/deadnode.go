@@ -8,6 +8,7 @@ import (
 
 	"belay.dev/belay/lab/bench"
 	"belay.dev/belay/lab/picture"
+	"belay.dev/belay/lab/timeline"
 )
 
 // The series that the picture shows, as `bench recovery` names them.
@@ -62,16 +63,9 @@ func bars(s *bench.RecoverySeries, stages []stage) ([]bar, error) {
 		if len(took[i]) == 0 {
 			return nil, fmt.Errorf("%s of %s nodes: no run was measured", s.Fault, s.Nodes)
 		}
-		all = append(all, bar{st, middle(took[i])})
+		all = append(all, bar{st, timeline.Median(took[i])})
 	}
 	return all, nil
-}
-
-// middle is the median.
-func middle(all []float64) float64 {
-	sorted := slices.Sorted(slices.Values(all))
-	n := len(sorted)
-	return (sorted[(n-1)/2] + sorted[n/2]) / 2
 }
 
 // totals are the times of the runs that did not fail.

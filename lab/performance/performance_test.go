@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"belay.dev/belay/lab/bench"
+	"belay.dev/belay/lab/timeline"
 )
 
 // stored is a folder of figures: the curves of the documents, and with all made-up ones of each other kind.
@@ -54,7 +55,7 @@ func made(name, unit string, upstream, belay []float64) *bench.Figure {
 	f := &bench.Figure{Name: name, Unit: unit, Value: map[string]float64{}, Samples: map[string][]float64{}}
 	for plane, all := range map[string][]float64{planeUpstream: upstream, planeBelay: belay} {
 		if len(all) > 0 {
-			f.Value[plane], f.Samples[plane] = middle(all), all
+			f.Value[plane], f.Samples[plane] = timeline.Median(all), all
 		}
 	}
 	return f
@@ -115,7 +116,7 @@ func recovery() *bench.RecoveryReport {
 			s.Runs, all = append(s.Runs, run), append(all, run.Seconds)
 		}
 		s.Runs = append(s.Runs, bench.RecoveryRun{Failure: "a record is lost", Seconds: 1000})
-		s.Total.P50 = middle(all)
+		s.Total.P50 = timeline.Median(all)
 		r.Series = append(r.Series, s)
 	}
 	series(profileDefault, bench.Hop{Name: "suspected", Seconds: 21}, bench.Hop{Name: "isolated", Seconds: 0.2}, bench.Hop{Name: "off confirmed", Seconds: 1},

@@ -72,12 +72,22 @@ func gather(moves []*Move) gathered {
 	return g
 }
 
-// Median is the middle one; of an even number the later of the two. 0 for none.
-func Median(all []time.Duration) time.Duration {
-	if len(all) == 0 {
-		return 0
+// Middle is the one in the middle of what is sorted, or the two of an even number.
+func Middle[T any](sorted []T) []T {
+	if len(sorted) == 0 {
+		return nil
 	}
-	return slices.Sorted(slices.Values(all))[len(all)/2]
+	return sorted[(len(sorted)-1)/2 : len(sorted)/2+1]
+}
+
+// Median is the middle one; of an even number the mean of the two in the middle. 0 for none.
+func Median[T time.Duration | float64](all []T) T {
+	var sum T
+	middle := Middle(slices.Sorted(slices.Values(all)))
+	for _, each := range middle {
+		sum += each
+	}
+	return sum / T(max(len(middle), 1))
 }
 
 // Write prints the comparison as a table.

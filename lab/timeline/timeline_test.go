@@ -312,6 +312,21 @@ func TestCompareOmitsFiguresWithoutRatio(t *testing.T) {
 	}
 }
 
+// TestMedian: of an even number it lies between the two in the middle.
+func TestMedian(t *testing.T) {
+	for _, tt := range []struct {
+		all  []float64
+		want float64
+	}{{nil, 0}, {[]float64{4}, 4}, {[]float64{9, 1}, 5}, {[]float64{7, 1, 2}, 2}, {[]float64{8, 1, 2, 3}, 2.5}} {
+		if got := Median(tt.all); got != tt.want {
+			t.Errorf("of %v it is %v, want %v", tt.all, got, tt.want)
+		}
+	}
+	if got := Median([]time.Duration{3 * time.Second, time.Second}); got != 2*time.Second {
+		t.Errorf("of 1 s and 3 s it is %v", got)
+	}
+}
+
 func TestCompareMediansAndLeastRatio(t *testing.T) {
 	moves := func(reported ...time.Duration) []*Move {
 		var all []*Move
