@@ -40,7 +40,7 @@ func attacherMemory(ctx context.Context, size Size, r *rig) ([]*Figure, error) {
 	return []*Figure{
 		found.figure(figureMemory, "MiB").atMost(planeUpstream, 1.0/2),
 		found.figure(figureIdle, "% of a core").limit("< 1 %", 1),
-		found.worst(figureWritten, "objects").limit("<= 1: the new leader's mark", 1),
+		found.figure(figureWritten, "objects").limitEach("<= 1: the new leader's mark", 1),
 		found.figure(figureSidecarOn, "s"),
 		found.figure(figureStartCPU, "s"),
 	}, nil

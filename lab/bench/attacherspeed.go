@@ -24,12 +24,12 @@ func (s *samples) callFigures(labels ...string) []*Figure {
 	var figures []*Figure
 	for _, label := range labels {
 		figures = append(figures,
-			s.worst(label+": "+figurePublish, "calls").limit("exactly one", 1),
-			s.worst(label+": "+figureUnpublish, "calls").limit("exactly one", 1))
+			s.figure(label+": "+figurePublish, "calls").limitEach("exactly one", 1),
+			s.figure(label+": "+figureUnpublish, "calls").limitEach("exactly one", 1))
 	}
 	return append(figures,
-		s.worst(figureOverlaps, "calls").limit("none", 0),
-		s.worst(figureSecondNode, "calls").limit("none", 0))
+		s.figure(figureOverlaps, "calls").limitEach("none", 0),
+		s.figure(figureSecondNode, "calls").limitEach("none", 0))
 }
 
 // labelsOf lists the labels of lanes.

@@ -54,19 +54,19 @@ type Figure struct {
 	Samples map[string][]float64 `json:"samples"`
 	// Parts says what the value is made of, where that is known, by plane.
 	Parts map[string]map[string]float64 `json:"parts,omitempty"`
-	// Targets for belay's value.
+	// Targets of belay's value, or of that of the kubelets where no plane is at work.
 	Targets []Target `json:"targets,omitempty"`
 	// Spread has the text say how many samples there are, and the least and the greatest.
 	Spread bool `json:"-"`
 }
 
-// Target is an upper limit of belay's value.
+// Target is a limit of a value. Text says whether it is an upper or a lower one.
 type Target struct {
 	// Text says the limit as the project states it, "<= 2x floor".
 	Text string `json:"text"`
 	// Limit in the figure's unit.
 	Limit float64 `json:"limit"`
-	// Is says how far belay's value is from the figure that the limit comes from, "1.4x".
+	// Is says how the value compares with what the limit comes from, "1.4x", or why the target counts as missed.
 	Is  string `json:"is,omitempty"`
 	Met bool   `json:"met"`
 }
@@ -106,15 +106,6 @@ func (s *samples) seconds(figure, plane string, d time.Duration) { s.add(figure,
 
 // figure has the medians of the samples of that name.
 func (s *samples) figure(name, unit string) *Figure { return numbers(name, unit, s.all[name]) }
-
-// worst has the greatest samples: of mistakes a median is of no use.
-func (s *samples) worst(name, unit string) *Figure {
-	f := s.figure(name, unit)
-	for plane, all := range s.all[name] {
-		f.Value[plane] = slices.Max(all)
-	}
-	return f
-}
 
 // soFar is the median of a plane's times in milliseconds, for progress.
 func (s *samples) soFar(figure, plane string) string {
@@ -156,6 +147,18 @@ func (f *Figure) limit(text string, limit float64) *Figure {
 	target := Target{Text: text, Limit: limit, Met: measured && belay <= limit}
 	if !measured {
 		target.Is = "not measured"
+	}
+	f.Targets = append(f.Targets, target)
+	return f
+}
+
+// limitEach wants each of belay's samples to be at most a number: of mistakes a median is of no use.
+func (f *Figure) limitEach(text string, limit float64) *Figure {
+	all := f.Samples[planeBelay]
+	target := Target{Text: text, Limit: limit, Is: "not measured"}
+	if len(all) > 0 {
+		greatest := slices.Max(all)
+		target.Met, target.Is = greatest <= limit, number(greatest)+" at most"
 	}
 	f.Targets = append(f.Targets, target)
 	return f

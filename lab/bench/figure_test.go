@@ -44,6 +44,27 @@ func TestTargets(t *testing.T) {
 	}
 }
 
+// TestLimitOfEachSample: one mistake among many turns misses the target, and the value is the median as of every figure.
+func TestLimitOfEachSample(t *testing.T) {
+	for name, tt := range map[string]struct {
+		belay []float64
+		want  Target
+	}{
+		"one mistake":  {[]float64{1, 1, 1.5}, Target{Is: "1.50 at most"}},
+		"none":         {[]float64{1, 1, 1}, Target{Is: "1 at most", Met: true}},
+		"not measured": {nil, Target{Is: "not measured"}},
+	} {
+		tt.want.Text, tt.want.Limit = "exactly one", 1
+		f := numbers("publishes", "calls", map[string][]float64{planeUpstream: {2, 3}, planeBelay: tt.belay}).limitEach("exactly one", 1)
+		if diff := cmp.Diff([]Target{tt.want}, f.Targets); diff != "" {
+			t.Errorf("%s: target (-want +got):\n%s", name, diff)
+		}
+		if f.Value[planeUpstream] != 2.5 || len(tt.belay) > 0 && f.Value[planeBelay] != 1 {
+			t.Errorf("%s: medians %v", name, f.Value)
+		}
+	}
+}
+
 func TestReport(t *testing.T) {
 	r := &Report{Planes: planes(), Machine: "2 processors", Seconds: 61, Parts: []Part{{
 		Name: "latency", What: "three", Seconds: 60,

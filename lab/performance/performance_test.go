@@ -364,3 +364,29 @@ func TestReflow(t *testing.T) {
 		}
 	}
 }
+
+// TestStoredValuesAreMedians: the page says so of all figures of the benches.
+func TestStoredValuesAreMedians(t *testing.T) {
+	reports, err := filepath.Glob("../../docs/performance/*.json")
+	must(t, err)
+	checked := 0
+	for _, path := range reports {
+		raw, err := os.ReadFile(path)
+		must(t, err)
+		var report bench.Report
+		must(t, json.Unmarshal(raw, &report))
+		for _, part := range report.Parts {
+			for _, f := range part.Figures {
+				for plane, value := range f.Value {
+					if want := timeline.Median(f.Samples[plane]); len(f.Samples[plane]) == 0 || value != want {
+						t.Errorf("%s: %s of %s is %v, and the median of %v is %v", filepath.Base(path), f.Name, plane, value, f.Samples[plane], want)
+					}
+					checked++
+				}
+			}
+		}
+	}
+	if checked == 0 {
+		t.Errorf("%q have no figure", reports)
+	}
+}
