@@ -234,7 +234,7 @@ func (o options) run(command *cobra.Command) error {
 	if size.Rounds%len(o.planes) != 0 && !o.quick {
 		say("with %d rounds of %d planes, %s begins a round more often than %s, and is measured slower for it", size.Rounds, len(o.planes), o.planes[0], o.planes[len(o.planes)-1])
 	}
-	report := &Report{Planes: o.planes, Machine: machine(), Quick: o.quick}
+	report := &Report{Stamp: stampOf(command.Flags()), Planes: o.planes, Machine: machine(), Quick: o.quick}
 	for _, p := range chosen {
 		began := time.Now()
 		say("%s: %s", p.name, p.what(size))
@@ -242,10 +242,7 @@ func (o options) run(command *cobra.Command) error {
 		lab.name, lab.say = o.name, say
 		figures, err := p.measure(ctx, size, lab)
 		if err != nil {
-			if ctx.Err() != nil {
-				return fmt.Errorf("the bench was stopped (%w); the lab is down", context.Cause(ctx))
-			}
-			return fmt.Errorf("%s: %w", p.name, err)
+			return stopped(ctx, fmt.Errorf("%s: %w", p.name, err))
 		}
 		report.Parts = append(report.Parts, Part{Name: p.name, What: p.what(size), Figures: figures, Seconds: time.Since(began).Seconds()})
 	}
@@ -262,6 +259,14 @@ func (o options) run(command *cobra.Command) error {
 		return fmt.Errorf("%d of %d targets were missed: %s", len(missed), of, strings.Join(missed, "; "))
 	}
 	return nil
+}
+
+// stopped puts first that a bench was interrupted, if it was, and keeps the error: it says whether the lab could be taken down.
+func stopped(ctx context.Context, err error) error {
+	if err == nil || ctx.Err() == nil {
+		return err
+	}
+	return errors.Join(fmt.Errorf("the bench was stopped: %w", context.Cause(ctx)), err)
 }
 
 // size is what flags ask for.

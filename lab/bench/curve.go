@@ -133,7 +133,7 @@ func runCurve(ctx context.Context, name string, sizes []int, extras int, out cur
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, r.close(ctx)) }()
+	defer func() { err = stopped(ctx, errors.Join(err, r.close(ctx))) }()
 	c := &curve{rig: r, extras: extras, out: out}
 	size := quickSize()
 	size.AttachVolumes = extras / 20 // the flags that limit nothing
@@ -164,12 +164,9 @@ func runCurve(ctx context.Context, name string, sizes []int, extras int, out cur
 				err = fmt.Errorf("%d volumes, %s: %w", size, plane, err)
 				c.say("%v", err)
 				failed = append(failed, err)
-			}
-			if ctx.Err() != nil {
-				return fmt.Errorf("the bench was stopped (%w); the lab is down", context.Cause(ctx))
-			}
-			if err := errors.Join(failed...); errors.Is(err, errNotWritten) {
-				return err
+				if ctx.Err() != nil || errors.Is(err, errNotWritten) {
+					return errors.Join(failed...)
+				}
 			}
 		}
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/google/go-cmp/cmp"
+	"github.com/spf13/cobra"
 
 	"belay.dev/belay/lab/audit"
 	"belay.dev/belay/lab/cluster"
@@ -101,6 +102,29 @@ func TestReport(t *testing.T) {
 	var back Report
 	if err := json.Unmarshal(out.Bytes(), &back); err != nil || !cmp.Equal(*r, back) {
 		t.Errorf("JSON: %v\n%s", err, cmp.Diff(*r, back))
+	}
+}
+
+// TestStampHasTheFlags: those with which the bench is repeated, and not where and how the report is written.
+func TestStampHasTheFlags(t *testing.T) {
+	for _, tt := range []struct {
+		command *cobra.Command
+		args    string
+		want    []string
+	}{
+		{recoveryCommand(), "-o json --name lab --no-targets --nodes kubelet --faults power.cut,hung --upstream-wait 8m --runs 8",
+			[]string{"--faults=power cut,hung", "--nodes=kubelet", "--runs=8", "--upstream-wait=8m0s"}},
+		{tickCommand(), "-o json --ticks 10s,1s --unset 4s", []string{"--ticks=10s,1s", "--unset=4s"}},
+		{attacherCommand(), "-o json", []string{}},
+	} {
+		args := strings.Fields(tt.args)
+		for i := range args {
+			args[i] = strings.ReplaceAll(args[i], "power.cut", faultPowerCut)
+		}
+		must(t, tt.command.ParseFlags(args))
+		if diff := cmp.Diff(tt.want, stampOf(tt.command.Flags()).Flags); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", tt.args, diff)
+		}
 	}
 }
 

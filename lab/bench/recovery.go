@@ -158,7 +158,6 @@ func (l LeftAlone) String() string {
 
 func (r *RecoveryReport) write(out io.Writer, output string) error {
 	if output == "json" {
-		r.Stamp = stampNow()
 		encoder := json.NewEncoder(out)
 		encoder.SetIndent("", "  ")
 		return encoder.Encode(r)
@@ -195,19 +194,24 @@ func (o recoveryOptions) run(command *cobra.Command) error {
 	say := func(format string, args ...any) {
 		command.PrintErrf("[%6.1fs] %s\n", time.Since(started).Seconds(), fmt.Sprintf(format, args...))
 	}
-	report := &RecoveryReport{Machine: machine()}
-	failed := o.measure(command.Context(), report, say)
-	if ctx := command.Context(); ctx.Err() != nil {
-		failed = fmt.Errorf("the bench was stopped (%w); the lab is down", context.Cause(ctx))
-	}
+	report := &RecoveryReport{Stamp: stampOf(command.Flags()), Machine: machine()}
+	failed := stopped(command.Context(), o.measure(command.Context(), report, say))
 	report.Seconds = time.Since(started).Seconds()
-	if err := errors.Join(failed, report.write(command.OutOrStdout(), o.output)); err != nil {
+	if err := o.end(report, failed, command.OutOrStdout()); err != nil {
 		return err
 	}
 	if missed := report.missed(); len(missed) > 0 && !o.noTargets {
 		return fmt.Errorf("%d of %d series missed their target: %s", len(missed), len(report.Series), strings.Join(missed, "; "))
 	}
 	return nil
+}
+
+// end writes the report. One of a bench that failed is for a person to read: as JSON it would be stored as if it were whole.
+func (o recoveryOptions) end(report *RecoveryReport, failed error, out io.Writer) error {
+	if failed != nil && o.output == "json" {
+		return failed
+	}
+	return errors.Join(failed, report.write(out, o.output))
 }
 
 // measure adds to the report what it found, also when it fails.

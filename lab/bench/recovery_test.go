@@ -84,6 +84,24 @@ func TestRecovery(t *testing.T) {
 	}
 }
 
+// TestFailedRecoveryIsNotStored: `make bench-recovery` stores what it gets as JSON. The text of a bench that failed has what there is.
+func TestFailedRecoveryIsNotStored(t *testing.T) {
+	report, failed := &RecoveryReport{Machine: "2 processors", Series: []*RecoverySeries{{Nodes: "kubelet", Fault: faultHung}}}, errors.New("no lab")
+	for _, tt := range []struct {
+		output  string
+		failed  error
+		written bool
+	}{{"json", failed, false}, {"text", failed, true}, {"json", nil, true}} {
+		var out bytes.Buffer
+		if err := (recoveryOptions{output: tt.output}).end(report, tt.failed, &out); !errors.Is(err, tt.failed) {
+			t.Errorf("%s of a bench that ended with %v ended with %v", tt.output, tt.failed, err)
+		}
+		if written := strings.Contains(out.String(), faultHung); written != tt.written {
+			t.Errorf("%s of a bench that ended with %v wrote %q", tt.output, tt.failed, out.String())
+		}
+	}
+}
+
 // TestRecoveryInterrupted ends the bench while a node hangs.
 func TestRecoveryInterrupted(t *testing.T) {
 	needsFencing(t)

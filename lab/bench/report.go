@@ -11,6 +11,8 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/spf13/pflag"
+
 	"belay.dev/belay/internal/usage"
 )
 
@@ -24,14 +26,27 @@ type Part struct {
 	Seconds float64 `json:"seconds"`
 }
 
-// Stamp says of a stored report when it was made, and of which commit.
+// Stamp says of a stored report when it was made, of which commit, and with which command line.
 type Stamp struct {
 	Date   string `json:"date"`
 	Commit string `json:"commit"`
+	// Flags that were given and that change what is measured, such as "--runs=8".
+	Flags []string `json:"flags"`
 }
 
-func stampNow() Stamp {
-	return Stamp{Date: time.Now().UTC().Format("2006-01-02 15:04 MST"), Commit: usage.Commit}
+func stampOf(flags *pflag.FlagSet) Stamp {
+	stamp := Stamp{Date: time.Now().UTC().Format("2006-01-02 15:04 MST"), Commit: usage.Commit, Flags: []string{}}
+	flags.Visit(func(f *pflag.Flag) {
+		if slices.Contains([]string{"name", "output", "no-targets"}, f.Name) {
+			return
+		}
+		value := f.Value.String()
+		if list, is := f.Value.(pflag.SliceValue); is {
+			value = strings.Join(list.GetSlice(), ",")
+		}
+		stamp.Flags = append(stamp.Flags, "--"+f.Name+"="+value)
+	})
+	return stamp
 }
 
 // Report is what the bench prints.
@@ -62,7 +77,6 @@ func (r *Report) missed() (missed []string, of int) {
 }
 
 func (r *Report) writeJSON(out io.Writer) error {
-	r.Stamp = stampNow()
 	encoder := json.NewEncoder(out)
 	encoder.SetIndent("", "  ")
 	return encoder.Encode(r)

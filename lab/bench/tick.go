@@ -192,16 +192,13 @@ func (o *tickOptions) run(command *cobra.Command) error {
 	say := func(format string, args ...any) {
 		command.PrintErrf("[%6.1fs] %s\n", time.Since(started).Seconds(), fmt.Sprintf(format, args...))
 	}
-	report := &Report{Machine: machine(), Quick: o.quick}
+	report := &Report{Stamp: stampOf(command.Flags()), Machine: machine(), Quick: o.quick}
 	for _, p := range parts {
 		began := time.Now()
 		say("%s: %s; about %v", p.name, p.what(o), p.takes(o).Round(time.Minute))
 		figures, err := p.run(command.Context(), o, say)
-		if ctx := command.Context(); err != nil && ctx.Err() != nil {
-			return fmt.Errorf("the bench was stopped (%w); the lab is down", context.Cause(ctx))
-		}
 		if err != nil {
-			return fmt.Errorf("%s: %w", p.name, err)
+			return stopped(command.Context(), fmt.Errorf("%s: %w", p.name, err))
 		}
 		report.Planes = append(report.Planes, p.planes...)
 		report.Parts = append(report.Parts, Part{Name: p.name, What: p.what(o), Figures: figures, Seconds: time.Since(began).Seconds()})

@@ -13,6 +13,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"belay.dev/belay/lab/cluster"
+	"belay.dev/belay/lab/hollowkubelet/statuses"
 	"belay.dev/belay/lab/nodes"
 	"belay.dev/belay/lab/socket"
 	"belay.dev/belay/lab/upstream"
@@ -76,12 +77,6 @@ func (r costRow) config() ([]byte, error) {
 		return nil, fmt.Errorf("encode kubelet's configuration: %w", err)
 	}
 	return raw, nil
-}
-
-// hollowState is what the program of the kubelets answers.
-type hollowState struct {
-	Started int64 `json:"started"`
-	Ticks   int64 `json:"ticks"`
 }
 
 // tickCost measures all rows over one API server.
@@ -157,7 +152,7 @@ func (o *tickOptions) costOf(ctx context.Context, r *rig, program string, row co
 	return rates, nil
 }
 
-// awaitHollow waits until all kubelets have computed a status.
+// awaitHollow waits until all kubelets have written a status.
 func (o *tickOptions) awaitHollow(ctx context.Context, r *rig, dir string) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, time.Minute+time.Duration(o.nodes)*hollowStart, fmt.Errorf("%d kubelets did not start in time", o.nodes))
 	defer cancel()
@@ -180,8 +175,8 @@ func (o *tickOptions) awaitHollow(ctx context.Context, r *rig, dir string) error
 	}
 }
 
-func askHollow(ctx context.Context, dir string) (state hollowState, err error) {
-	client := socket.NewClient(filepath.Join(dir, "state.sock"))
+func askHollow(ctx context.Context, dir string) (state statuses.State, err error) {
+	client := socket.NewClient(filepath.Join(dir, statuses.Socket))
 	defer client.CloseIdleConnections()
 	err = socket.Ask(ctx, client, "GET", "/state", nil, &state)
 	return state, err

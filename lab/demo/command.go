@@ -153,8 +153,9 @@ func (o options) check() error {
 
 // explain puts first whether the user stopped the demo.
 func explain(ctx context.Context, plane string, err error) error {
+	err = fmt.Errorf("the demo with %s's plane failed: %w", plane, err)
 	if ctx.Err() != nil {
-		return fmt.Errorf("the demo was stopped (%w); the lab is down", context.Cause(ctx))
+		return errors.Join(fmt.Errorf("the demo was stopped: %w", context.Cause(ctx)), err)
 	}
-	return fmt.Errorf("the demo with %s's plane failed: %w", plane, err)
+	return err
 }

@@ -12,6 +12,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"belay.dev/belay/lab/hollowkubelet/statuses"
 	"belay.dev/belay/lab/socket"
 )
 
@@ -20,15 +21,8 @@ type fleet struct {
 	kubeconfig, config, dir string
 	nodes                   int
 
-	// started kubelets have computed a status. ticks counts the statuses that all of them have computed, and written
-	// where they had changed or were to be reported.
+	// started and ticks are those of statuses.State.
 	started, ticks atomic.Int64
-}
-
-// State is what GET /state on the socket answers.
-type State struct {
-	Started int64 `json:"started"`
-	Ticks   int64 `json:"ticks"`
 }
 
 func (f *fleet) run(ctx context.Context) error {
@@ -53,12 +47,12 @@ func (f *fleet) run(ctx context.Context) error {
 
 // serve answers until the process ends.
 func (f *fleet) serve() error {
-	listener, err := socket.Listen(filepath.Join(f.dir, "state.sock"))
+	listener, err := socket.Listen(filepath.Join(f.dir, statuses.Socket))
 	if err != nil {
 		return err
 	}
 	server := &http.Server{ReadHeaderTimeout: 10 * time.Second, Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		_ = json.NewEncoder(w).Encode(State{Started: f.started.Load(), Ticks: f.ticks.Load()}) //nolint:errchkjson // a client that went away needs no answer
+		_ = json.NewEncoder(w).Encode(statuses.State{Started: f.started.Load(), Ticks: f.ticks.Load()}) //nolint:errchkjson // a client that went away needs no answer
 	})}
-	return server.Serve(listener)
+	return fmt.Errorf("serve the kubelets' state: %w", server.Serve(listener))
 }

@@ -39,10 +39,11 @@ import (
 	"belay.dev/belay/lab/hollowkubelet/statuses"
 )
 
-// startLimit bounds the time from the start of a kubelet to the first status that it computes: it registers its node before.
+// startLimit bounds the time from the start of a kubelet to the first status that it writes: it registers its node before.
 const startLimit = 2 * time.Minute
 
-// start starts one kubelet and returns when it has computed its first status.
+// start starts one kubelet and returns when it has written its first status, which it does as soon as its node is registered
+// (tryUpdateNodeStatus in pkg/kubelet/kubelet_node_status.go: none was reported before).
 func (f *fleet) start(ctx context.Context, node string) error {
 	dir := filepath.Join(f.dir, node)
 	config, err := f.load(ctx, node, dir)
@@ -53,8 +54,8 @@ func (f *fleet) start(ctx context.Context, node string) error {
 	flags.RootDirectory, flags.CertDirectory, flags.HostnameOverride = dir, filepath.Join(dir, "pki"), node
 	// The address of the node is then its name, and nothing is looked up in DNS.
 	flags.CloudProvider = "external"
-	machine := &machine{Fake: cadvisortest.Fake{NodeName: node}, ticks: &f.ticks, first: make(chan struct{})}
-	deps, err := f.dependencies(ctx, flags, config, machine)
+	written := make(chan struct{})
+	deps, err := f.dependencies(ctx, flags, config, sync.OnceFunc(func() { close(written) }))
 	if err != nil {
 		return err
 	}
@@ -63,9 +64,9 @@ func (f *fleet) start(ctx context.Context, node string) error {
 		return fmt.Errorf("run the kubelet of %s: %w", node, err)
 	}
 	select {
-	case <-machine.first:
+	case <-written:
 	case <-time.After(startLimit):
-		return fmt.Errorf("the kubelet of %s computed no status within %v", node, startLimit)
+		return fmt.Errorf("the kubelet of %s wrote no status within %v", node, startLimit)
 	}
 	return unregisterCollectors()
 }
@@ -96,7 +97,7 @@ func (f *fleet) load(ctx context.Context, node, dir string) (*kubeletconfig.Kube
 // dependencies are those of kubemark, but for the volume plugin for CSI: it keeps its node in a variable of its package, so that there is
 // one for each process (pkg/volume/csi/csi_plugin.go). A node without volumes computes and writes the same status without it.
 func (f *fleet) dependencies(
-	ctx context.Context, flags *options.KubeletFlags, config *kubeletconfig.KubeletConfiguration, machine *machine,
+	ctx context.Context, flags *options.KubeletFlags, config *kubeletconfig.KubeletConfiguration, written func(),
 ) (*kubelet.Dependencies, error) {
 	client, heartbeat, err := f.clients(flags.HostnameOverride, config)
 	if err != nil {
@@ -110,8 +111,9 @@ func (f *fleet) dependencies(
 	if err != nil {
 		return nil, fmt.Errorf("connect to the fake runtime of %s: %w", flags.HostnameOverride, err)
 	}
+	machine := &machine{Fake: cadvisortest.Fake{NodeName: flags.HostnameOverride}, ticks: &f.ticks}
 	deps := kubemark.NewHollowKubelet(flags, config, client, heartbeat, machine, runtime.ImageService, service, cm.NewStubContainerManager()).KubeletDeps
-	deps.HeartbeatClient = statuses.Client{Interface: deps.HeartbeatClient, Count: &f.ticks}
+	deps.HeartbeatClient = statuses.Client{Interface: deps.HeartbeatClient, Count: &f.ticks, Written: written}
 	deps.VolumePlugins = slices.DeleteFunc(deps.VolumePlugins, func(p volume.VolumePlugin) bool { return p.GetPluginName() == csi.CSIPluginName })
 	return deps, nil
 }
@@ -141,19 +143,16 @@ func (f *fleet) clients(node string, config *kubeletconfig.KubeletConfiguration)
 }
 
 // machine is a fake cAdvisor that counts the statuses that its kubelet computes: each asks once for the versions
-// (pkg/kubelet/kubelet_node_status.go, defaultNodeStatusFuncs), and nothing else does while kubelet's own API is not served. A status that
-// has not changed is not sent, so that the API server cannot count them. One that cannot be sent is taken back, see package statuses.
+// (pkg/kubelet/kubelet_node_status.go, defaultNodeStatusFuncs), also that of the node to be registered (initialNode), and nothing else does
+// while kubelet's own API is not served. A status that has not changed is not sent, so that the API server cannot count them. One that cannot be sent is taken back, see package statuses.
 type machine struct {
 	cadvisortest.Fake
 
 	ticks *atomic.Int64
-	once  sync.Once
-	first chan struct{}
 }
 
 func (m *machine) VersionInfo() (*cadvisorapi.VersionInfo, error) {
 	m.ticks.Add(1)
-	m.once.Do(func() { close(m.first) })
 	return m.Fake.VersionInfo()
 }
 

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"belay.dev/belay/internal/usage"
+	"belay.dev/belay/lab/hollowkubelet/statuses"
 )
 
 func main() {
@@ -22,7 +23,7 @@ func main() {
 	flags := command.Flags()
 	flags.StringVar(&f.kubeconfig, "kubeconfig", "", "credential that may impersonate nodes")
 	flags.StringVar(&f.config, "config", "", "kubelet's configuration file, of all kubelets")
-	flags.StringVar(&f.dir, "dir", "", "folder for the kubelets' files and the socket state.sock")
+	flags.StringVar(&f.dir, "dir", "", "folder for the kubelets' files and the socket "+statuses.Socket)
 	flags.IntVar(&f.nodes, "nodes", 1, "number of kubelets; their nodes are hollow-0000, hollow-0001, ...")
 	if err := command.ExecuteContext(context.Background()); err != nil {
 		os.Exit(1)

@@ -14,7 +14,7 @@ import (
 	nodeutil "k8s.io/component-helpers/node/util"
 )
 
-// TestStatusThatIsNotWrittenIsNotCounted: of a status that kubelet computes three times until it is written, one counts.
+// TestStatusThatIsNotWrittenIsNotCounted: of a status that kubelet computes three times until it is written, one counts, and is told.
 func TestStatusThatIsNotWrittenIsNotCounted(t *testing.T) {
 	var count atomic.Int64
 	was := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "hollow-0000"}}
@@ -24,14 +24,20 @@ func TestStatusThatIsNotWrittenIsNotCounted(t *testing.T) {
 		refused--
 		return refused >= 0, nil, errors.New("too busy")
 	})
+	written := 0
+	with := Client{Interface: client, Count: &count, Written: func() { written++ }}
 	is := was.DeepCopy()
 	is.Status.Phase = corev1.NodeRunning
-	for written := false; !written; {
+	for i := range 3 {
+		if written > 0 {
+			t.Errorf("a status counts as written after %d attempts that failed", i)
+		}
 		count.Add(1) // computed
-		_, _, err := nodeutil.PatchNodeStatus(Client{client, &count}.CoreV1(), types.NodeName(was.Name), was, is)
-		written = err == nil
+		if _, _, err := nodeutil.PatchNodeStatus(with.CoreV1(), types.NodeName(was.Name), was, is); (err == nil) != (i == 2) {
+			t.Fatalf("attempt %d ended with %v", i+1, err)
+		}
 	}
-	if got := count.Load(); got != 1 {
-		t.Errorf("%d statuses were counted, want 1", got)
+	if got := count.Load(); got != 1 || written != 1 {
+		t.Errorf("%d statuses were counted and %d written, want 1", got, written)
 	}
 }
