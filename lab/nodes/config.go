@@ -58,8 +58,7 @@ type Config struct {
 	// Dir is the node's folder, its disk: it outlives a power cut. Absolute and short:
 	// unix sockets lie below it.
 	Dir string `json:"dir"`
-	// LabDir is the lab's folder: changed sysctls are recorded as its, and
-	// the nodes' cgroups are named by it.
+	// LabDir is the lab's folder: it is recorded as the holder of changed sysctls, and the nodes' cgroups are named after it.
 	LabDir string `json:"labDir"`
 
 	// Kubeconfig holds the credential system:node:<name>.

@@ -1,13 +1,15 @@
 package nodes
 
 import (
+	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
 	"testing"
 )
 
-// raisable is a setting that nothing of the tests needs raised.
+// raisable is a setting that labs raise.
 const raisable = "fs/inotify/max_user_instances"
 
 // raisableNow reads it.
@@ -24,23 +26,22 @@ func raisableNow(t *testing.T) int {
 	return value
 }
 
-// twoLabs are the folders of two labs, and what the setting is before both. It is that again after the test.
+// twoLabs are the folders of two labs, and what the setting is before both, on a machine of the test's own.
 func twoLabs(t *testing.T) (first, second string, before int) {
 	t.Helper()
 	if os.Geteuid() != 0 {
-		t.Skip("NOT RUN: settings of the machine are changed by root")
+		t.Skip("NOT RUN: RestoreSysctls does nothing for a user who is not root")
 	}
-	first, second, before = t.TempDir(), t.TempDir(), raisableNow(t)
-	t.Cleanup(func() {
-		for _, dir := range []string{first, second} {
-			if err := RestoreSysctls(dir); err != nil {
-				t.Error(err)
-			}
-		}
-		_ = os.WriteFile(filepath.Join(sysctlRoot, raisable), []byte(strconv.Itoa(before)), 0o644)
-	})
+	root, record := sysctlRoot, sysctlRecord
+	t.Cleanup(func() { sysctlRoot, sysctlRecord = root, record })
+	sysctlRoot, sysctlRecord = t.TempDir(), filepath.Join(t.TempDir(), "sysctls.json")
+	first, second, before = t.TempDir(), t.TempDir(), 128
+	setting := filepath.Join(sysctlRoot, raisable)
+	if err := errors.Join(os.MkdirAll(filepath.Dir(setting), 0o700), os.WriteFile(setting, []byte(strconv.Itoa(before)+"\n"), 0o600)); err != nil {
+		t.Fatal(err)
+	}
 	if err := RaiseSysctl(first, raisable, before+1); err != nil {
-		t.Skipf("NOT RUN: this machine's settings cannot be changed: %v", err)
+		t.Fatal(err)
 	}
 	if got := raisableNow(t); got != before+1 {
 		t.Errorf("it is %d, want %d", got, before+1)
@@ -68,6 +69,9 @@ func TestRaisedSysctlIsRestored(t *testing.T) {
 	release(t, dir)
 	if got := raisableNow(t); got != before {
 		t.Errorf("it was restored to %d, want %d", got, before)
+	}
+	if _, err := os.Stat(sysctlRecord); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("no lab holds a setting, and the record is still there: %v", err)
 	}
 	release(t, dir) // a lab that holds nothing changes nothing
 }

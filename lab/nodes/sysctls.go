@@ -44,11 +44,12 @@ func coverSysctls(config Config) error {
 	return nil
 }
 
-const sysctlRoot = "/proc/sys"
-
-// sysctlRecord says of the whole machine which settings labs have changed, and which labs need them so. It lies where a boot of the machine
-// resets it together with the settings.
-const sysctlRecord = "/run/belay-sysctls.json"
+// sysctlRoot has the settings of the machine, and sysctlRecord says of the whole machine which of them labs have changed, and which labs need
+// them so. It lies where a boot of the machine resets it together with the settings. Tests have settings of their own.
+var (
+	sysctlRoot   = "/proc/sys"
+	sysctlRecord = "/run/belay-sysctls.json"
+)
 
 // heldSysctl is a changed setting.
 type heldSysctl struct {
