@@ -27,7 +27,17 @@ var partPrograms = []struct {
 	programs [][2]string
 }{
 	{PartRecovery, [][2]string{{"ipmi_sim", "openipmi"}, {"ipmitool", "ipmitool"}, {"/usr/sbin/fence_ipmilan", "fence-agents"}}},
-	{PartKubelets, [][2]string{{"containerd", "containerd"}, {"runc", "runc"}}},
+	{PartKubelets, [][2]string{{"containerd", "containerd"}, {"ctr", "containerd"}, {"runc", "runc"}}},
+}
+
+// programsOf are the programs of a part, with their packages.
+func programsOf(part string) [][2]string {
+	for _, p := range partPrograms {
+		if p.part == part {
+			return p.programs
+		}
+	}
+	return nil
 }
 
 // MissingParts are the parts that this machine cannot run, each with the programs that it lacks.

@@ -22,10 +22,10 @@ func TestMissingPartsNameProgramsAndPackages(t *testing.T) {
 			want:  []Missing{{PartRecovery, []string{"ipmitool"}, []string{"ipmitool"}}},
 		},
 		"all": {
-			lacks: []string{"ipmi_sim", "ipmitool", "/usr/sbin/fence_ipmilan", "containerd", "runc"},
+			lacks: []string{"ipmi_sim", "ipmitool", "/usr/sbin/fence_ipmilan", "containerd", "ctr", "runc"},
 			want: []Missing{
 				{PartRecovery, []string{"ipmi_sim", "ipmitool", "fence_ipmilan"}, []string{"openipmi", "ipmitool", "fence-agents"}},
-				{PartKubelets, []string{"containerd", "runc"}, []string{"containerd", "runc"}},
+				{PartKubelets, []string{"containerd", "ctr", "runc"}, []string{"containerd", "runc"}},
 			},
 		},
 	} {

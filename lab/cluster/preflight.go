@@ -44,7 +44,7 @@ func checkTools(o Options) error {
 		needed = append(needed, [2]string{"mkfs.ext4", "e2fsprogs"}, [2]string{"blkid", "util-linux"}, [2]string{"fsck", "util-linux"})
 	}
 	if o.NodeKind == NodeKindKubelet {
-		needed = append(needed, [2]string{"containerd", "containerd"}, [2]string{"runc", "runc"}, [2]string{"ctr", "containerd"})
+		needed = append(needed, programsOf(PartKubelets)...)
 	}
 	for _, tool := range needed {
 		if _, err := lookPath(tool[0]); err != nil {
