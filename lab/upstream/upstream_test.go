@@ -238,19 +238,49 @@ func TestBuildReportsHowFarItIs(t *testing.T) {
 	})
 }
 
+// goThatHangs puts a go into PATH that builds half a program and then waits for ever. halfway is called when it does.
+func goThatHangs(t *testing.T, halfway func()) {
+	t.Helper()
+	real, err := exec.LookPath("go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	tools := t.TempDir()
+	told, never := filepath.Join(tools, "told"), filepath.Join(tools, "never")
+	script := fmt.Sprintf("#!/bin/sh\n[ \"$1\" = build ] || exec %s \"$@\"\nwhile [ \"$1\" != -o ]; do shift; done\n"+
+		"printf half > \"$2/hello\" && echo > %s && read -r nothing < %s\n", real, told, never)
+	if err := errors.Join(unix.Mkfifo(told, 0o600), unix.Mkfifo(never, 0o600), os.WriteFile(filepath.Join(tools, "go"), []byte(script), 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	pipe, err := os.OpenFile(told, os.O_RDWR, 0) // with a writer, so that neither opening it nor closing it waits for the script
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = pipe.Close() })
+	go func() {
+		if _, err := pipe.Read(make([]byte, 1)); err == nil {
+			halfway()
+		}
+	}()
+	t.Setenv("PATH", tools+":"+os.Getenv("PATH"))
+}
+
 func TestInterruptedBuildLeavesNoPartialProgram(t *testing.T) {
 	smallLab(t, helloCode)
-	cache := t.TempDir()
+	cache, path := t.TempDir(), os.Getenv("PATH")
 	ctx, cancel := context.WithCancelCause(context.Background())
 	stop := errors.New("Ctrl-C")
-	_, err := Ensure(ctx, Request{Cache: cache, Progress: func(format string, _ ...any) {
-		if strings.HasPrefix(format, "building %s") {
-			cancel(stop)
+	goThatHangs(t, func() {
+		if half, err := filepath.Glob(filepath.Join(cache, "bin", "*", buildingPrefix+"*", "hello")); err != nil || len(half) != 1 {
+			t.Errorf("half a program is not where it is built: %q (%v)", half, err)
 		}
-	}})
+		cancel(stop)
+	})
+	_, err := Ensure(ctx, Request{Cache: cache})
 	if !errors.Is(err, stop) {
 		t.Errorf("got %v, want %v", err, stop)
 	}
+	t.Setenv("PATH", path)
 	left, err := filepath.Glob(filepath.Join(cache, "bin", "*", "*"))
 	if err != nil || len(left) > 0 {
 		t.Errorf("left behind: %v (%v)", left, err)
