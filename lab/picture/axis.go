@@ -26,8 +26,8 @@ func step(length float64, atMost int) float64 {
 	return 10 * power
 }
 
-// Marks are round numbers from 0 up to greatest, in at most so many steps. With beyond, the last is the first that is not below greatest.
-func Marks(greatest float64, atMost int, beyond bool) []Mark {
+// marks are round numbers from 0 up to greatest, in at most so many steps. With beyond, the last is the first that is not below greatest.
+func marks(greatest float64, atMost int, beyond bool) []Mark {
 	if greatest <= 0 || math.IsInf(greatest, 0) || math.IsNaN(greatest) {
 		return []Mark{{0, "0"}}
 	}
@@ -36,32 +36,32 @@ func Marks(greatest float64, atMost int, beyond bool) []Mark {
 	if beyond {
 		last = math.Ceil(greatest/by - 1e-9)
 	}
-	var marks []Mark
+	var all []Mark
 	for i := range int(last) + 1 {
 		value := float64(i) * by
-		marks = append(marks, Mark{value, Number(value)})
+		all = append(all, Mark{value, Number(value)})
 	}
-	return marks
+	return all
 }
 
 // Times are the marks of an axis of time, with values in seconds. They are in seconds from 10 s on, and in milliseconds below.
 func Times(total time.Duration, atMost int) []Mark {
 	if total >= 10*time.Second {
-		marks := Marks(total.Seconds(), atMost, false)
-		for i := range marks {
-			marks[i].Label += " s"
+		all := marks(total.Seconds(), atMost, false)
+		for i := range all {
+			all[i].Label += " s"
 		}
-		return marks
+		return all
 	}
-	marks := Marks(float64(total)/float64(time.Millisecond), atMost, false)
-	for i := range marks {
-		marks[i].Value /= 1000
-		marks[i].Label += " ms"
+	all := marks(float64(total)/float64(time.Millisecond), atMost, false)
+	for i := range all {
+		all[i].Value /= 1000
+		all[i].Label += " ms"
 	}
-	return marks
+	return all
 }
 
-// Duration is a time as a reader compares it: three digits, in seconds from 10 s on.
+// Duration is a time with one decimal, in seconds from 10 s on, and in milliseconds below.
 func Duration(d time.Duration) string {
 	if d >= 10*time.Second {
 		return fmt.Sprintf("%.1f s", d.Seconds())
@@ -69,7 +69,7 @@ func Duration(d time.Duration) string {
 	return fmt.Sprintf("%.1f ms", float64(d)/float64(time.Millisecond))
 }
 
-// Number has three digits at least, and its thousands set apart.
+// Number has three significant digits, or fewer where those are exact. Its whole part has all of its digits, and the thousands set apart.
 func Number(v float64) string {
 	decimals := 0
 	for scale := math.Abs(v); decimals < 6 && scale < 100 && math.Abs(v*math.Pow10(decimals)-math.Round(v*math.Pow10(decimals))) > 1e-6; scale *= 10 {

@@ -91,7 +91,7 @@ func (c *Card) write(x, y float64, anchor Anchor, color string, size float64, te
 	if color != Ink {
 		attributes += fmt.Sprintf(` fill="%s"`, color)
 	}
-	wide := TextWidth(text)
+	wide := textWidth(text)
 	if size != textSize {
 		attributes += ` font-weight="bold"`
 		wide *= 1.1
@@ -164,8 +164,8 @@ func (c *Card) check(height float64) error {
 // pixels has one decimal at most.
 func pixels(v float64) string { return strings.TrimSuffix(fmt.Sprintf("%.1f", v), ".0") }
 
-// TextWidth estimates the pixels of a line from the widths of DejaVu Sans, which is wider than Arial, Helvetica and most others.
-func TextWidth(text string) float64 {
+// textWidth estimates the pixels of a line from the widths of DejaVu Sans, which is wider than Arial, Helvetica and most others.
+func textWidth(text string) float64 {
 	em := 0.0
 	for _, r := range text {
 		switch {
@@ -188,7 +188,7 @@ func TextWidth(text string) float64 {
 func wrap(text string, pixels float64) (lines []string) {
 	line := ""
 	for word := range strings.FieldsSeq(text) {
-		if longer := line + " " + word; line != "" && TextWidth(longer) > pixels {
+		if longer := line + " " + word; line != "" && textWidth(longer) > pixels {
 			lines, line = append(lines, line), word
 		} else {
 			line = strings.TrimSpace(longer)

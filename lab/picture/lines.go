@@ -17,7 +17,7 @@ type Series struct {
 
 // Plot is a plot of lines over an axis that begins at 0, and over a logarithmic one.
 type Plot struct {
-	Title, Text string
+	Title string
 	// X is what the horizontal axis is, Marks its marks.
 	X     string
 	Marks []float64
@@ -33,15 +33,15 @@ const (
 
 // Draw writes the plot. Each line has its name and its last value at its end, so that no legend covers a line.
 func (p Plot) Draw(w io.Writer) error {
-	c := New(p.Title, p.Text)
+	c := New(p.Title, "")
 	greatest, widest := 0.0, 0.0
 	for _, line := range p.Lines {
 		greatest = max(greatest, slices.Max(line.Y))
-		widest = max(widest, TextWidth(line.label()))
+		widest = max(widest, textWidth(line.label()))
 	}
 	top, right := c.Top+10, Width-Margin-widest-12
 	bottom := top + plotHeight
-	ys := Marks(greatest, 6, true)
+	ys := marks(greatest, 6, true)
 	y := func(v float64) float64 {
 		return bottom - plotHeight*v/max(ys[len(ys)-1].Value, math.SmallestNonzeroFloat64)
 	}

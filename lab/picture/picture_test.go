@@ -12,8 +12,8 @@ import (
 // TestMarks: the marks of an axis are round, wherever it ends.
 func TestMarks(t *testing.T) {
 	for name, c := range map[string]struct {
-		marks []Mark
-		want  string
+		axis []Mark
+		want string
 	}{
 		"milliseconds":           {Times(2670900*time.Microsecond, 6), "0 ms, 500 ms, 1,000 ms, 1,500 ms, 2,000 ms, 2,500 ms"},
 		"few milliseconds":       {Times(3*time.Millisecond, 6), "0 ms, 0.5 ms, 1 ms, 1.5 ms, 2 ms, 2.5 ms, 3 ms"},
@@ -21,13 +21,13 @@ func TestMarks(t *testing.T) {
 		"seconds":                {Times(10*time.Second, 5), "0 s, 2 s, 4 s, 6 s, 8 s, 10 s"},
 		"a dead node":            {Times(73600*time.Millisecond, 8), "0 s, 10 s, 20 s, 30 s, 40 s, 50 s, 60 s, 70 s"},
 		"no time":                {Times(0, 5), "0 ms"},
-		"to the greatest value":  {Marks(4416.9, 6, false), "0, 1,000, 2,000, 3,000, 4,000"},
-		"beyond":                 {Marks(4416.9, 6, true), "0, 1,000, 2,000, 3,000, 4,000, 5,000"},
-		"the greatest is a mark": {Marks(5000, 5, true), "0, 1,000, 2,000, 3,000, 4,000, 5,000"},
-		"small":                  {Marks(0.3, 3, false), "0, 0.1, 0.2, 0.3"},
+		"to the greatest value":  {marks(4416.9, 6, false), "0, 1,000, 2,000, 3,000, 4,000"},
+		"beyond":                 {marks(4416.9, 6, true), "0, 1,000, 2,000, 3,000, 4,000, 5,000"},
+		"the greatest is a mark": {marks(5000, 5, true), "0, 1,000, 2,000, 3,000, 4,000, 5,000"},
+		"small":                  {marks(0.3, 3, false), "0, 0.1, 0.2, 0.3"},
 	} {
 		var labels []string
-		for _, mark := range c.marks {
+		for _, mark := range c.axis {
 			labels = append(labels, mark.Label)
 		}
 		if got := strings.Join(labels, ", "); got != c.want {
