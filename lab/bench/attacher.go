@@ -108,9 +108,9 @@ func attacherCommand() *cobra.Command {
 	o := options{parts: attacherParts(), planes: attacherPlanes()}
 	return o.command(&cobra.Command{
 		Use: "attacher", Short: "Measure belay-attacher: one attach, moves, drains, throughput, calls, API requests, CPU, memory", Long: attacherLong,
-		Example: `  belay-lab bench attacher                       all parts, roughly 30 minutes, a third of it upstream as shipped
+		Example: `  belay-lab bench attacher                       all parts, roughly 35 minutes, a third of it upstream as shipped
   belay-lab bench attacher --only one,drain      two parts, roughly 11 minutes
   belay-lab bench attacher --quick --no-targets  small sizes, to see that it works (3 minutes)
   belay-lab bench attacher -o json > bench.json  all samples, for a chart`,
-	}, "bench-attacher", "all parts but requests; upstream has one in shipped; with a driver of 10 s half as many in shipped and drain, and one in one")
+	}, "bench-attacher", `all parts but requests; upstream as shipped has one turn in "shipped" and three in "drain"; with a driver of 10 s there are half as many, and a single one in "one"`)
 }

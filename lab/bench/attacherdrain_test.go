@@ -211,6 +211,9 @@ func TestDrain(t *testing.T) {
 		}
 	}
 	for name, least := range map[string]float64{oneAttach(one)(asShipped): 0, oneMove(one)(upstreamTuned): 0, drainMedian(drained)(asShipped): 0.1} {
+		if len(found.all[name][planeBelay]) == 0 {
+			t.Errorf("%s was not measured", name)
+		}
 		for _, took := range found.all[name][planeBelay] {
 			if took <= least {
 				t.Errorf("%s: %v, which its calls alone take", name, took)

@@ -29,7 +29,7 @@ type lane struct {
 	// name of the lane's driver and volumes; label in figures.
 	name, label string
 	volumes     int
-	// finalizers that the PersistentVolumes have from the begin; none: they are new.
+	// finalizers that the PersistentVolumes have from the start; none: they are new.
 	finalizers []string
 	driver     *driver
 	socket     string

@@ -60,7 +60,15 @@ func tickParts() []tickPart {
 	}
 }
 
-// movesTake adds up a lab's start and end, and for each drain the pause before it and a half tick in it.
+func tickNames() (names []string) {
+	for _, p := range tickParts() {
+		names = append(names, p.name)
+	}
+	return names
+}
+
+// movesTake adds up 20 s for a lab's start and end, and for each drain 8 s and a tick and a quarter: half a tick is the mean pause before it,
+// and the rest are the statuses that it waits for.
 func movesTake(o *tickOptions) (sum time.Duration) {
 	for _, tick := range o.ticks {
 		sum += time.Duration(len(attacherPlanes())) * (20*time.Second + time.Duration(o.rounds)*(8*time.Second+tick*5/4))
@@ -108,13 +116,9 @@ func tickCommand() *cobra.Command {
 		Args: usage.NoArgs, SilenceUsage: true,
 		RunE: func(command *cobra.Command, _ []string) error { return o.run(command) },
 	}
-	var names []string
-	for _, p := range tickParts() {
-		names = append(names, p.name)
-	}
 	flags := command.Flags()
 	flags.StringVar(&o.name, "name", "bench-tick", "name of the lab")
-	flags.StringSliceVar(&o.only, "only", nil, "parts to run: "+strings.Join(names, ", ")+" (default all)")
+	flags.StringSliceVar(&o.only, "only", nil, "parts to run: "+strings.Join(tickNames(), ", ")+" (default all)")
 	flags.BoolVar(&o.quick, "quick", false, "small sizes where no flag says otherwise, to see that it works; the figures mean little")
 	flags.DurationSliceVar(&o.ticks, "ticks", []time.Duration{defaultTick, 4 * time.Second, 2 * time.Second, time.Second},
 		"values of nodeStatusUpdateFrequency to measure, each 1s or longer (with --quick 2s,1s)")
@@ -169,8 +173,8 @@ func (o *tickOptions) check() ([]tickPart, error) {
 func (o *tickOptions) chosen() ([]tickPart, error) {
 	parts := tickParts()
 	for _, name := range o.only {
-		if !slices.ContainsFunc(parts, func(p tickPart) bool { return p.name == name }) {
-			return nil, usage.Errorf("--only takes moves, cost, not %q", name)
+		if !slices.Contains(tickNames(), name) {
+			return nil, usage.Errorf("--only takes %s, not %q", strings.Join(tickNames(), ", "), name)
 		}
 	}
 	parts = slices.DeleteFunc(parts, func(p tickPart) bool { return len(o.only) > 0 && !slices.Contains(o.only, p.name) })

@@ -94,7 +94,7 @@ func requestOf(labels map[string]string) string {
 type tickReading struct {
 	at     time.Time
 	served served
-	// ticks are the statuses that all kubelets have computed; of one that they had to compute again because it could not be written, the last.
+	// ticks counts the statuses that all kubelets have computed. One that could not be written and was computed again counts once.
 	ticks int64
 	// cpu is the time of processors that each component has used.
 	cpu map[string]time.Duration

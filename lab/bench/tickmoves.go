@@ -113,7 +113,7 @@ func phases(n int, tick time.Duration, seed uint64) []time.Duration {
 	return pauses
 }
 
-// movePartsOf divides a move. A part whose end came before its begin took no time: the new node may list the volume before it is reported.
+// movePartsOf divides a move. A part that ended before it could begin took no time: the new node may list the volume before it is reported.
 func movePartsOf(move *timeline.Move) (map[string]time.Duration, error) {
 	took := map[string]time.Duration{}
 	ended := map[timeline.StepName]time.Duration{}

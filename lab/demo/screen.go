@@ -53,7 +53,9 @@ func (s *screen) written() string {
 // close closes the file of the details.
 func (s *screen) close() error {
 	if file, ok := s.details.(*lateFile); ok && file.open != nil {
-		return file.open.Close()
+		if err := file.open.Close(); err != nil {
+			return fmt.Errorf("close the file of the demo's details: %w", err)
+		}
 	}
 	return nil
 }
@@ -75,7 +77,11 @@ func (f *lateFile) Write(p []byte) (int, error) {
 		}
 		f.open = file
 	}
-	return f.open.Write(p)
+	n, err := f.open.Write(p)
+	if err != nil {
+		return n, fmt.Errorf("write the demo's details: %w", err)
+	}
+	return n, nil
 }
 
 // move writes the details of one step at once.

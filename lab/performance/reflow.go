@@ -54,7 +54,7 @@ func reflow(page string) string {
 	return out.String()
 }
 
-// startsBlock: at the begin of a line, Markdown would take the word for a heading or a list.
+// startsBlock: at the start of a line, Markdown would take the word for a heading or a list.
 func startsBlock(word string) bool {
 	return strings.Trim(word, "-+*#=") == "" || strings.HasSuffix(word, ".") && strings.Trim(word, "0123456789.") == ""
 }
