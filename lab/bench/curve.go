@@ -26,8 +26,8 @@ import (
 const (
 	// curvePerNode is how many volumes each node has. A node also has half as many pods without a volume.
 	curvePerNode = 20
-	// planeBelayGC is belay with the garbage collector set as Go's default is, and so as upstream's programs run.
-	planeBelayGC = "belay, GOGC=100"
+	// PlaneBelayGC is belay with the garbage collector set as Go's default is, and so as upstream's programs run.
+	PlaneBelayGC = "belay, GOGC=100"
 	// curveWindow is how long a plane is left alone: a comparison with the driver's list comes every minute.
 	curveWindow = 65 * time.Second
 	// curveAttaches are made one at a time.
@@ -47,7 +47,7 @@ const (
 	curveMemory    = "peak memory"
 	curveIdle      = "CPU when nothing happens"
 	curveCompare   = "idle CPU per comparison with the driver's list"
-	curveAttach    = "pod bound -> reported"
+	CurveAttach    = "pod bound -> reported"
 	curveLeast     = "pod bound -> reported, least"
 	curveGreatest  = "pod bound -> reported, greatest"
 	curveBurst     = "burst: first pod made -> last reported"
@@ -158,7 +158,7 @@ func runCurve(ctx context.Context, name string, sizes []int, extras int, out cur
 		if err := c.list(ctx); err != nil {
 			return err
 		}
-		for _, plane := range turns([]string{planeUpstream, planeBelay, planeBelayGC}, i) {
+		for _, plane := range turns([]string{planeUpstream, planeBelay, PlaneBelayGC}, i) {
 			if err := c.turn(ctx, plane); err != nil {
 				// What another plane cannot do at this size says nothing about the next one, and making the objects took long.
 				err = fmt.Errorf("%d volumes, %s: %w", size, plane, err)
@@ -315,7 +315,7 @@ func (c *curve) turn(ctx context.Context, plane string) error {
 	var environment []string
 	runs := plane
 	switch {
-	case plane == planeBelayGC:
+	case plane == PlaneBelayGC:
 		runs, environment = planeBelay, []string{"GOGC=100", "GOMEMLIMIT=off"}
 	case plane == planeBelay && c.volumes > shippedVolumes:
 		environment = []string{"GOMEMLIMIT=" + largeLimit}
@@ -349,7 +349,7 @@ func (c *curve) measure(ctx context.Context, plane string, began time.Time) erro
 	if err := c.alone(ctx, plane); err != nil {
 		return err
 	}
-	if plane == planeBelayGC { // the rest hardly depends on the collector
+	if plane == PlaneBelayGC { // the rest hardly depends on the collector
 		return nil
 	}
 	if err := c.latency(ctx, plane); err != nil {
@@ -463,7 +463,7 @@ func (c *curve) latency(ctx context.Context, plane string) error {
 			return err
 		}
 	}
-	return errors.Join(c.figure(plane, "both", curveAttach, "ms", timeline.Median(all)),
+	return errors.Join(c.figure(plane, "both", CurveAttach, "ms", timeline.Median(all)),
 		c.figure(plane, "both", curveLeast, "ms", slices.Min(all)), c.figure(plane, "both", curveGreatest, "ms", slices.Max(all)))
 }
 

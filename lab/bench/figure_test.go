@@ -119,7 +119,7 @@ func TestStampHasTheFlags(t *testing.T) {
 	} {
 		args := strings.Fields(tt.args)
 		for i := range args {
-			args[i] = strings.ReplaceAll(args[i], "power.cut", faultPowerCut)
+			args[i] = strings.ReplaceAll(args[i], "power.cut", FaultPowerCut)
 		}
 		must(t, tt.command.ParseFlags(args))
 		if diff := cmp.Diff(tt.want, stampOf(tt.command.Flags()).Flags); diff != "" {

@@ -19,8 +19,8 @@ import (
 
 // The faults that a node recovers its volumes from.
 const (
-	faultPowerCut = "power cut"
-	faultHung     = "hung"
+	FaultPowerCut = "power cut"
+	FaultHung     = "hung"
 )
 
 // recoveryLimits are the project's targets for the median, by profile.
@@ -70,7 +70,7 @@ func recoveryCommand() *cobra.Command {
 	flags.IntVar(&o.upstreamRuns, "upstream-runs", 3, "runs of each fault on each kind of node without recovery")
 	flags.DurationVar(&o.upstreamWait, "upstream-wait", 8*time.Minute, "how long a dead node is left alone without recovery; 0 for not at all")
 	flags.StringSliceVar(&o.nodes, "nodes", []string{cluster.NodeKindBelay, cluster.NodeKindKubelet}, "kinds of nodes: belay, kubelet")
-	flags.StringSliceVar(&o.faults, "faults", []string{faultPowerCut, faultHung}, "faults: power cut, hung")
+	flags.StringSliceVar(&o.faults, "faults", []string{FaultPowerCut, FaultHung}, "faults: power cut, hung")
 	flags.StringSliceVar(&o.profiles, "profiles", []string{fencing.Fast.Name, fencing.Default.Name}, "profiles of recovery: fast, default")
 	flags.StringSliceVar(&o.planes, "planes", []string{planeBelay}, "whose attach/detach controller runs beside recovery: belay, upstream")
 	flags.BoolVar(&o.noTargets, "no-targets", false, "for information only: missed targets are printed, but the exit code is 0")
@@ -81,7 +81,7 @@ func recoveryCommand() *cobra.Command {
 func (o recoveryOptions) check() error {
 	for flag, list := range map[string]struct{ given, known []string }{
 		"output": {[]string{o.output}, []string{"text", "json"}}, "nodes": {o.nodes, []string{cluster.NodeKindBelay, cluster.NodeKindKubelet}},
-		"faults": {o.faults, []string{faultPowerCut, faultHung}}, "profiles": {o.profiles, []string{fencing.Fast.Name, fencing.Default.Name}},
+		"faults": {o.faults, []string{FaultPowerCut, FaultHung}}, "profiles": {o.profiles, []string{fencing.Fast.Name, fencing.Default.Name}},
 		"planes": {o.planes, []string{planeBelay, planeUpstream}},
 	} {
 		for _, word := range list.given {

@@ -75,7 +75,7 @@ func TestRecovery(t *testing.T) {
 			t.Errorf("%s: %d failures, at most %.1f s", s.title(), s.Failures, s.Total.Max)
 		}
 		hops := len(s.Hops)
-		if s.Fault == faultPowerCut {
+		if s.Fault == FaultPowerCut {
 			hops++ // no command is sent to a machine that is off
 		}
 		if hops != 11 {
@@ -86,7 +86,7 @@ func TestRecovery(t *testing.T) {
 
 // TestFailedRecoveryIsNotStored: `make bench-recovery` stores what it gets as JSON. The text of a bench that failed has what there is.
 func TestFailedRecoveryIsNotStored(t *testing.T) {
-	report, failed := &RecoveryReport{Machine: "2 processors", Series: []*RecoverySeries{{Nodes: "kubelet", Fault: faultHung}}}, errors.New("no lab")
+	report, failed := &RecoveryReport{Machine: "2 processors", Series: []*RecoverySeries{{Nodes: "kubelet", Fault: FaultHung}}}, errors.New("no lab")
 	for _, tt := range []struct {
 		output  string
 		failed  error
@@ -96,7 +96,7 @@ func TestFailedRecoveryIsNotStored(t *testing.T) {
 		if err := (recoveryOptions{output: tt.output}).end(report, tt.failed, &out); !errors.Is(err, tt.failed) {
 			t.Errorf("%s of a bench that ended with %v ended with %v", tt.output, tt.failed, err)
 		}
-		if written := strings.Contains(out.String(), faultHung); written != tt.written {
+		if written := strings.Contains(out.String(), FaultHung); written != tt.written {
 			t.Errorf("%s of a bench that ended with %v wrote %q", tt.output, tt.failed, out.String())
 		}
 	}

@@ -165,7 +165,7 @@ func (r *recoveryRig) fail(ctx context.Context, run *RecoveryRun, pod *corev1.Po
 		return err
 	}
 	take := r.scene.PowerCut
-	if run.Fault == faultHung {
+	if run.Fault == FaultHung {
 		take = r.scene.Hang
 	}
 	move, err := take(ctx, run.Fault)

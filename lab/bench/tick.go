@@ -27,8 +27,8 @@ type tickOptions struct {
 }
 
 const (
-	// defaultTick is kubelet's nodeStatusUpdateFrequency as shipped.
-	defaultTick = 10 * time.Second
+	// DefaultTick is kubelet's nodeStatusUpdateFrequency as shipped.
+	DefaultTick = 10 * time.Second
 	// maxHollow bounds the nodes of one API server on one machine.
 	maxHollow = 5000
 )
@@ -120,7 +120,7 @@ func tickCommand() *cobra.Command {
 	flags.StringVar(&o.name, "name", "bench-tick", "name of the lab")
 	flags.StringSliceVar(&o.only, "only", nil, "parts to run: "+strings.Join(tickNames(), ", ")+" (default all)")
 	flags.BoolVar(&o.quick, "quick", false, "small sizes where no flag says otherwise, to see that it works; the figures mean little")
-	flags.DurationSliceVar(&o.ticks, "ticks", []time.Duration{defaultTick, 4 * time.Second, 2 * time.Second, time.Second},
+	flags.DurationSliceVar(&o.ticks, "ticks", []time.Duration{DefaultTick, 4 * time.Second, 2 * time.Second, time.Second},
 		"values of nodeStatusUpdateFrequency to measure, each 1s or longer (with --quick 2s,1s)")
 	flags.DurationSliceVar(&o.unset, "unset", []time.Duration{4 * time.Second, time.Second},
 		"cost: values of nodeStatusUpdateFrequency to measure with nodeStatusReportFrequency unset too (with --quick 1s)")

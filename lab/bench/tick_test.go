@@ -41,7 +41,7 @@ func TestTickCommandLine(t *testing.T) {
 }
 
 func TestTickQuickLeavesWhatIsGiven(t *testing.T) {
-	o := tickOptions{nodes: 300, rounds: 6, window: time.Minute, settle: time.Minute, ticks: []time.Duration{defaultTick}}
+	o := tickOptions{nodes: 300, rounds: 6, window: time.Minute, settle: time.Minute, ticks: []time.Duration{DefaultTick}}
 	o.quickly(func(flag string) bool { return flag == "nodes" })
 	if o.nodes != 300 || o.rounds != 1 || o.window != 6*time.Second || o.settle != 5*time.Second || !slices.Equal(o.ticks, []time.Duration{2 * time.Second, time.Second}) {
 		t.Errorf("sizes: %+v", o)
@@ -186,7 +186,7 @@ func TestSaturatedRowIsMarked(t *testing.T) {
 
 // TestCostRows: only the last ones leave the report frequency to kubelet.
 func TestCostRows(t *testing.T) {
-	rows := costRows([]time.Duration{defaultTick, time.Second}, []time.Duration{2 * time.Second})
+	rows := costRows([]time.Duration{DefaultTick, time.Second}, []time.Duration{2 * time.Second})
 	var names []string
 	for _, row := range rows {
 		names = append(names, row.String())

@@ -27,7 +27,7 @@ type Settings struct {
 
 // The titles of the moves in the result.
 const (
-	titleDrain = "move 1, drain"
+	TitleDrain = "move 1, drain"
 	titleCut   = "move 3, power cut"
 )
 
@@ -68,8 +68,8 @@ func (r *Result) Moves() []*timeline.Move {
 const (
 	// nodeMonitorGrace: a node renews its lease every 10 s; see the command's help.
 	nodeMonitorGrace = 16 * time.Second
-	// nodeStatusTick of kubelets.
-	nodeStatusTick = time.Second
+	// StatusTick is nodeStatusUpdateFrequency of the demo's kubelets.
+	StatusTick = time.Second
 	// settle lets the start's own work pass, so that the first move times the plane and not
 	// the start of three nodes on few cores. The same for both planes.
 	settle = 3 * time.Second
@@ -97,7 +97,7 @@ func Run(ctx context.Context, set Settings) (result *Result, err error) {
 		Recovery: recovery,
 		Name:     set.Name, Nodes: 3, NodeKind: set.NodeKind, Plane: set.Plane,
 		Drivers:          []string{labdisk.DriverDisk},
-		NodeMonitorGrace: nodeMonitorGrace, NodeStatusUpdateFrequency: nodeStatusTick,
+		NodeMonitorGrace: nodeMonitorGrace, NodeStatusUpdateFrequency: StatusTick,
 	}, set.Say)
 	if err != nil {
 		return nil, err
@@ -167,7 +167,7 @@ func placeAnew(ctx context.Context, s *scenario.Scene) (Step, error) {
 }
 
 func drain(ctx context.Context, s *scenario.Scene) (Step, error) {
-	move, err := s.Drain(ctx, titleDrain)
+	move, err := s.Drain(ctx, TitleDrain)
 	return Step{Move: move}, err
 }
 

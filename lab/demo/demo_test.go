@@ -58,7 +58,7 @@ func chain(title string, steps ...timeline.Step) *timeline.Move {
 
 // drained is a move with two things at once: the volume is reported while the kubelet's status tick is still awaited.
 func drained(later time.Duration) *timeline.Move {
-	move := chain(titleDrain,
+	move := chain(TitleDrain,
 		timeline.Step{Name: timeline.StepPodDeleted, Owner: "user", Ended: 20},
 		timeline.Step{Name: timeline.StepEnded, Owner: "node", Ended: 1600},
 		timeline.Step{Name: timeline.StepPodGone, Owner: "node", Ended: 700 + later},

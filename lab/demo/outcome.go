@@ -44,7 +44,7 @@ const (
 // outcomes are the three moves; one that was not made is left out.
 func (r *Result) outcomes() []Outcome {
 	var all []Outcome
-	if drained, ok := r.moved(happenedDrain, titleDrain); ok {
+	if drained, ok := r.moved(happenedDrain, TitleDrain); ok {
 		all = append(all, drained)
 	}
 	for _, step := range r.Steps {

@@ -100,7 +100,7 @@ func shortened(results []*Result) string {
 	line := "One wait is shortened: " + notReady + "."
 	if results[0].NodeKind == cluster.NodeKindKubelet {
 		line = fmt.Sprintf("Two waits are shortened: kubelets publish their status every %.0f s (default: 10 s), %s.\n"+
-			"With default kubelets a drain takes longer: docs/performance.md#the-kubelets-status-tick.", nodeStatusTick.Seconds(), notReady)
+			"With default kubelets a drain takes longer: docs/performance.md#the-kubelets-status-tick.", StatusTick.Seconds(), notReady)
 	}
 	if results[0].Recovery != "" {
 		line += fmt.Sprintf("\nRecovery runs with the profile %s: it suspects a node after %.0f s of silence (profile %s: %.0f s).",
