@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 
+	"belay.dev/belay/lab/bench"
 	"belay.dev/belay/lab/picture"
 )
 
@@ -159,7 +160,7 @@ func (f *figures) table(figure string) string {
 
 // colors are those of upstream, belay and belay with another setting, and of a client for comparison.
 var colors = map[string]string{
-	"upstream": picture.Orange, "belay": picture.Green, "belay, GOGC=100": picture.Purple, "client": picture.Gray,
+	planeUpstream: picture.Orange, planeBelay: picture.Green, bench.PlaneBelayGC: picture.Purple, "client": picture.Gray,
 }
 
 // plot draws a figure over the number of volumes.

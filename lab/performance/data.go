@@ -11,11 +11,13 @@ import (
 	"strings"
 
 	"belay.dev/belay/lab/bench"
+	"belay.dev/belay/lab/cluster"
+	"belay.dev/belay/lab/demo"
 	"belay.dev/belay/lab/timeline"
 )
 
 // The names of planes, as the benches write them.
-const planeUpstream, planeBelay = "upstream", "belay"
+const planeUpstream, planeBelay = cluster.PlaneUpstream, cluster.PlaneBelay
 
 // data is what was measured; nil where a file is missing.
 type data struct {
@@ -49,8 +51,9 @@ type drain struct {
 // draw draws the move with what a reader must know of it.
 func (d *drain) draw() ([]byte, error) {
 	note := fmt.Sprintf("One drain through %s's plane, on %s nodes. Each step has its owner and its own time; the pale part of a bar is the wait for its call.", d.Plane, d.NodeKind)
-	if d.NodeKind == nodesKubelet {
-		note += ` "out of volumesInUse" is the kubelet's next status: every second in this lab, every 10 s by default.`
+	if d.NodeKind == cluster.NodeKindKubelet {
+		note += fmt.Sprintf(` "out of volumesInUse" is the kubelet's next status: every %g s in this lab, every %g s by default.`,
+			demo.StatusTick.Seconds(), bench.DefaultTick.Seconds())
 	}
 	var out bytes.Buffer
 	err := timeline.SVG(&out, d.Move, note)
@@ -63,9 +66,36 @@ func readData(folder string) (*data, error) {
 		return nil, err
 	}
 	d := &data{curves: curves}
-	return d, errors.Join(
+	err = errors.Join(
 		readReports(folder, "tick", &d.tick), readReports(folder, "attacher", &d.attacher),
 		readJSON(folder, "recovery.json", &d.recovery), readJSON(folder, "drain.json", &d.drain))
+	if err == nil && d.recovery != nil {
+		err = checkFlags("recovery.json", d.recovery.Stamp)
+	}
+	return d, err
+}
+
+// checkFlags: the page says how each report is measured again.
+func checkFlags(file string, stamp bench.Stamp) error {
+	if stamp.Flags == nil {
+		return fmt.Errorf("%s does not say with which flags it was measured: it is of an older bench", file)
+	}
+	return nil
+}
+
+// again is the command that repeats a bench.
+func again(name string, flags []string) string {
+	var args []string
+	for _, flag := range flags {
+		if name, value, _ := strings.Cut(flag, "="); strings.Contains(value, " ") {
+			flag = fmt.Sprintf("%s=%q", name, value)
+		}
+		args = append(args, flag)
+	}
+	if len(args) == 0 {
+		return "make bench-" + name
+	}
+	return fmt.Sprintf("make bench-%s ARGS='%s'", name, strings.Join(args, " "))
 }
 
 // readReports reads what a bench has measured: all of it in NAME.json, or parts of it in files such as NAME-PART.json.
@@ -82,6 +112,9 @@ func readReports(folder, name string, into *[]measured) error {
 		}
 		if m.Report == nil {
 			continue
+		}
+		if err := checkFlags(m.File, m.Stamp); err != nil {
+			return err
 		}
 		if m.Quick {
 			return fmt.Errorf("the figures of %s are of --quick, and mean little: measure again without it", m.File)
@@ -113,25 +146,23 @@ func readJSON(folder, name string, into any) error {
 }
 
 // storeDrain takes the first drain out of the demo's report.
-func storeDrain(demo, file string) error {
+func storeDrain(from, file string) error {
 	var report struct {
-		Results []struct {
-			Plane    string `json:"plane"`
-			NodeKind string `json:"nodeKind"`
-			Steps    []struct {
-				Move *timeline.Move `json:"move"`
-			} `json:"steps"`
-		} `json:"results"`
+		Results []*demo.Result `json:"results"`
 	}
-	if err := readJSON("", demo, &report); err != nil {
-		return err
+	raw, err := os.ReadFile(from)
+	if err == nil {
+		err = json.Unmarshal(raw, &report)
+	}
+	if err != nil {
+		return fmt.Errorf("read the demo's report %s: %w", from, err)
 	}
 	for _, result := range report.Results {
-		for _, step := range result.Steps {
-			if step.Move == nil || !strings.HasPrefix(step.Move.Title, "move 1, drain") {
+		for _, move := range result.Moves() {
+			if move.Title != demo.TitleDrain {
 				continue
 			}
-			raw, err := json.MarshalIndent(drain{result.Plane, result.NodeKind, step.Move}, "", "  ")
+			raw, err := json.MarshalIndent(drain{result.Plane, result.NodeKind, move}, "", "  ")
 			if err == nil {
 				err = os.WriteFile(file, append(raw, '\n'), 0o644)
 			}
@@ -141,5 +172,5 @@ func storeDrain(demo, file string) error {
 			return nil
 		}
 	}
-	return fmt.Errorf("store the demo's drain: %s has none", demo)
+	return fmt.Errorf("store the demo's drain: %s has none", from)
 }

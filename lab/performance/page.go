@@ -62,7 +62,7 @@ func (d *data) funcs(made files) template.FuncMap {
 		"tick": func() []measured { return d.tick }, "attacher": func() []measured { return d.attacher },
 		"recovery": func() *bench.RecoveryReport { return d.recovery },
 		"part":     part, "rows": table, "felt": d.felt, "worse": d.worse, "recoveries": recoveryTable, "failures": failures, "settings": settings,
-		"matrix": matrix, "notes": notes,
+		"matrix": matrix, "notes": notes, "again": again, "tuned": d.tuned, "fate": fate,
 	}
 }
 

@@ -5,7 +5,9 @@ import (
 	"slices"
 	"strings"
 
+	"belay.dev/belay/internal/fencing"
 	"belay.dev/belay/lab/bench"
+	"belay.dev/belay/lab/cluster"
 	"belay.dev/belay/lab/picture"
 )
 
@@ -104,14 +106,14 @@ func matrix(p *bench.Part) (string, error) {
 	return out.String(), nil
 }
 
-// notes are those of the figures, each once.
+// notes are those of the figures.
 func notes(p *bench.Part) (all []string) {
 	for _, f := range p.Figures {
 		if f.Note != "" {
 			all = append(all, f.Name+": "+f.Note+".")
 		}
 	}
-	return slices.Compact(all)
+	return all
 }
 
 // feltMove is the whole of a move, as `bench tick` names it.
@@ -152,20 +154,26 @@ func (d *data) felt() (string, error) {
 		return "", err
 	}
 	if d.recovery != nil {
-		d.feltDeadNode(row)
+		if err := d.feltDeadNode(row); err != nil {
+			return "", err
+		}
 	}
 	err := figures(d.attacher, "the attacher alone: ", []string{"one", "drain"}, feltAttacher)
 	return out.String(), err
 }
 
 // faults are those of `bench recovery`, as a user sees them.
-var faults = map[string]string{faultPowerCut: "a node loses its power", "hung": "a node hangs"}
+var faults = map[string]string{bench.FaultPowerCut: "a node loses its power", bench.FaultHung: "a node hangs"}
 
 // feltDeadNode has a row for each series of kubelets: with their default settings, the same without recovery, and with tuned ones.
-func (d *data) feltDeadNode(row func(what, n, upstream, belay string)) {
-	for _, profile := range []string{profileDefault, "", "fast"} {
+func (d *data) feltDeadNode(row func(what, n, upstream, belay string)) error {
+	alone, err := leftAlone(d.recovery)
+	if err != nil {
+		return err
+	}
+	for _, profile := range []string{fencing.Default.Name, "", fencing.Fast.Name} {
 		for _, s := range d.recovery.Series {
-			if s.Nodes != nodesKubelet || s.Profile != profile {
+			if s.Nodes != cluster.NodeKindKubelet || s.Profile != profile {
 				continue
 			}
 			took := outcome(s)
@@ -173,10 +181,11 @@ func (d *data) feltDeadNode(row func(what, n, upstream, belay string)) {
 			if profile == "" {
 				row(what+", with a script that sets the out-of-service taint at NotReady", n, took, "")
 			} else {
-				row(fmt.Sprintf("%s, recovery with the profile %s beside %s's controller", what, profile, s.Plane), n, d.alone(), took)
+				row(fmt.Sprintf("%s, recovery with the profile %s beside %s's controller", what, profile, s.Plane), n, within(alone)+", left alone (n=1)", took)
 			}
 		}
 	}
+	return nil
 }
 
 // outcome is the median of the runs that did not fail, and how many did.
@@ -220,14 +229,11 @@ func how(s *bench.RecoverySeries) string {
 	return fmt.Sprintf("recovery, profile %s, beside %s's controller", s.Profile, s.Plane)
 }
 
-// alone is what became of the pod of a dead kubelet without recovery.
-func (d *data) alone() string {
-	for _, a := range d.recovery.LeftAlone {
-		if a.Nodes == nodesKubelet && !a.Replaced {
-			return fmt.Sprintf("not in %.0f min, left alone (n=1)", a.Seconds/60)
-		}
-	}
-	return ""
+// tuned says whether the first table has kubelets with the settings that the profile fast assumes.
+func (d *data) tuned() bool {
+	return d.recovery != nil && slices.ContainsFunc(d.recovery.Series, func(s *bench.RecoverySeries) bool {
+		return s.Nodes == cluster.NodeKindKubelet && s.Profile == fencing.Fast.Name
+	})
 }
 
 // recoveryTable has a row for each series.
@@ -245,7 +251,11 @@ func recoveryTable(r *bench.RecoveryReport) string {
 }
 
 // worse are the figures in which belay takes more than upstream by a twentieth or more, of scale.csv and of the reports.
-func (d *data) worse() string {
+func (d *data) worse() (string, error) {
+	attaches, err := d.curves.fact("attaches one at a time")
+	if err != nil {
+		return "", err
+	}
 	var out strings.Builder
 	row := func(what, n, upstream, belay string) {
 		fmt.Fprintf(&out, "| %s | %s | %s | %s |\n", what, n, upstream, belay)
@@ -255,12 +265,18 @@ func (d *data) worse() string {
 		for _, s := range f.sizes {
 			ours, ok := f.values[k][s.Volumes]
 			theirs, also := f.values[key{planeUpstream, k.component, k.figure}][s.Volumes]
-			if k.plane == planeBelay && ok && also && ours >= 1.05*theirs {
-				what := fmt.Sprintf("%s, %s volumes", strings.Replace(k.figure, "CPU until then", "start: CPU until the first write", 1), picture.Number(float64(s.Volumes)))
+			if strings.HasPrefix(k.plane, planeBelay) && ok && also && ours >= 1.05*theirs {
+				what, n := fmt.Sprintf("%s, %s volumes", strings.Replace(k.figure, "CPU until then", "start: CPU until the first write", 1), picture.Number(float64(s.Volumes))), "1"
 				if k.component != "both" {
 					what = k.component + ": " + what
 				}
-				row(what, "1", picture.Number(theirs)+" "+f.units[k.figure], picture.Number(ours)+" "+f.units[k.figure])
+				if k.plane != planeBelay {
+					what += " (" + k.plane + ")"
+				}
+				if strings.HasPrefix(k.figure, bench.CurveAttach) {
+					n = attaches
+				}
+				row(what, n, picture.Number(theirs)+" "+f.units[k.figure], picture.Number(ours)+" "+f.units[k.figure])
 			}
 		}
 	}
@@ -279,5 +295,5 @@ func (d *data) worse() string {
 	}
 	reports(d.tick, "")
 	reports(d.attacher, "the attacher alone: ")
-	return out.String()
+	return out.String(), nil
 }
