@@ -238,7 +238,7 @@ func TestBuildReportsHowFarItIs(t *testing.T) {
 	})
 }
 
-// goThatHangs puts a go into PATH that builds half a program and then waits for ever. halfway is called when it does.
+// goThatHangs puts a go into PATH that builds half a program and then waits forever. halfway is called when it does.
 func goThatHangs(t *testing.T, halfway func()) {
 	t.Helper()
 	real, err := exec.LookPath("go")
@@ -246,13 +246,13 @@ func goThatHangs(t *testing.T, halfway func()) {
 		t.Fatal(err)
 	}
 	tools := t.TempDir()
-	told, never := filepath.Join(tools, "told"), filepath.Join(tools, "never")
+	reached, never := filepath.Join(tools, "reached"), filepath.Join(tools, "never")
 	script := fmt.Sprintf("#!/bin/sh\n[ \"$1\" = build ] || exec %s \"$@\"\nwhile [ \"$1\" != -o ]; do shift; done\n"+
-		"printf half > \"$2/hello\" && echo > %s && read -r nothing < %s\n", real, told, never)
-	if err := errors.Join(unix.Mkfifo(told, 0o600), unix.Mkfifo(never, 0o600), os.WriteFile(filepath.Join(tools, "go"), []byte(script), 0o700)); err != nil {
+		"printf half > \"$2/hello\" && echo > %s && read -r nothing < %s\n", real, reached, never)
+	if err := errors.Join(unix.Mkfifo(reached, 0o600), unix.Mkfifo(never, 0o600), os.WriteFile(filepath.Join(tools, "go"), []byte(script), 0o700)); err != nil {
 		t.Fatal(err)
 	}
-	pipe, err := os.OpenFile(told, os.O_RDWR, 0) // with a writer, so that neither opening it nor closing it waits for the script
+	pipe, err := os.OpenFile(reached, os.O_RDWR, 0) // with a writer, so that neither opening it nor closing it waits for the script
 	if err != nil {
 		t.Fatal(err)
 	}

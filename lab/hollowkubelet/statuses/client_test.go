@@ -14,7 +14,7 @@ import (
 	nodeutil "k8s.io/component-helpers/node/util"
 )
 
-// TestStatusThatIsNotWrittenIsNotCounted: of a status that kubelet computes three times until it is written, one counts, and is told.
+// TestStatusThatIsNotWrittenIsNotCounted: of a status that kubelet computes three times until it is written, one counts, and Written is called once.
 func TestStatusThatIsNotWrittenIsNotCounted(t *testing.T) {
 	var count atomic.Int64
 	was := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "hollow-0000"}}
