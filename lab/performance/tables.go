@@ -252,33 +252,9 @@ func recoveryTable(r *bench.RecoveryReport) string {
 
 // worse are the figures in which belay takes more than upstream by a twentieth or more, of scale.csv and of the reports.
 func (d *data) worse() (string, error) {
-	attaches, err := d.curves.fact("attaches one at a time")
+	out, err := d.curves.worse()
 	if err != nil {
 		return "", err
-	}
-	var out strings.Builder
-	row := func(what, n, upstream, belay string) {
-		fmt.Fprintf(&out, "| %s | %s | %s | %s |\n", what, n, upstream, belay)
-	}
-	f := d.curves
-	for _, k := range f.keys() {
-		for _, s := range f.sizes {
-			ours, ok := f.values[k][s.Volumes]
-			theirs, also := f.values[key{planeUpstream, k.component, k.figure}][s.Volumes]
-			if strings.HasPrefix(k.plane, planeBelay) && ok && also && ours >= 1.05*theirs {
-				what, n := fmt.Sprintf("%s, %s volumes", strings.Replace(k.figure, "CPU until then", "start: CPU until the first write", 1), picture.Number(float64(s.Volumes))), "1"
-				if k.component != "both" {
-					what = k.component + ": " + what
-				}
-				if k.plane != planeBelay {
-					what += " (" + k.plane + ")"
-				}
-				if strings.HasPrefix(k.figure, bench.CurveAttach) {
-					n = attaches
-				}
-				row(what, n, picture.Number(theirs)+" "+f.units[k.figure], picture.Number(ours)+" "+f.units[k.figure])
-			}
-		}
 	}
 	reports := func(all []measured, prefix string) {
 		for _, m := range all {
@@ -287,7 +263,8 @@ func (d *data) worse() (string, error) {
 					ours, ok := f.Value[planeBelay]
 					theirs, also := f.Value[planeUpstream]
 					if ok && also && ours >= 1.05*theirs && ours > 0 {
-						row(prefix+f.Name, samples(f, []string{planeUpstream, planeBelay}), cell(f, planeUpstream, f.Unit), cell(f, planeBelay, f.Unit))
+						out += fmt.Sprintf("| %s | %s | %s | %s |\n", prefix+f.Name, samples(f, []string{planeUpstream, planeBelay}),
+							cell(f, planeUpstream, f.Unit), cell(f, planeBelay, f.Unit))
 					}
 				}
 			}
@@ -295,5 +272,43 @@ func (d *data) worse() (string, error) {
 	}
 	reports(d.tick, "")
 	reports(d.attacher, "the attacher alone: ")
+	return out, nil
+}
+
+// worse are the rows of scale.csv, of belay as shipped and with other settings.
+func (f *figures) worse() (string, error) {
+	attaches, err := f.fact("attaches one at a time")
+	if err != nil {
+		return "", err
+	}
+	var out strings.Builder
+	for _, k := range f.keys() {
+		for _, s := range f.sizes {
+			ours, ok := f.values[k][s.Volumes]
+			theirs, also := f.values[key{planeUpstream, k.component, k.figure}][s.Volumes]
+			if !strings.HasPrefix(k.plane, planeBelay) || !ok || !also || ours < 1.05*theirs {
+				continue
+			}
+			n := "1"
+			if strings.HasPrefix(k.figure, bench.CurveAttach) {
+				n = attaches
+			}
+			unit := f.units[k.figure]
+			fmt.Fprintf(&out, "| %s | %s | %s %s | %s %s |\n", k.of(s), n, picture.Number(theirs), unit, picture.Number(ours), unit)
+		}
+	}
 	return out.String(), nil
+}
+
+// of names a value at a size.
+func (k key) of(s size) string {
+	figure := strings.Replace(k.figure, "CPU until then", "start: CPU until the first write", 1)
+	what := fmt.Sprintf("%s, %s volumes", figure, picture.Number(float64(s.Volumes)))
+	if k.component != "both" {
+		what = k.component + ": " + what
+	}
+	if k.plane != planeBelay {
+		what += " (" + k.plane + ")"
+	}
+	return what
 }
