@@ -72,10 +72,13 @@ demo-svg: build ## Run the demo, store its first move, and draw it into docs/dem
 bench: upstream ## Compare belay-controller with upstream's and with a floor: latency, requests, burst, CPU, memory.
 	$(BELAY_LAB) bench controller $(ARGS)
 
-# What docs/performance.md has is stored when a whole bench has ended, also if it has missed a target; `make performance` then writes the page.
-# With ARGS that make it less than whole, the figures are printed only.
+# Whether the figures of a bench are stored for docs/performance.md, which `make performance` then writes, or printed only: with ARGS it may
+# be less than the whole bench. STORE=yes stores those of another one too, such as the series that docs/recovery/how-long.md names.
+STORE ?= $(if $(strip $(ARGS)),no,yes)
+
+# They are stored when the bench has ended, also if it has missed a target.
 define bench
-	case ' $(ARGS) ' in *' --quick'* | *' --only'* | *' -h'* | *' --help'*) exec $(BELAY_LAB) bench $(1) $(ARGS) ;; esac; \
+	[ '$(STORE)' = yes ] || exec $(BELAY_LAB) bench $(1) $(ARGS); \
 	status=0; $(BELAY_LAB) bench $(1) -o json $(ARGS) > $(BIN)/$(1).json || status=$$?; \
 	if [ -s $(BIN)/$(1).json ]; then rm -f docs/performance/$(1)-*.json; mv $(BIN)/$(1).json docs/performance/; echo "docs/performance/$(1).json is written: make performance writes the page"; fi; \
 	exit $$status
