@@ -23,7 +23,9 @@ var (
 		"leader-elect-resource-lock": "", "leader-elect-resource-name": "kube-controller-manager", "leader-elect-resource-namespace": "",
 	}
 	// cmd/kubelet/app/options.
-	kubelet = map[string]string{"kubeconfig": "", "root-dir": "", "container-runtime-endpoint": "", "volume-stats-agg-period": "", "v": ""}
+	kubelet = map[string]string{
+		"kubeconfig": "", "root-dir": "", "container-runtime-endpoint": "unix:///run/containerd/containerd.sock", "volume-stats-agg-period": "", "v": "",
+	}
 	// k8s.io/component-base/logs/api/v1, in all of them.
 	logging = map[string]string{
 		"log-flush-frequency": "", "log-json-info-buffer-size": "", "log-json-split-stream": "", "log-text-info-buffer-size": "",

@@ -87,7 +87,7 @@ func (p *plugin) checkCommand() *cobra.Command {
 	o.format.addTo(c, "text", "short (only what is not ok)")
 	f.BoolVar(&o.ascii, "ascii", false, "print no characters beyond ASCII, as in a locale without UTF-8")
 	f.BoolVar(&o.wait, "wait", false, "check again until nothing is broken, then print the result")
-	f.DurationVar(&o.timeout, "timeout", 0, "with --wait: how long; 0 for without an end")
+	f.DurationVar(&o.timeout, "timeout", 0, "with --wait: how long; 0: no limit")
 	f.BoolVar(&o.kubelets, "kubelet-config", false, "also read the configuration of each kubelet; needs the permission to get nodes/proxy")
 	f.BoolVar(&o.takeOver, "take-over", false, "also check whether belay-controller may take over attach and detach")
 	f.DurationVar(&o.config.Observe, "observe", 10*time.Second, "with --take-over: how long to watch for writes by another controller; 0 to disable")

@@ -73,7 +73,7 @@ func (p *plugin) stuckCommand() *cobra.Command {
 	c.Flags().BoolVarP(&o.all, "all-namespaces", "A", false, "list all namespaces, all VolumeAttachments, and the nodes whose fence is contradicted")
 	c.Flags().DurationVar(&o.olderThan, "older-than", 0, "list only what has waited for at least this long, such as 5m")
 	c.Flags().BoolVar(&o.wait, "wait", false, "read again until nothing is listed, then print the result")
-	c.Flags().DurationVar(&o.timeout, "timeout", 0, "with --wait: how long; 0 for without an end")
+	c.Flags().DurationVar(&o.timeout, "timeout", 0, "with --wait: how long; 0: no limit")
 	return c
 }
 

@@ -49,7 +49,7 @@ func (p *plugin) waitCommand() *cobra.Command {
 		},
 	}
 	format.addTo(c, "text")
-	c.Flags().DurationVar(&timeout, "timeout", 0, "how long to wait; 0 for without an end")
+	c.Flags().DurationVar(&timeout, "timeout", 0, "how long to wait; 0: no limit")
 	return c
 }
 
