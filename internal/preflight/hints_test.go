@@ -7,16 +7,12 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
-)
 
-var (
-	heading  = regexp.MustCompile(`(?m)^#+ (.*)$`)
-	unlinked = regexp.MustCompile(`[^a-z0-9 _-]`)
+	"belay.dev/belay/internal/testing/markdown"
 )
 
 // TestHintsLead: each page that the source names as a hint exists, and has the section, also where a constant names the page.
@@ -58,8 +54,7 @@ func TestHintsLead(t *testing.T) {
 		if err != nil {
 			t.Errorf("hint %s: %v", hint, err)
 		}
-		has := slices.ContainsFunc(heading.FindAllSubmatch(content, -1), func(match [][]byte) bool { return anchor(string(match[1])) == section })
-		if err == nil && section != "" && !has {
+		if err == nil && section != "" && !slices.Contains(markdown.Anchors(string(content)), section) {
 			t.Errorf("hint %s: the page has no such section", hint)
 		}
 	}
@@ -100,9 +95,4 @@ func text(e ast.Expr, constants map[string]string) string {
 		}
 	}
 	return ""
-}
-
-// anchor is the fragment of a heading, as GitHub makes it.
-func anchor(heading string) string {
-	return strings.ReplaceAll(unlinked.ReplaceAllString(strings.ToLower(heading), ""), " ", "-")
 }

@@ -13,6 +13,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"belay.dev/belay/internal/testing/markdown"
 )
 
 const root = "../../.."
@@ -82,7 +84,7 @@ func TestTableNamesAllCases(t *testing.T) {
 	sections := map[string]string{}
 	for part := range strings.SplitSeq(text, "\n## ") {
 		heading, body, _ := strings.Cut(part, "\n")
-		anchor := "#" + strings.ReplaceAll(strings.ToLower(heading), " ", "-")
+		anchor := "#" + markdown.Anchor(heading)
 		for _, match := range regexp.MustCompile(`(?m)^- \*\*(\d+)\. `).FindAllStringSubmatch(body, -1) {
 			sections[match[1]] = anchor
 		}
