@@ -48,6 +48,33 @@ func TestLogKeysAreDocumented(t *testing.T) {
 	}
 }
 
+// TestQuotedLogLinesExist: each log line that docs/operate.md quotes, which is code that begins with a capital letter and has several words, is
+// a literal of a program.
+func TestQuotedLogLinesExist(t *testing.T) {
+	page := strings.Join(strings.Fields(fenced.ReplaceAllString(read(t, filepath.Join(root, "docs", "operate.md")), "")), " ")
+	missing := map[string]bool{}
+	for _, quoted := range regexp.MustCompile("`([A-Z][a-z]* [^`]+)`").FindAllStringSubmatch(page, -1) {
+		missing[quoted[1]] = true
+	}
+	if len(missing) < 10 {
+		t.Errorf("found only %d quoted log lines", len(missing))
+	}
+	for _, dir := range []string{"cmd", "internal"} {
+		err := filepath.WalkDir(filepath.Join(root, dir), func(path string, _ fs.DirEntry, err error) error {
+			if err != nil || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
+				return err
+			}
+			return literals(path, func(text, _ string) { delete(missing, text) })
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for line := range missing {
+		t.Errorf("docs/operate.md quotes %q, which no program logs", line)
+	}
+}
+
 // logCalls checks the log calls of a file and returns how many there are.
 func logCalls(t *testing.T, path string, documented map[string]bool) (found int) {
 	t.Helper()
