@@ -104,7 +104,7 @@ func (m *mover) leftSince() time.Time {
 	return m.unneededSince(m.key, m.from, waits)
 }
 
-// statusSince says whether the status that the Node shows is from before or after the end of the containers, if that can be told.
+// statusSince says whether the status that the Node shows is from before or after the end of the containers, if the API shows it.
 func statusSince(node *corev1.Node, ended *Hop) string {
 	switch status := lastStatus(node).Truncate(second); {
 	case ended.At == nil || status.IsZero() || status.Equal(ended.At.Truncate(second)):
