@@ -13,20 +13,21 @@ type figure struct {
 //
 //	{"31 s until the pod writes elsewhere", "docs/recovery/how-long.md", `(?m)^\| default .*\| ([\d.]+) s \|`},
 var figures = []figure{
-	{"after 25.9 s (n=8)", performance, `(?m)^\| power cut \| kubelet \| recovery, profile default, beside upstream's controller \| 8 \| 0 \| ([\d.]+) s`},
-	{"or 66.5 s if a script", performance, `(?m)^\| power cut \| kubelet \| without recovery, with the script \| 4 \| 0 \| ([\d.]+) s`},
-	{"seconds: 4.5 s", performance, drained("as shipped", 2)},
-	{"not 80.6 s", performance, drained("as shipped", 1)},
-	{"4.6 s with its", performance, drained("csi-attacher tuned", 1)},
-	{"idle 0.28 %", performance, `(?m)^\| controller, belay \| [\d.]+ \| ([\d.]+) \| 0.262 \|$`},
-	{"not 43.3 %", performance, `(?m)^\| controller, upstream \| [\d.]+ \| ([\d.]+) \| 99.9 \|$`},
-	{"0.26 %, not 99.91 %", performance, `idle controller, % of a core \| [\d.]+ \| ([\d.]+) `},
-	{"not 99.91 %", performance, `idle controller, % of a core \| ([\d.]+) `},
+	{"elsewhere: 25.9 s (n=8)", performance, `(?m)^\| power cut \| kubelet \| recovery, profile default, beside upstream's controller \| 8 \| 0 \| ([\d.]+) s`},
+	{"not within 8 min without", performance, `not within (\d+) min, left alone \(n=1\)`},
+	{"66.5 s with a script", performance, `(?m)^\| power cut \| kubelet \| without recovery, with the script \| 4 \| 0 \| ([\d.]+) s`},
+	{"node: 4.5 s (n=4)", performance, drained("as shipped", 2)},
+	{"csi-attacher 80.6 s", performance, drained("as shipped", 1)},
+	{"limits 4.6 s", performance, drained("csi-attacher tuned", 1)},
+	{"volumes: 0.28 %", performance, `(?m)^\| controller, belay \| [\d.]+ \| ([\d.]+) \| 0.262 \|$`},
+	{"upstream 43.3 %", performance, `(?m)^\| controller, upstream \| [\d.]+ \| ([\d.]+) \| 99.9 \|$`},
+	{"100,000: 0.26 %", performance, `idle controller, % of a core \| [\d.]+ \| ([\d.]+) `},
+	{"upstream 99.91 %", performance, `idle controller, % of a core \| ([\d.]+) `},
 	{"after 9.4 s", performance, `(?m)^\| pod deleted -> running elsewhere, status every 10 s \| 6 \| [^|]* \| ([\d.]+) s`},
 	{"after 9.9 s", performance, `(?m)^\| pod deleted -> running elsewhere, status every 10 s \| 6 \| ([\d.]+) s`},
-	{"VolumeAttachment: 44.0 s", performance, `start to first write, s \| [\d.]+ \| ([\d.]+)`},
-	{"upstream's 30.1 s", performance, `start to first write, s \| ([\d.]+)`},
-	{"not renewed for 25 s", "docs/recovery/nodes-and-people.md", `(?m)^\| .default. \| (\d+) s`},
+	{"VolumeAttachment comes after 44.0 s", performance, `start to first write, s \| [\d.]+ \| ([\d.]+)`},
+	{"upstream's after 30.1 s", performance, `start to first write, s \| ([\d.]+)`},
+	{"not been renewed for 25 s", "docs/recovery/nodes-and-people.md", `(?m)^\| .default. \| (\d+) s`},
 }
 
 const performance = "docs/performance.md"
