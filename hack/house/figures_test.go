@@ -13,9 +13,9 @@ type figure struct {
 //
 //	{"31 s until the pod writes elsewhere", "docs/recovery/how-long.md", `(?m)^\| default .*\| ([\d.]+) s \|`},
 var figures = []figure{
-	{"elsewhere: 25.9 s (n=8)", performance, `(?m)^\| power cut \| kubelet \| recovery, profile default, beside upstream's controller \| 8 \| 0 \| ([\d.]+) s`},
+	{"elsewhere: 30.0 s (n=8)", performance, `(?m)^\| power cut \| kubelet \| recovery, profile default, beside upstream's controller \| 8 \| 0 \| ([\d.]+) s`},
 	{"not within 8 min without", performance, `not within (\d+) min, left alone \(n=1\)`},
-	{"66.5 s with a script", performance, `(?m)^\| power cut \| kubelet \| without recovery, with the script \| 4 \| 0 \| ([\d.]+) s`},
+	{"70.9 s with a script", performance, `(?m)^\| power cut \| kubelet \| without recovery, with the script \| 4 \| 0 \| ([\d.]+) s`},
 	{"node: 4.5 s (n=4)", performance, drained("as shipped", 2)},
 	{"csi-attacher 80.6 s", performance, drained("as shipped", 1)},
 	{"limits 4.6 s", performance, drained("csi-attacher tuned", 1)},
