@@ -198,7 +198,7 @@ func wellFormed(t *testing.T, name, content string) {
 func TestRenderWithout(t *testing.T) {
 	all, err := render(stored(t, false))
 	must(t, err)
-	for _, not := range []string{"What a user feels", "status tick", "The attacher alone", "## Recovery", "no value"} {
+	for _, not := range []string{"What users notice", "status tick", "The attacher alone", "## Recovery", "no value"} {
 		if strings.Contains(string(all["performance.md"]), not) {
 			t.Errorf("%q is in the page", not)
 		}
