@@ -18,41 +18,51 @@ const (
 )
 
 // containersEnd is when the last container ended of a pod that no longer needs its volumes, and the field that has it; zero if the status does not
-// have it. For a container that waits for a restart, the end of its last run counts. A pod that was deleted has not ended before that: until then
-// its containers could start again, and a kubelet writes the phase Failed or Succeeded for it too (k/k v1.36.3 pkg/kubelet/kubelet.go:
-// SyncTerminatedPod).
+// have it. For a container that waits for a restart, the end of its last run counts. A kubelet that has lost a container writes no time (k/k v1.36.3
+// pkg/kubelet/kubelet_pods.go: ContainerStatusUnknown).
 func containersEnd(pod *corev1.Pod) (last time.Time, field string) {
 	if kube.ContainersRun(pod) {
 		return time.Time{}, ""
 	}
-	ended := func(t *corev1.ContainerStateTerminated, of string) bool {
-		if t != nil && t.FinishedAt.After(last) {
+	started, lost := true, false
+	for _, c := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.EphemeralContainerStatuses, pod.Status.ContainerStatuses) {
+		t, of := c.State.Terminated, endOfContainer
+		if t == nil {
+			t, of = c.LastTerminationState.Terminated, endOfLastRun
+		}
+		switch {
+		case t == nil:
+			started = started && !slices.ContainsFunc(pod.Status.ContainerStatuses, func(main corev1.ContainerStatus) bool { return main.Name == c.Name })
+		case t.FinishedAt.IsZero():
+			lost = true
+		case t.FinishedAt.After(last):
 			last, field = t.FinishedAt.Time, of
 		}
-		return t != nil
 	}
-	all := true
-	for _, c := range pod.Status.InitContainerStatuses {
-		_ = ended(c.State.Terminated, endOfContainer) || ended(c.LastTerminationState.Terminated, endOfLastRun)
-	}
-	for _, c := range pod.Status.ContainerStatuses {
-		all = (ended(c.State.Terminated, endOfContainer) || ended(c.LastTerminationState.Terminated, endOfLastRun)) && all
-	}
-	if at := deletedAt(pod); at.After(last) {
-		return at, endByDeletion
-	}
-	if !all && pod.DeletionTimestamp == nil {
+	at := deletedAt(pod)
+	switch {
+	case lost, !started && at.IsZero():
 		return time.Time{}, ""
+	case at.After(last) && !endedBefore(pod):
+		return at, endByDeletion // until then its containers could start again
 	}
 	return last, field
 }
 
-// endOf is containersEnd, unless that time is in the future: a node whose clock is ahead writes such times. A pod that was deleted counts as ended
+// endedBefore reports whether a pod had ended when it was deleted: the API server gives it no grace period (k/k v1.36.3
+// pkg/registry/core/pod/strategy.go: CheckGracefulDelete). The phase alone does not say so: a kubelet writes Failed or Succeeded for a pod that ends
+// because it was deleted, too (pkg/kubelet/kubelet.go: SyncTerminatedPod).
+func endedBefore(pod *corev1.Pod) bool {
+	grace := pod.DeletionGracePeriodSeconds
+	return grace != nil && *grace == 0 && (pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed)
+}
+
+// endOf is containersEnd, unless that time is unknown or in the future: a node whose clock is ahead writes such times. A pod that was deleted has ended
 // when its grace period is over.
 func (x *state) endOf(pod *corev1.Pod) time.Time {
 	end, _ := containersEnd(pod)
 	switch at := pod.DeletionTimestamp; {
-	case !end.After(x.Now):
+	case !end.IsZero() && !end.After(x.Now):
 		return end
 	case at == nil:
 		return time.Time{}
@@ -62,23 +72,31 @@ func (x *state) endOf(pod *corev1.Pod) time.Time {
 	return x.Now
 }
 
-// unneededSince is since when no pod needs a volume on a node. Without a pod that shows it, since another pod waits for it. The end of a pod that was
-// not deleted counts only if it came later: pods of which nothing is left may have used the volume after it.
+// unneededSince is since when no pod needs a volume on a node. Without a pod that shows it, since another pod waits for it. Pods that ended before the
+// volume was attached do not count, and the end of one that was not deleted only if it came after the wait began: pods of which nothing is left may
+// have used the volume after it.
 func (x *state) unneededSince(key attachment.VolumeKey, node string, waits time.Time) time.Time {
-	var deleted, ended []time.Time
+	var attached, deleted time.Time
+	if va, has := x.attachmentOn(key, node); has {
+		attached = va.CreationTimestamp.Time
+	}
+	ended := waits
 	for _, u := range x.uses[key] {
-		switch {
-		case u.pod.Spec.NodeName != node || !kube.PodEnded(u.pod):
+		if u.pod.Spec.NodeName != node || !kube.PodEnded(u.pod) {
+			continue
+		}
+		switch end := x.endOf(u.pod); {
+		case end.Before(attached.Truncate(second)):
 		case u.pod.DeletionTimestamp != nil:
-			deleted = append(deleted, later(x.endOf(u.pod), deletedAt(u.pod)))
+			deleted = later(deleted, end)
 		default:
-			ended = append(ended, x.endOf(u.pod))
+			ended = later(ended, end)
 		}
 	}
-	if len(deleted) > 0 {
-		waits = slices.MaxFunc(deleted, time.Time.Compare)
+	if !deleted.IsZero() && !ended.After(later(waits, deleted)) {
+		return deleted
 	}
-	return slices.MaxFunc(append(ended, waits), time.Time.Compare)
+	return ended
 }
 
 func later(a, b time.Time) time.Time {

@@ -94,25 +94,28 @@ func (x *state) terminating(pod *corev1.Pod) Finding {
 	w := wait{reason: explain.PodTerminating, since: deletedAt(pod)}
 	h := Holder{Node: x.node(pod.Spec.NodeName)}
 	var v *Volume
+	holders := x.holdersOfPod(pod)
 	var unmount []string
 	var said []Fact
 	switch {
 	case h.Node.OutOfService && (h.Node.State == NodeNotReady || h.Node.State == NodeUnreachable):
 		w.reason, w.since = explain.NodeOutOfService, x.outOfServiceSince(pod.Spec.NodeName)
+	case x.beingFenced(pod.Spec.NodeName):
+		w.reason = explain.NodeSilent
 	case x.silentNode(h.Node):
 		w.reason, w.detail = explain.NodeSilent, "it last renewed its lease at "+stamp(*h.Node.LastHeartbeat)
 	case h.Node.State == NodeNotReady || h.Node.State == NodeUnreachable || h.Node.State == NodeDeleted:
 		w.reason = explain.PodOnLostNode
 	default:
 		w.detail = x.grace(pod)
-		if key, own := x.mountedAfterEnd(pod); own != nil {
-			w, h, v = wait{since: x.unneededSince(key, own.Node.Name, w.since)}, *own, x.describe(key, x.volume(key))
+		if key, own, since := x.mountedAfterEnd(pod); own != nil {
+			w, h, v, holders = wait{since: since}, *own, x.describe(key, x.volume(key)), []Holder{*own}
 			x.unmounting(&w, key, h.Node.Name)
 			unmount, said = x.unmountTick(key, &h, w), x.unmountFacts(key, &h)
 		}
 	}
 	f := x.finding(pod, w, v, &h)
-	f.Holders, f.Facts = x.holdersOfPod(pod), append(said, f.Facts...)
+	f.Holders, f.Facts = holders, append(said, f.Facts...)
 	if lostReasons[w.reason] {
 		f.Clock = x.fenceClock(h.Node.Name)
 	}
@@ -120,19 +123,20 @@ func (x *state) terminating(pod *corev1.Pod) Finding {
 	return f
 }
 
-// mountedAfterEnd is a volume that the node of a pod still lists in use although the pod has ended and no other one needs it there, and the node
-// with it; nil if the pod waits for something else.
-func (x *state) mountedAfterEnd(pod *corev1.Pod) (attachment.VolumeKey, *Holder) {
+// mountedAfterEnd is the volume that the node of a pod still lists in use although the pod has ended and no other one needs it there, for the longest
+// time, and the node with it; nil if the pod waits for something else.
+func (x *state) mountedAfterEnd(pod *corev1.Pod) (key attachment.VolumeKey, holder *Holder, since time.Time) {
 	if !kube.PodEnded(pod) || len(pod.Finalizers) > 0 {
-		return attachment.VolumeKey{}, nil
+		return key, nil, since
 	}
 	for _, v := range x.keysOf(pod) {
 		h := x.holder(v.key, pod.Spec.NodeName)
-		if h.InUse == "yes" && len(h.Pods)+h.HiddenPods == 0 && !h.PodsUnknown {
-			return v.key, &h
+		at := x.unneededSince(v.key, pod.Spec.NodeName, deletedAt(pod))
+		if h.InUse == "yes" && len(h.Pods)+h.HiddenPods == 0 && !h.PodsUnknown && (holder == nil || at.Before(since)) {
+			key, holder, since = v.key, &h, at
 		}
 	}
-	return attachment.VolumeKey{}, nil
+	return key, holder, since
 }
 
 // grace describes what a pod that is being deleted may still have to wait for.

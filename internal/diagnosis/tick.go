@@ -19,7 +19,7 @@ func (x *state) ticks(name string) bool {
 		return false
 	}
 	n := x.node(name)
-	return n.State == NodeReady && !x.silentNode(n)
+	return n.State == NodeReady && !x.silentNode(n) && !x.beingFenced(name)
 }
 
 // lastStatus is when the kubelet computed the status that the Node has, by its own clock; zero if that is unknown. The node lifecycle

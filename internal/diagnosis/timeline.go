@@ -147,7 +147,7 @@ func Timelines(s *Snapshot, subject Ref) (Timeline, error) {
 		for i := range pod.Spec.Volumes {
 			if claim := kube.ClaimName(pod, &pod.Spec.Volumes[i]); claim != "" {
 				if key, pv, ok := x.volumeOfClaim(pod.Namespace, claim); ok {
-					t.Moves = append(t.Moves, x.move(key, pv, pod))
+					t.Moves = append(t.Moves, x.move(key, pv, pod, x.ends(key, pod)))
 				}
 			}
 		}
@@ -156,7 +156,7 @@ func Timelines(s *Snapshot, subject Ref) (Timeline, error) {
 			return t, x.missing(subject)
 		}
 		if key, pv, ok := x.volumeOfClaim(subject.Namespace, subject.Name); ok {
-			t.Moves = append(t.Moves, x.move(key, pv, x.arriving(key)))
+			t.Moves = append(t.Moves, x.move(key, pv, x.arriving(key), x.leaving(key)))
 		}
 	case Volumes:
 		pv := x.volumes[subject.Name]
@@ -164,7 +164,7 @@ func Timelines(s *Snapshot, subject Ref) (Timeline, error) {
 			return t, x.missing(subject)
 		}
 		if key, ok := kube.KeyOfVolume(pv); ok {
-			t.Moves = append(t.Moves, x.move(key, pv, x.arriving(key)))
+			t.Moves = append(t.Moves, x.move(key, pv, x.arriving(key), x.leaving(key)))
 		}
 	case Attachments, Nodes, Leases, CSINodes, Drivers, Events, Namespaces, Fences, FenceSources:
 		return t, fmt.Errorf("%s has no timeline: name a pod, a claim or a PersistentVolume", subject)
@@ -183,18 +183,26 @@ func (x *state) arriving(key attachment.VolumeKey) *corev1.Pod {
 	return newest
 }
 
-// leaving is the newest pod that is being deleted, if no other one uses the volume: the move is then the one that its end begins, and not the one
-// that it came with.
-func (x *state) leaving(key attachment.VolumeKey, asked *corev1.Pod) (newest *corev1.Pod) {
-	if asked != nil && asked.DeletionTimestamp == nil || x.arriving(key) != nil || x.shared(key) == decision.Yes {
-		return nil
-	}
+// leaving is the newest pod that has had the volume, or is to have it, if that is being deleted: the last move is then the one that its end begins.
+func (x *state) leaving(key attachment.VolumeKey) *corev1.Pod {
+	var newest *corev1.Pod
 	for _, u := range x.uses[key] {
-		if u.pod.DeletionTimestamp != nil && u.pod.Spec.NodeName != "" && x.mayName(u.pod.Namespace) && (newest == nil || older(newest, u.pod) < 0) {
+		if x.mayName(u.pod.Namespace) && (u.pod.DeletionTimestamp == nil || x.ends(key, u.pod) != nil) && (newest == nil || older(newest, u.pod) < 0) {
 			newest = u.pod
 		}
 	}
-	return newest
+	if newest == nil {
+		return nil
+	}
+	return x.ends(key, newest)
+}
+
+// ends is the pod if it is being deleted and has had the volume, which then leaves its node: not one that others share.
+func (x *state) ends(key attachment.VolumeKey, pod *corev1.Pod) *corev1.Pod {
+	if pod.DeletionTimestamp == nil || pod.Spec.NodeName == "" || !mounted(pod) || x.shared(key) == decision.Yes {
+		return nil
+	}
+	return pod
 }
 
 // mover collects the hops of one move.
@@ -219,10 +227,11 @@ type mover struct {
 	blocked bool // a hop waits: those after it are pending
 }
 
-func (x *state) move(key attachment.VolumeKey, pv *corev1.PersistentVolume, pod *corev1.Pod) Move {
+// move is how the volume came to the pod, or how it leaves the node of a pod that ends.
+func (x *state) move(key attachment.VolumeKey, pv *corev1.PersistentVolume, pod, leaving *corev1.Pod) Move {
 	m := &mover{state: x, key: key, pv: pv, pod: pod}
 	move := Move{Volume: x.describe(key, pv)}
-	if leaving := x.leaving(key, pod); leaving != nil {
+	if leaving != nil {
 		pod, m.pod = nil, nil
 		m.departs(leaving)
 	} else {
@@ -377,7 +386,7 @@ func (v *Move) measure(now time.Time) {
 }
 
 // beginnings are the hops that a move may begin with.
-var beginnings = []HopName{HopSilent, HopPodDeleted, HopEnded}
+var beginnings = []HopName{HopPodDeleted, HopSilent, HopEnded}
 
 // beginning is the hop that a move begins with: the first one of the departure that it needs, because the next pod may have been created before; nil
 // without a departure. A pod that has ended by itself was not deleted.

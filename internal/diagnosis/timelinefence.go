@@ -2,7 +2,6 @@ package diagnosis
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -13,77 +12,140 @@ import (
 	"belay.dev/belay/internal/kube"
 )
 
-// fenced is the NodeFence of the node that the volume left, if the volume left the boot that it is about, or waits for it: it was not released
-// before.
-func (m *mover) fenced(bound *time.Time) *fencingv1.NodeFence {
-	f := m.fences[m.from]
-	if f == nil {
+// fenceOfMove is a NodeFence, and what it says about the move of a volume.
+type fenceOfMove struct {
+	*fencingv1.NodeFence
+
+	// proven is since when it may take the volume, zero if it may not yet, and by what proof.
+	proven time.Time
+	class  fencing.Class
+}
+
+// fenced is the NodeFence because of which the volume left its node, or for which it waits; nil without one. left is when the volume left.
+func (m *mover) fenced(left *time.Time) *fenceOfMove {
+	object := m.fences[m.from]
+	if object == nil {
 		return nil
 	}
-	left := m.Now
-	if bound != nil {
-		left = *bound
-	}
-	proven, back := conditionSince(f, kube.ConditionProven), f.Status.Untainted
-	switch {
-	case f.CreationTimestamp.After(left.Add(second)), proven.After(left.Add(second)): // it began after the volume had left
+	f := &fenceOfMove{NodeFence: object}
+	f.proven, f.class = provenSince(object)
+	switch back := object.Status.Untainted; {
+	case f.class == fencing.Restarted: // takes nothing: the pods go on in the next boot
 		return nil
-	case proven.IsZero() && (bound != nil || kube.FenceFinished(f)): // nothing was taken from the node because of it
+	case !m.sameBoot(object) || !f.proven.IsZero() && f.proven.Before(m.came()): // the volume came to a later boot
 		return nil
-	case back != nil && back.Time.Before(left.Truncate(second)), back == nil && kube.FenceFinished(f):
+	case f.proven.IsZero() && (left != nil || kube.FenceFinished(object) || !m.held()): // nothing was taken because of it, nor is
+		return nil
+	case left != nil && f.proven.After(left.Add(second)):
+		return nil
+	case kube.FenceFinished(object) && (back == nil || left == nil || back.Time.Before(left.Truncate(second))): // it was over
 		return nil
 	}
 	return f
 }
 
-// fenceHops are those of a node that fell silent: nothing on it says when the pod ended, and the fence does.
-func (m *mover) fenceHops(f *fencingv1.NodeFence) {
-	m.add(silentSince(f))
-	if at := conditionSince(f, kube.ConditionProven); !at.IsZero() {
-		m.add(done(HopProven, at, "condition Proven ("+provenClass(f)+") of NodeFence "+f.Name))
-		return
+// provenSince is since when a fence may take volumes. One that may take single volumes, whose driver cuts the machine off, has no condition Proven.
+func provenSince(f *fencingv1.NodeFence) (time.Time, fencing.Class) {
+	if c := meta.FindStatusCondition(f.Status.Conditions, kube.ConditionProven); c != nil && c.Status == "True" {
+		return c.LastTransitionTime.Time, fencing.Class(c.Reason)
 	}
-	why := fmt.Sprintf("NodeFence %s is %s", f.Name, kube.FenceState(f).Phase)
-	if open := m.fenceOf(m.from); open != nil && open.missing != "" {
-		why += ": " + open.missing
-	}
-	m.add(waiting(HopProven, why))
+	return conditionSince(f, kube.ConditionStorageFenced), fencing.StorageFenced
 }
 
-// silentSince is the last renewal of the node's lease before it was suspected.
-func silentSince(f *fencingv1.NodeFence) Hop {
-	text, _, _ := strings.Cut(kube.FenceRenewal(f), " ")
+// sameBoot reports whether the volume may have been attached to the boot that a fence is about: belay-controller records the boot.
+func (m *mover) sameBoot(f *fencingv1.NodeFence) bool {
+	if m.oldVA == nil {
+		return true
+	}
+	other := func(annotation, fenced string) bool {
+		recorded := m.oldVA.Annotations[annotation]
+		return recorded != "" && fenced != "" && recorded != fenced
+	}
+	return !other(kube.BootIDAnnotation, f.Spec.BootID) && !other(kube.NodeUIDAnnotation, f.Spec.NodeUID)
+}
+
+// came is when the volume came to the node that it left, as far as that is recorded; its node worked then.
+func (m *mover) came() (at time.Time) {
+	switch {
+	case m.oldVA != nil:
+		return m.oldVA.CreationTimestamp.Time
+	case m.old != nil:
+		return m.old.CreationTimestamp.Time
+	}
+	if e := m.lastEvent(string(m.gone.UID), "SuccessfulAttachVolume"); e != nil && m.gone.UID != "" {
+		return eventTime(e)
+	}
+	return time.Time{}
+}
+
+// held reports whether the node still has the volume.
+func (m *mover) held() bool {
+	node := m.nodes[m.from]
+	return m.oldVA != nil || node != nil && kube.InUse(node, kube.UniqueVolumeName(m.key.Driver, m.key.Handle))
+}
+
+// fencedDeparture adds the hops of a node that recovery fences: nothing on it says when it fell silent and what it did since, and the fence does. A pod
+// may have been deleted before that.
+func (m *mover) fencedDeparture(f *fenceOfMove, bound *time.Time) {
+	silent, deleted := m.silentSince(f), m.podDeleted(bound)
+	before := silent.At != nil && deleted.At != nil && deleted.At.Before(*silent.At)
+	if before {
+		m.add(deleted)
+	}
+	m.add(silent)
+	m.add(m.provenHop(f))
+	if !before {
+		m.add(deleted)
+	}
+	m.add(m.endedByFence(f))
+	if f.proven.IsZero() {
+		m.add(waiting(HopUnmounted, ""))
+		return
+	}
+	m.add(notNeeded(HopUnmounted, "recovery takes the volume from the boot that NodeFence "+f.Name+" is about, whether it is unmounted there or not"))
+}
+
+// silentSince is the last renewal of the node's lease, as the fence has it. It is no later than the silence, and no earlier than the node had the
+// volume.
+func (m *mover) silentSince(f *fenceOfMove) Hop {
+	text, _, _ := strings.Cut(kube.FenceRenewal(f.NodeFence), " ")
 	at, err := time.Parse(time.RFC3339Nano, text)
-	if err != nil || at.After(f.CreationTimestamp.Add(second)) {
-		return unknown(HopSilent, "NodeFence "+f.Name+" does not say when the lease of the node was renewed last", &f.CreationTimestamp.Time)
+	suspected := f.CreationTimestamp.Time
+	if again := f.Status.SilentAgain; again != nil {
+		suspected = again.Time.Time
+	}
+	if err != nil || at.After(suspected.Add(second)) || at.Before(m.came().Truncate(second)) {
+		return unknown(HopSilent, "NodeFence "+f.Name+" does not say when the lease of the node was renewed last", &suspected)
 	}
 	return done(HopSilent, at, "last renewal of the node's lease, by NodeFence "+f.Name)
 }
 
-// provenClass is what the fence has proven about the boot.
-func provenClass(f *fencingv1.NodeFence) string {
-	if c := meta.FindStatusCondition(f.Status.Conditions, kube.ConditionProven); c != nil {
-		return c.Reason
+func (m *mover) provenHop(f *fenceOfMove) Hop {
+	if !f.proven.IsZero() {
+		return done(HopProven, f.proven, fmt.Sprintf("conditions of NodeFence %s (%s)", f.Name, f.class))
 	}
-	return ""
+	why := fmt.Sprintf("NodeFence %s is %s", f.Name, kube.FenceState(f.NodeFence).Phase)
+	if open := m.fenceOf(m.from); open != nil && open.missing != "" {
+		why += ": " + open.missing
+	}
+	return waiting(HopProven, why)
 }
 
-// endedByFence is the end of containers that no kubelet reports: a boot that has ended runs none.
-func endedByFence(f *fencingv1.NodeFence) Hop {
-	at, class := conditionSince(f, kube.ConditionProven), provenClass(f)
+// endedByFence is the end of containers on a node that recovery fences: what the kubelet reported before, else the proof that the boot has ended, if
+// nothing contradicts it.
+func (m *mover) endedByFence(f *fenceOfMove) Hop {
+	if m.old != nil {
+		if last, field := containersEnd(m.old); field != "" && field != endByDeletion {
+			return done(HopEnded, last, field)
+		}
+	}
 	switch {
-	case at.IsZero():
+	case f.proven.IsZero():
 		return waiting(HopEnded, "nothing is proven about the machine yet")
-	case !slices.Contains([]string{string(fencing.PoweredOff), string(fencing.Restarted), string(fencing.Stated)}, class):
-		return unknown(HopEnded, "NodeFence "+f.Name+" proves "+class+": the storage refuses the machine, and containers may run there", nil)
+	case f.class == fencing.StorageFenced:
+		return unknown(HopEnded, "the storage refuses the machine, by NodeFence "+f.Name+", and containers may run there", nil)
+	case meta.IsStatusConditionTrue(f.Status.Conditions, kube.ConditionContradicted):
+		return unknown(HopEnded, "a sign of life contradicts the proof of NodeFence "+f.Name+": containers may run there", nil)
 	}
-	return unknown(HopEnded, "no kubelet reports it; the proof of NodeFence "+f.Name+" ("+class+") is that they had ended by then", &at)
-}
-
-// notUnmounted is why a fenced node does not unmount.
-func notUnmounted(f *fencingv1.NodeFence) Hop {
-	if conditionSince(f, kube.ConditionProven).IsZero() {
-		return waiting(HopUnmounted, "")
-	}
-	return notNeeded(HopUnmounted, "recovery took the volume from the boot that NodeFence "+f.Name+" is about: nothing unmounts it there before that")
+	return unknown(HopEnded, fmt.Sprintf("no kubelet reports it; the proof of NodeFence %s (%s) is that they had ended by then", f.Name, f.class), &f.proven)
 }

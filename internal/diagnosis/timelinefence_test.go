@@ -66,10 +66,6 @@ func TestTimelineOfAFencedNode(t *testing.T) {
 			func(m *moved) { m.belayEvents(); m.fencedAt(fencing.Cancelled, "", 0).Finalizers = nil },
 			"pod deleted: Unknown by 4s, ", "",
 		},
-		"the storage refuses it": {
-			func(m *moved) { m.belayEvents(); m.fencedAt(fencing.Moved, fencing.StorageFenced, 3) },
-			"node silent: -30s, fence proven: 3s, pod deleted: Unknown by 4s, containers ended: Unknown, unmounted: NotNeeded", "containers may run there",
-		},
 		"a fence that says nothing of the lease": {
 			func(m *moved) {
 				m.belayEvents()

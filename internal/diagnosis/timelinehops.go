@@ -89,11 +89,11 @@ func (m *mover) departure() {
 		bound = nil // the volume was in use
 	}
 	if f := m.fenced(cmp.Or(requested.At, detached.At, detached.NotAfter)); f != nil {
-		m.fenceHops(f)
-		m.add(m.podDeleted(bound))
-		m.add(endedByFence(f))
-		m.add(notUnmounted(f))
+		m.fencedDeparture(f, bound)
 	} else {
+		if m.silent() {
+			bound = nil // the detach does not say that anything on the node had ended
+		}
 		m.add(m.podDeleted(bound))
 		ended := m.add(m.containersEnded(bound))
 		m.add(m.unmounted(bound, &ended))
@@ -102,6 +102,15 @@ func (m *mover) departure() {
 	m.add(detached)
 	// A detach that waits blocks the attach, but neither the creation nor the scheduling of the next pod.
 	m.blocked = false
+}
+
+// attachmentsUnread is why the times of VolumeAttachments are unknown to those who may not read them.
+const attachmentsUnread = "the VolumeAttachments could not be read"
+
+// silent reports whether the node that the volume left does not report what it does.
+func (m *mover) silent() bool {
+	n := m.node(m.from)
+	return n.State == NodeNotReady || n.State == NodeUnreachable || m.silentNode(n)
 }
 
 func (m *mover) podDeleted(bound *time.Time) Hop {
@@ -255,6 +264,9 @@ func (m *mover) detachRequested() Hop {
 	if why := m.neverAttached(); why != "" {
 		return notNeeded(HopDetachRequested, why)
 	}
+	if !slices.Contains(m.Whole, Attachments) {
+		return unknown(HopDetachRequested, attachmentsUnread, m.freed())
+	}
 	why := "the VolumeAttachment is gone; " + m.lost("the event DetachingVolume of belay-controller")
 	return unknown(HopDetachRequested, why, m.freed())
 }
@@ -280,6 +292,9 @@ func (m *mover) detached() Hop {
 	}
 	if why := m.neverAttached(); why != "" {
 		return notNeeded(HopDetached, why)
+	}
+	if !slices.Contains(m.Whole, Attachments) {
+		return unknown(HopDetached, attachmentsUnread, m.freed())
 	}
 	return unknown(HopDetached, "the VolumeAttachment is gone; "+m.lost("the event SuccessfulDetachVolume of belay-controller"), m.freed())
 }
@@ -334,7 +349,7 @@ func (m *mover) attachHops() {
 		for _, name := range names {
 			switch {
 			case !slices.Contains(m.Whole, Attachments):
-				m.add(unknown(name, "the VolumeAttachments could not be read", nil))
+				m.add(unknown(name, attachmentsUnread, nil))
 			case mounted(m.pod) || kube.PodEnded(m.pod):
 				m.add(unknown(name, "the VolumeAttachment is gone", nil))
 			default:

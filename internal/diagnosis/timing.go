@@ -81,7 +81,7 @@ func (x span) departure(first *Hop) []Interval {
 	began := first.Name
 	const status = "~1 s, then up to 10 s"
 	var rows []Interval
-	if began == HopSilent {
+	if x.hops[HopSilent] != nil {
 		return []Interval{
 			x.between("node is suspected, and the fence proven", "25 s, then the power switch", HopSilent, HopProven),
 			x.between("fence taints the node, pods are deleted", "~1 s", HopProven, HopDetachRequested),
