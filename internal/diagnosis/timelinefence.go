@@ -29,19 +29,24 @@ func (m *mover) fenced(left *time.Time) *fenceOfMove {
 	}
 	f := &fenceOfMove{NodeFence: object}
 	f.proven, f.class = provenSince(object)
-	switch back := object.Status.Untainted; {
-	case f.class == fencing.Restarted: // takes nothing: the pods go on in the next boot
+	switch {
+	case f.class == fencing.Restarted, !m.sameBoot(object): // takes nothing: the pods go on in the next boot
 		return nil
-	case !m.sameBoot(object) || !f.proven.IsZero() && f.proven.Before(m.came()): // the volume came to a later boot
-		return nil
-	case f.proven.IsZero() && (left != nil || kube.FenceFinished(object) || !m.held()): // nothing was taken because of it, nor is
-		return nil
-	case left != nil && f.proven.After(left.Add(second)):
-		return nil
-	case kube.FenceFinished(object) && (back == nil || left == nil || back.Time.Before(left.Truncate(second))): // it was over
-		return nil
+	case f.proven.IsZero() && left == nil && !kube.FenceFinished(object) && m.held():
+		return f
+	case !f.proven.IsZero() && f.took(m.came(), left):
+		return f
 	}
-	return f
+	return nil
+}
+
+// took reports whether the fence was proven and not over when a volume that came to the node at a time left it.
+func (f *fenceOfMove) took(came time.Time, left *time.Time) bool {
+	if f.proven.Before(came) || left != nil && f.proven.After(left.Add(second)) {
+		return false
+	}
+	back := f.Status.Untainted
+	return !kube.FenceFinished(f.NodeFence) || back != nil && left != nil && !back.Time.Before(left.Truncate(second))
 }
 
 // provenSince is since when a fence may take volumes. One that may take single volumes, whose driver cuts the machine off, has no condition Proven.
