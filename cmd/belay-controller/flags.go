@@ -90,7 +90,7 @@ func (o *options) flags() cliflag.NamedFlagSets {
 		"Never detach by force after max-wait-for-unmount-duration. A volume in use on a dead node then waits until the node has the taint node.kubernetes.io/out-of-service or recovers. With --controllers=attachdetach,recovery this is the default, because recovery detaches on proof: set it to false to detach on the timeout too. Even then a volume is kept while recovery knows that its machine runs.")
 	o.disableForceFlag = f.Lookup(flagDisableForce)
 	f.StringVar(&o.deletedNode, "deleted-node-policy", deletedNodeWait,
-		"What to do with volumes in use on a node whose Node object was deleted: \"wait\" as for a node that is not Ready, or \"detach\" at once. Use \"detach\" only if Nodes are deleted after their machine was terminated: a running machine could still write to the volume after it is attached to another node.")
+		"What to do with volumes in use on a node whose Node object was deleted: \"wait\" as for a node that is not Ready, or \"detach\" as soon as no pod needs the volume there. Use \"detach\" only if Nodes are deleted after their machine was terminated: a running machine could still write to the volume after it is attached to another node.")
 	f.DurationVar(&o.syncPeriod, flagSyncPeriod, time.Minute,
 		"Deprecated: ignored. There is no separate actual state of the world to compare with. At least 1s.")
 	f.BoolVar(&o.disableSync, flagDisableSync, false, "Deprecated: ignored, for the same reason.")

@@ -184,7 +184,7 @@ func departs() *moved {
 	return m
 }
 
-// TestDepartureThatMayNotBeRead: for who may read a namespace, and neither Nodes nor VolumeAttachments, no VolumeAttachment is said to be gone.
+// TestDepartureThatMayNotBeRead: for who may read a namespace, and neither Nodes nor VolumeAttachments, nothing claims that a VolumeAttachment is gone.
 func TestDepartureThatMayNotBeRead(t *testing.T) {
 	m := departs()
 	m.Nodes, m.Attachments, m.Whole, m.AllNamespaces, m.Namespaces = nil, nil, []Resource{Drivers}, false, []string{"prod"}

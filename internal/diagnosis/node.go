@@ -51,7 +51,7 @@ func (x *state) ofNode(name string) (found []Finding, clear string, err error) {
 	}
 	if state.OutOfService && state.State != NodeReady {
 		return found, fmt.Sprintf("node %s is out of service (%s, with the out-of-service taint), and no volume is attached to it: "+
-			"remove the taint when the machine is back", name, state.State), nil
+			"remove the taint before the machine is started again", name, state.State), nil
 	}
 	return found, fmt.Sprintf("node %s is %s, and nothing is wrong with the volumes that are attached to it (%d)", name, state.State, attached), nil
 }

@@ -30,7 +30,7 @@ func (m *mover) fenced(left *time.Time) *fenceOfMove {
 	f := &fenceOfMove{NodeFence: object}
 	f.proven, f.class = provenSince(object)
 	switch {
-	case f.class == fencing.Restarted, !m.sameBoot(object): // takes nothing: the pods go on in the next boot
+	case f.class == fencing.Restarted, !m.sameBoot(object): // takes nothing: the pods continue in the next boot
 		return nil
 	case f.proven.IsZero() && left == nil && !kube.FenceFinished(object) && m.held():
 		return f

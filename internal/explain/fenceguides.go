@@ -3,6 +3,7 @@ package explain
 import (
 	"fmt"
 	"maps"
+	"slices"
 	"strings"
 
 	"belay.dev/belay/internal/decision"
@@ -239,11 +240,14 @@ func WrongStatement(by, reason string) Step {
 	return Step{Text: fmt.Sprintf("Find out at once which machine runs under this name: that it is off was stated by %s (%s). The statement was wrong, or about another machine. Nothing more is deleted.", by, reason)}
 }
 
-// RemoveTaints are the steps that remove taints which nothing else removes. kubectl removes none of several if one is missing.
+// RemoveTaints are the steps that remove taints which nothing else removes, in the order in which recovery does: pods come to the node only once no
+// controller acts on the out-of-service taint any more. kubectl removes none of several if one is missing.
 func RemoveTaints(node string, keys []string) []Step {
 	steps := []Step{{Text: "Make sure that the node is as it should be: the machine has started again since, or is gone for good.", Command: "kubectl get node " + node}}
-	for _, key := range keys {
-		steps = append(steps, Step{Text: "Then remove the taint.", Command: "kubectl taint node " + node + " " + key + "-"})
+	text := "Then remove the taint."
+	for _, key := range slices.SortedFunc(slices.Values(keys), func(a, b string) int { return strings.Compare(b, a) }) {
+		steps = append(steps, Step{Text: text, Command: "kubectl taint node " + node + " " + key + "-"})
+		text = "A minute later, remove this one too."
 	}
 	return steps
 }
