@@ -225,6 +225,9 @@ func (x *state) fenceSteps(f *fence) []explain.Step {
 		reason = fencing.SourceSilent
 	}
 	steps := explain.FenceNext(reason, node)
+	if i := f.Intent; reason == fencing.AwaitingBoot && i.Nonce != "" && i.NotAfter.After(x.Now) {
+		steps = append([]explain.Step{explain.NotBefore(i.NotAfter)}, steps...)
+	}
 	if f.reason == fencing.Contradicted && f.Evidence == fencing.Stated {
 		by, why := "", ""
 		if s := f.Statement; s != nil {

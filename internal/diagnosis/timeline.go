@@ -335,8 +335,29 @@ func (m *mover) findGone() {
 			continue
 		}
 		m.gone, m.from = e.InvolvedObject, node
+		m.laterGone()
 		return
 	}
+}
+
+// laterGone finds the last pod of the name that was on the node: the volume stays attached there from one to the next, without an event of an attach.
+func (m *mover) laterGone() {
+	last := m.goneSince()
+	for _, e := range m.events[eventKey("Pod", m.gone.Namespace, m.gone.Name)] {
+		at, uid := eventTime(e), e.InvolvedObject.UID
+		next := m.pod != nil && (uid == m.pod.UID || at.After(m.pod.CreationTimestamp.Time.Add(second)))
+		if e.Reason == "Scheduled" && uid != "" && !next && nodeOf(e) == m.from && at.After(last) {
+			m.gone, last = e.InvolvedObject, at
+		}
+	}
+}
+
+// goneSince is when the pod that is gone got its node.
+func (m *mover) goneSince() time.Time {
+	if e := m.lastEvent(string(m.gone.UID), "Scheduled"); e != nil {
+		return eventTime(e)
+	}
+	return time.Time{}
 }
 
 // detachEvent is the newest event of a detach that the arrival may have waited for. The controller emits it about the claim, or about

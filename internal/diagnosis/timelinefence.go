@@ -32,7 +32,7 @@ func (m *mover) fenced(left *time.Time) *fenceOfMove {
 	switch {
 	case f.class == fencing.Restarted, !m.sameBoot(object): // takes nothing: the pods continue in the next boot
 		return nil
-	case f.proven.IsZero() && left == nil && !kube.FenceFinished(object) && m.held():
+	case f.proven.IsZero() && left == nil && !kube.FenceFinished(object) && m.held(object):
 		return f
 	case !f.proven.IsZero() && f.took(m.came(), left):
 		return f
@@ -83,9 +83,12 @@ func (m *mover) came() (at time.Time) {
 	return time.Time{}
 }
 
-// held reports whether the node still has the volume.
-func (m *mover) held() bool {
-	node := m.nodes[m.from]
+// held reports whether the node still has the volume, and has not been heard since it was suspected: recovery does not prove anything then.
+func (m *mover) held(f *fencingv1.NodeFence) bool {
+	node, last := m.nodes[m.from], m.node(m.from).LastHeartbeat
+	if last != nil && last.After(f.CreationTimestamp.Time) && f.Status.SilentAgain == nil {
+		return false
+	}
 	return m.oldVA != nil || node != nil && kube.InUse(node, kube.UniqueVolumeName(m.key.Driver, m.key.Handle))
 }
 

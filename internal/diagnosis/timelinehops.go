@@ -151,9 +151,10 @@ func (m *mover) recreated(bound *time.Time) *time.Time {
 
 // goneEvent is the newest event about the pod that is gone. Some components leave its UID out.
 func (m *mover) goneEvent(reasons ...string) *corev1.Event {
+	since := m.goneSince()
 	for _, e := range m.events[eventKey("Pod", m.gone.Namespace, m.gone.Name)] {
 		other := e.InvolvedObject.UID != "" && e.InvolvedObject.UID != m.gone.UID
-		if !other && slices.Contains(reasons, e.Reason) && !cancels(e) && (m.pod == nil || !eventTime(e).After(m.pod.CreationTimestamp.Time.Add(second))) {
+		if !other && !eventTime(e).Before(since.Truncate(second)) && slices.Contains(reasons, e.Reason) && !cancels(e) && (m.pod == nil || !eventTime(e).After(m.pod.CreationTimestamp.Time.Add(second))) {
 			return e
 		}
 	}
@@ -545,6 +546,8 @@ func (m *mover) ready() Hop {
 	for _, c := range m.pod.Status.Conditions {
 		switch {
 		case c.Type != corev1.PodReady:
+		case c.Status == corev1.ConditionFalse && m.readyBefore(c.LastTransitionTime.Time):
+			return unknown(HopReady, "the pod is not Ready any more, and the condition has the time of its last change", nil)
 		case restarted:
 			return unknown(HopReady, "a container has restarted, and the condition Ready has the time of its last change", nil)
 		case c.Status == corev1.ConditionTrue:
@@ -554,6 +557,12 @@ func (m *mover) ready() Hop {
 		}
 	}
 	return waiting(HopReady, "the condition Ready is not True")
+}
+
+// readyBefore reports whether the condition Ready became False at a time after the containers had started, so that it was True before.
+func (m *mover) readyBefore(changed time.Time) bool {
+	started, ok := m.firstStart()
+	return ok && changed.After(started)
 }
 
 // quoted matches what events put in quotation marks.

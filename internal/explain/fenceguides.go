@@ -5,6 +5,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"belay.dev/belay/internal/decision"
 	"belay.dev/belay/internal/fencing"
@@ -238,6 +239,11 @@ func WrongStatement(by, reason string) Step {
 		by, reason = "a person", "the statement is not there any more"
 	}
 	return Step{Text: fmt.Sprintf("Find out at once which machine runs under this name: that it is off was stated by %s (%s). The statement was wrong, or about another machine. Nothing more is deleted.", by, reason)}
+}
+
+// NotBefore is the step of a machine that may still be switched off by a command that was stored.
+func NotBefore(end time.Time) Step {
+	return Step{Text: "Do not start the machine before " + end.UTC().Format(time.RFC3339) + ": until then a command that was stored may still switch it off."}
 }
 
 // RemoveTaints are the steps that remove taints which nothing else removes, in the order in which recovery does: pods come to the node only once no

@@ -310,7 +310,7 @@ var guides = map[decision.Reason]Guide{
 			return []Step{
 				{Text: "Read kubelet's log on the node for UnmountVolume and UnmountDevice, and the driver's node pod there.", Command: "kubectl get pods -A -o wide --field-selector spec.nodeName=" + s.Node},
 				{
-					Text:    "If the unmount keeps failing, drain and reboot the node: a new boot has no mounts.",
+					Text:    "If the unmount keeps failing, drain the node and reboot it, whether the drain ends or not: a new boot has no mounts.",
 					Command: "kubectl drain " + s.Node + " --ignore-daemonsets",
 				},
 			}

@@ -126,6 +126,8 @@ func (p *plugin) remains(ctx context.Context, reader *inspect.Reader, ref diagno
 		switch {
 		case answer.Explanation == nil:
 			return nil
+		case e.Verdict == diagnosis.Clear && len(answer.Attachments) == 0: // the node lists what nothing needs there, such as one that was fenced
+			return p.explanation(e)
 		case e.Verdict == diagnosis.Clear:
 			_, err := fmt.Fprintf(p.Out, "Pods on the node use them: drain it.\n  %s\n", p.command("kubectl drain "+ref.Name+" --ignore-daemonsets"))
 			return err
