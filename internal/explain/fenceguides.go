@@ -286,7 +286,7 @@ func notFencedNext(r decision.Reason, node string) []Step {
 	case fencing.TooManySilent:
 		return []Step{
 			{Text: "Look for the common cause: the network, a zone, or the control plane.", Command: "kubectl get nodes"},
-			{Text: "See which nodes were fenced: each counts until its machine has started again and its NodeFence is Released. Start it, or delete its Node if it will not come back.", Command: "kubectl get nodefences"},
+			{Text: "See which nodes were fenced: each counts until its machine has started again and its NodeFence is Releasing. Start it, or delete its Node if it will not come back.", Command: "kubectl get nodefences"},
 		}
 	case fencing.TooManyFenced, fencing.TooManyInFlight:
 		return []Step{{Text: "Look at the other fences: this one begins by itself when the brake allows it.", Command: "kubectl get nodefences"}}
