@@ -24,29 +24,32 @@ func containersEnd(pod *corev1.Pod) (last time.Time, field string) {
 	if kube.ContainersRun(pod) {
 		return time.Time{}, ""
 	}
-	started, lost := true, false
 	for _, c := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.EphemeralContainerStatuses, pod.Status.ContainerStatuses) {
-		t, of := c.State.Terminated, endOfContainer
-		if t == nil {
-			t, of = c.LastTerminationState.Terminated, endOfLastRun
-		}
-		switch {
-		case t == nil:
-			started = started && !slices.ContainsFunc(pod.Status.ContainerStatuses, func(main corev1.ContainerStatus) bool { return main.Name == c.Name })
+		switch t, of := lastEnd(&c); {
+		case t == nil: // it has not started
 		case t.FinishedAt.IsZero():
-			lost = true
+			return time.Time{}, ""
 		case t.FinishedAt.After(last):
 			last, field = t.FinishedAt.Time, of
 		}
 	}
+	notStarted := func(c corev1.ContainerStatus) bool { t, _ := lastEnd(&c); return t == nil }
 	at := deletedAt(pod)
 	switch {
-	case lost, !started && at.IsZero():
+	case at.IsZero() && slices.ContainsFunc(pod.Status.ContainerStatuses, notStarted):
 		return time.Time{}, ""
 	case at.After(last) && !endedBefore(pod):
 		return at, endByDeletion // until then its containers could start again
 	}
 	return last, field
+}
+
+// lastEnd is the end of a container, or of its last run, and the field that has it; nil if it has not started.
+func lastEnd(c *corev1.ContainerStatus) (*corev1.ContainerStateTerminated, string) {
+	if c.State.Terminated != nil {
+		return c.State.Terminated, endOfContainer
+	}
+	return c.LastTerminationState.Terminated, endOfLastRun
 }
 
 // endedBefore reports whether a pod had ended when it was deleted: the API server gives it no grace period (k/k v1.36.3
@@ -72,9 +75,9 @@ func (x *state) endOf(pod *corev1.Pod) time.Time {
 	return x.Now
 }
 
-// unneededSince is since when no pod needs a volume on a node. Without a pod that shows it, since another pod waits for it. Pods that ended before the
-// volume was attached do not count, and the end of one that was not deleted only if it came after the wait began: pods of which nothing is left may
-// have used the volume after it.
+// unneededSince is since when no pod needs a volume on a node: since the last pod that was deleted there ended, or else since another pod began to
+// wait for the volume. A pod that completed counts only if it ended after that, because pods whose objects are gone may have used the volume after it.
+// Pods that ended before the volume was attached do not count.
 func (x *state) unneededSince(key attachment.VolumeKey, node string, waits time.Time) time.Time {
 	var attached, deleted time.Time
 	if va, has := x.attachmentOn(key, node); has {

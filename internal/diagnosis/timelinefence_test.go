@@ -110,19 +110,8 @@ func TestTimelineOfAFencedNode(t *testing.T) {
 
 // TestTimelineOfADeparture: a pod that is being deleted, with no other one, leaves: the move that it came with is not the last.
 func TestTimelineOfADeparture(t *testing.T) {
-	departing := func() *moved {
-		m := newMoved("belay-controller", "belay-attacher")
-		m.belayEvents()
-		m.pod.DeletionTimestamp, m.pod.DeletionGracePeriodSeconds = new(at(80)), new(int64(30))
-		m.pod.Status.ContainerStatuses[0].State = corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{FinishedAt: at(53)}}
-		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n2"}}
-		node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
-		node.Status.VolumesInUse = []corev1.UniqueVolumeName{uniqueName}
-		m.Nodes = append(m.Nodes, node)
-		return m
-	}
 	for _, subject := range []Ref{{Resource: Volumes, Name: "pv-1"}, {Resource: Pods, Namespace: "prod", Name: "db-0"}, {Resource: Claims, Namespace: "prod", Name: "data"}} {
-		m := departing()
+		m := departs()
 		answer, err := Timelines(m.Snapshot, subject)
 		if err != nil {
 			t.Fatal(err)
@@ -137,7 +126,7 @@ func TestTimelineOfADeparture(t *testing.T) {
 			t.Errorf("%s: %s", subject, got)
 		}
 	}
-	m := departing() // the next pod waits
+	m := departs() // the next pod waits
 	next := podOf("next", "n3", 55)
 	next.Name = "db-1"
 	m.Pods = append(m.Pods, next)

@@ -76,7 +76,7 @@ var lookingGuides = map[decision.Reason]Guide{
 			return fmt.Sprintf("node %s has taints of a NodeFence that does not exist any more, so that nothing removes them, and no pods are scheduled to it%s", s.Node, because(s.Detail))
 		},
 		Next: func(s Situation) []Step {
-			return RemoveTaints(s.Node, []string{"node.kubernetes.io/out-of-service", "fencing.belay.dev/isolated"})
+			return RemoveTaints(s.Node, fenceTaints)
 		},
 	},
 	fencing.NotReadLive: {
@@ -246,12 +246,18 @@ func NotBefore(end time.Time) Step {
 	return Step{Text: "Do not start the machine before " + end.UTC().Format(time.RFC3339) + ": until then a command that was stored may still switch it off."}
 }
 
-// RemoveTaints are the steps that remove taints which nothing else removes, in the order in which recovery does: pods come to the node only once no
+// fenceTaints are those of a fence, in the order in which recovery removes them.
+var fenceTaints = []string{"node.kubernetes.io/out-of-service", "fencing.belay.dev/isolated"}
+
+// RemoveTaints are the steps that remove taints which nothing else removes, in that order: pods come to the node only once no
 // controller acts on the out-of-service taint any more. kubectl removes none of several if one is missing.
 func RemoveTaints(node string, keys []string) []Step {
 	steps := []Step{{Text: "Make sure that the node is as it should be: the machine has started again since, or is gone for good.", Command: "kubectl get node " + node}}
 	text := "Then remove the taint."
-	for _, key := range slices.SortedFunc(slices.Values(keys), func(a, b string) int { return strings.Compare(b, a) }) {
+	for _, key := range fenceTaints {
+		if !slices.Contains(keys, key) {
+			continue
+		}
 		steps = append(steps, Step{Text: text, Command: "kubectl taint node " + node + " " + key + "-"})
 		text = "A minute later, remove this one too."
 	}

@@ -121,23 +121,24 @@ func (p *plugin) remains(ctx context.Context, reader *inspect.Reader, ref diagno
 		p.address(e.Findings)
 		answer.Explanation = &e
 	}
-	if err := format.print(p.Out, answer, func() error {
-		_, _ = fmt.Fprintf(p.Out, "Still attached to node %s after %v: %s, %s in use.\n", ref.Name, timeout, several(len(answer.Attachments), "VolumeAttachment"), several(len(answer.InUse), "volume"))
-		switch {
-		case answer.Explanation == nil:
-			return nil
-		case e.Verdict == diagnosis.Clear && len(answer.Attachments) == 0: // the node lists what nothing needs there, such as one that was fenced
-			return p.explanation(e)
-		case e.Verdict == diagnosis.Clear:
-			_, err := fmt.Fprintf(p.Out, "Pods on the node use them: drain it.\n  %s\n", p.command("kubectl drain "+ref.Name+" --ignore-daemonsets"))
-			return err
-		}
-		_, _ = fmt.Fprintln(p.Out)
-		return p.explanation(e)
-	}); err != nil {
+	if err := format.print(p.Out, answer, func() error { return p.printRemains(&answer, timeout) }); err != nil {
 		return err
 	}
 	return found{StatusBlocked}
+}
+
+func (p *plugin) printRemains(answer *Detached, timeout time.Duration) error {
+	_, _ = fmt.Fprintf(p.Out, "Still attached to node %s after %v: %s, %s in use.\n", answer.Node, timeout, several(len(answer.Attachments), "VolumeAttachment"), several(len(answer.InUse), "volume"))
+	e := answer.Explanation
+	switch {
+	case e == nil:
+		return nil
+	case e.Verdict == diagnosis.Clear && len(answer.Attachments) > 0:
+		_, err := fmt.Fprintf(p.Out, "Pods on the node use them: drain it.\n  %s\n", p.command("kubectl drain "+answer.Node+" --ignore-daemonsets"))
+		return err
+	}
+	_, _ = fmt.Fprintln(p.Out) // Clear without a VolumeAttachment: recovery took the volumes, and the node lists them until it is back
+	return p.explanation(*e)
 }
 
 // explainWithin bounds the explanation of what remains after --timeout. A variable for the tests.

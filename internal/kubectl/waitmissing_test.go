@@ -1,10 +1,15 @@
 package kubectl
 
 import (
+	"bytes"
 	"strings"
 	"testing"
 	"time"
 
+	"k8s.io/cli-runtime/pkg/genericclioptions"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+
+	"belay.dev/belay/internal/diagnosis"
 	"belay.dev/belay/internal/testing/apiserver"
 	"belay.dev/belay/internal/testing/fixture"
 	"belay.dev/belay/internal/testing/wait"
@@ -47,5 +52,25 @@ func TestWaitDetachedWithoutACause(t *testing.T) {
 	got := waitDetached(t, apiserver.Kubeconfig(t, server.Config()), "node/puzzling")
 	if got.status != StatusBlocked || !strings.Contains(got.out, "Still attached to node puzzling") || !strings.Contains(got.out, "1 VolumeAttachment") || !strings.Contains(got.err, "Why volumes are still attached to node puzzling could not be read: ") {
 		t.Errorf("exit status %d:\n%s%s", got.status, got.out, got.err)
+	}
+}
+
+// TestWaitDetachedFromAFencedNode: no pod of a node uses what the node lists after recovery took it, and a machine that is off cannot be drained.
+func TestWaitDetachedFromAFencedNode(t *testing.T) {
+	for name, tc := range map[string]struct {
+		attachments []string
+		drains      bool
+	}{"fenced": {nil, false}, "pods use them": {[]string{"csi-1"}, true}} {
+		t.Run(name, func(t *testing.T) {
+			var out bytes.Buffer
+			answer := &Detached{Node: "n", Explanation: &diagnosis.Explanation{Verdict: diagnosis.Clear, Summary: "the volumes have moved"}}
+			answer.Attachments, answer.InUse = tc.attachments, []string{"kubernetes.io/csi/d^h"}
+			if err := (&plugin{IOStreams: genericiooptions.IOStreams{Out: &out}, flags: genericclioptions.NewConfigFlags(true)}).printRemains(answer, time.Second); err != nil {
+				t.Fatal(err)
+			}
+			if text := out.String(); strings.Contains(text, "drain") != tc.drains || strings.Contains(text, "the volumes have moved") == tc.drains {
+				t.Errorf("%s", text)
+			}
+		})
 	}
 }
