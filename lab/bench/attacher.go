@@ -59,6 +59,10 @@ func attacherParts() []part {
 			return fmt.Sprintf("%d attached volumes: the attachment deleted and another one made, for the next node, in the same moment; a call takes %s",
 				s.FewVolumes, spaced(moveLatency))
 		}, attacherMoves, rigOptions{later: true}},
+		{"shared", func(s Size) string {
+			return fmt.Sprintf("one ReadWriteMany volume attached to %s nodes at once, then detached, with %s; a driver that answers at once; medians of %d",
+				strings.Trim(strings.ReplaceAll(fmt.Sprint(s.AttachNodes), " ", " and "), "[]"), strings.Join(tunedFlags(s), " "), s.Rounds)
+		}, attacherShared, rigOptions{later: true}},
 		{"memory", func(s Size) string {
 			return fmt.Sprintf("started %d times over %d attached volumes on %d nodes, then left alone for %v", s.Rounds, s.ScaleVolumes, s.ScaleNodes, s.idleTime())
 		}, attacherMemory, rigOptions{later: true}},
@@ -98,6 +102,8 @@ Parts, each with a lab of its own:
   requests  what one attach and one detach cost the API server, counted in its audit log
   moves     200 volumes go to another node: the new attachment is there before the old one is detached, as after a
             forced detach, with two controllers, or with a restored backup. No exclusive volume may be published twice
+  shared    one ReadWriteMany volume that 500 nodes, and then 2000, use at once, with the flags of tuned: CPU per attach
+            and per detach must not grow with the nodes
   memory    20000 attached volumes on 1000 nodes: peak memory since the start, CPU when nothing happens, and
             that the start writes one object at most, which a new leader's caches must have seen
 

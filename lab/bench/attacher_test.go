@@ -74,6 +74,32 @@ func TestDriverCounts(t *testing.T) {
 	})
 }
 
+// TestSharedCalls: calls for one volume at two nodes neither overlap nor make a second writer if the volume is shared; two for one node overlap.
+func TestSharedCalls(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDriver("d", time.Second)
+		done := make(chan error)
+		publish := func(node string) {
+			_, err := d.ControllerPublishVolume(t.Context(), &csi.ControllerPublishVolumeRequest{VolumeId: sharedVolume + "-20", NodeId: node})
+			done <- err
+		}
+		go publish("a")
+		go publish("b")
+		must(t, <-done)
+		must(t, <-done)
+		if diff := cmp.Diff(calls{publishes: 2}, d.asked(), cmp.AllowUnexported(calls{})); diff != "" {
+			t.Errorf("two nodes (-want +got):\n%s", diff)
+		}
+		go publish("a")
+		go publish("a")
+		must(t, <-done)
+		must(t, <-done)
+		if diff := cmp.Diff(calls{publishes: 4, overlaps: 1}, d.asked(), cmp.AllowUnexported(calls{})); diff != "" {
+			t.Errorf("one node (-want +got):\n%s", diff)
+		}
+	})
+}
+
 func TestPerVolume(t *testing.T) {
 	request := func(verb, resource, subresource string) audit.Request {
 		return audit.Request{Verb: verb, Resource: resource, Subresource: subresource}

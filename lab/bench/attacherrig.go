@@ -28,7 +28,9 @@ const (
 type lane struct {
 	// name of the lane's driver and volumes; label in figures.
 	name, label string
-	volumes     int
+	// volumes that are attached, each to one node; of a shared lane it is one volume, at so many nodes.
+	volumes int
+	shared  bool
 	// finalizers that the PersistentVolumes have from the start; none: they are new.
 	finalizers []string
 	driver     *driver
@@ -71,13 +73,34 @@ func spaced(d time.Duration) string {
 	return fmt.Sprintf("%d ms", d.Milliseconds())
 }
 
-func (l *lane) volume(i int) string { return fmt.Sprintf("%s-%05d", l.name, i) }
+func (l *lane) volume(i int) string {
+	if l.shared {
+		return l.name
+	}
+	return fmt.Sprintf("%s-%05d", l.name, i)
+}
+
+// persistentVolumes is how many PersistentVolumes the lane has beside its probe.
+func (l *lane) persistentVolumes() int {
+	if l.shared {
+		return 1
+	}
+	return l.volumes
+}
+
+// nodes is over how many nodes the lane is spread.
+func (l *lane) nodes() int {
+	if l.shared {
+		return l.volumes
+	}
+	return laneNodes
+}
 
 // probe is one volume more, that shows that an attacher has begun to work.
 func (l *lane) probe() string { return l.name + "-probe" }
 
 // nodeOf is where the i-th volume is attached; further turns go to further nodes.
-func (l *lane) nodeOf(i, turn int) string { return nodeName((i + turn) % laneNodes) }
+func (l *lane) nodeOf(i, turn int) string { return nodeName((i + turn) % l.nodes()) }
 
 // figure names a figure of the lane.
 func (l *lane) figure(name string) string { return l.label + ": " + name }
@@ -92,7 +115,11 @@ func (r *rig) addLanes(ctx context.Context, lanes ...*lane) error {
 			return err
 		}
 	}
-	if err := each(ctx, laneNodes, func(ctx context.Context, i int) error { return r.csiNode(ctx, nodeName(i), lanes...) }); err != nil {
+	nodes := 0
+	for _, l := range lanes {
+		nodes = max(nodes, l.nodes())
+	}
+	if err := each(ctx, nodes, func(ctx context.Context, i int) error { return r.csiNode(ctx, nodeName(i), lanes...) }); err != nil {
 		return err
 	}
 	if err := r.csiNode(ctx, probeNode, lanes...); err != nil {
@@ -105,7 +132,7 @@ func (r *rig) addLanes(ctx context.Context, lanes ...*lane) error {
 		make := func(ctx context.Context, i int) error {
 			return r.persistentVolume(ctx, l.volume(i), l.driver.name, l.finalizers...)
 		}
-		if err := each(ctx, l.volumes, make); err != nil {
+		if err := each(ctx, l.persistentVolumes(), make); err != nil {
 			return err
 		}
 	}
@@ -177,7 +204,7 @@ func (s *sidecar) end(ctx context.Context) error {
 	if err := s.halt(ctx); err != nil {
 		return err
 	}
-	return each(ctx, s.lane.volumes, func(ctx context.Context, i int) error { return s.unprotect(ctx, s.lane.volume(i)) })
+	return each(ctx, s.lane.persistentVolumes(), func(ctx context.Context, i int) error { return s.unprotect(ctx, s.lane.volume(i)) })
 }
 
 // halt stops the attacher. Its lease is removed, so that the next does not wait.
@@ -257,8 +284,12 @@ func (o objects) csiNode(ctx context.Context, name string, lanes ...*lane) error
 	return err
 }
 
-// persistentVolume makes an exclusive PersistentVolume, as large as a provisioner's usually are.
+// persistentVolume makes a PersistentVolume, as large as a provisioner's usually are.
 func (o objects) persistentVolume(ctx context.Context, name, driver string, finalizers ...string) error {
+	mode := corev1.ReadWriteOnce
+	if isShared(name) {
+		mode = corev1.ReadWriteMany
+	}
 	zone := corev1.NodeSelectorRequirement{Key: corev1.LabelTopologyZone, Operator: corev1.NodeSelectorOpIn, Values: []string{"zone-1"}}
 	_, err := create(ctx, o.client.CoreV1().PersistentVolumes().Create, &corev1.PersistentVolume{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Finalizers: finalizers, Annotations: map[string]string{
@@ -267,7 +298,7 @@ func (o objects) persistentVolume(ctx context.Context, name, driver string, fina
 			"volume.kubernetes.io/provisioner-deletion-secret-namespace": "",
 		}},
 		Spec: corev1.PersistentVolumeSpec{
-			AccessModes:                   []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
+			AccessModes:                   []corev1.PersistentVolumeAccessMode{mode},
 			Capacity:                      corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("10Gi")},
 			ClaimRef:                      &corev1.ObjectReference{Kind: "PersistentVolumeClaim", APIVersion: "v1", Namespace: namespace, Name: "data-" + name, UID: types.UID("uid-of-" + name)},
 			PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimDelete, StorageClassName: "fast",

@@ -123,6 +123,49 @@ func tuned(ctx context.Context, size Size, r *rig) ([]*Figure, error) {
 	return append(figures, found.callFigures(labelsOf(lanes...)...)...), nil
 }
 
+// linear bounds the CPU time per attach of a shared volume at many nodes as a multiple of that at a few. What is quadratic has
+// four times as much at four times the nodes.
+const linear = 1.5
+
+// attacherShared attaches one volume to some nodes, and to many.
+func attacherShared(ctx context.Context, size Size, r *rig) ([]*Figure, error) {
+	var lanes []*lane
+	for _, nodes := range size.AttachNodes {
+		l := laneOf(0, nodes)
+		l.shared, l.label = true, fmt.Sprintf("one volume on %d nodes", nodes)
+		lanes = append(lanes, l.named(fmt.Sprintf("%s-%d", sharedVolume, nodes), 0))
+	}
+	if err := r.addLanes(ctx, lanes...); err != nil {
+		return nil, err
+	}
+	found := &samples{}
+	for round := range size.Rounds {
+		for _, l := range lanes {
+			for _, plane := range turns(attacherPlanes(), round) {
+				if err := r.laneTurn(ctx, size, plane, l, found, tunedFlags(size)...); err != nil {
+					return nil, err
+				}
+			}
+		}
+	}
+	few, many := lanes[0], lanes[len(lanes)-1]
+	var figures []*Figure
+	for _, l := range lanes {
+		for _, name := range []string{figureAllAttached, figureAllDetached} {
+			figures = append(figures, found.figure(l.figure(name), "s").atMost(planeUpstream, 1))
+		}
+		for _, name := range []string{figureSidecarIn, figureSidecarOut} {
+			f := found.figure(l.figure(name), "ms").atMost(planeUpstream, 1)
+			if l == many {
+				least := found.figure(few.figure(name), "ms").Value[planeBelay]
+				f.limit(fmt.Sprintf("<= %gx that on %d nodes", linear, few.volumes), linear*least)
+			}
+			figures = append(figures, f)
+		}
+	}
+	return append(figures, found.callFigures(labelsOf(lanes...)...)...), nil
+}
+
 // laneTurn is one turn of one plane's attacher on a lane.
 func (r *rig) laneTurn(ctx context.Context, size Size, plane string, l *lane, found *samples, flags ...string) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, size.AttachLimit, fmt.Errorf("%s's turn, %s, did not end within %v", plane, l.label, size.AttachLimit))

@@ -33,6 +33,8 @@ type Size struct {
 	// AttachVolumes are attached at once for each of Latencies, FewVolumes for the last of them.
 	AttachVolumes, FewVolumes int
 	Latencies                 []time.Duration
+	// AttachNodes are the numbers of nodes to which one shared volume is attached at once, growing.
+	AttachNodes []int
 	// AttachLimit bounds one turn of that: upstream as shipped takes three requests per attach at five a second.
 	AttachLimit time.Duration
 	// OneVolumes are attached and moved one at a time in each turn, SlowVolumes with a driver of SlowLatency; DrainVolumes leave a
@@ -52,7 +54,8 @@ func fullSize() Size {
 		Cycles: 10, Moves: 5, BurstPods: 2000, BurstNodes: 200, BurstLimit: 5 * time.Minute, SharedNodes: 1000,
 		ScaleVolumes: 20000, ScaleNodes: 1000, ScaleExtras: 500, Idle: time.Minute,
 		AttachVolumes: 500, FewVolumes: 200, Latencies: []time.Duration{0, 200 * time.Millisecond, 2 * time.Second}, AttachLimit: 20 * time.Minute,
-		OneVolumes: 4, SlowVolumes: 3, DrainVolumes: 100, SlowLatency: 10 * time.Second,
+		AttachNodes: []int{500, 2000},
+		OneVolumes:  4, SlowVolumes: 3, DrainVolumes: 100, SlowLatency: 10 * time.Second,
 		NodeCycles: 50, NodeParallel: 100, NodeLatencies: []time.Duration{0, 50 * time.Millisecond},
 		ParallelLatencies: []time.Duration{0, 200 * time.Millisecond, time.Second}, NodePods: 500, Agents: 1000, AgentVolumes: 10,
 	}
@@ -63,7 +66,8 @@ func quickSize() Size {
 		Rounds: 1, Cycles: 3, Moves: 2, BurstPods: 100, BurstNodes: 10, BurstLimit: 2 * time.Minute, SharedNodes: 50,
 		ScaleVolumes: 400, ScaleNodes: 20, ScaleExtras: 50, Idle: 5 * time.Second,
 		AttachVolumes: 20, FewVolumes: 8, Latencies: []time.Duration{0, 50 * time.Millisecond, 200 * time.Millisecond}, AttachLimit: 2 * time.Minute,
-		OneVolumes: 2, SlowVolumes: 1, DrainVolumes: 10, SlowLatency: 400 * time.Millisecond,
+		AttachNodes: []int{10, 20},
+		OneVolumes:  2, SlowVolumes: 1, DrainVolumes: 10, SlowLatency: 400 * time.Millisecond,
 		NodeCycles: 3, NodeParallel: 10, NodeLatencies: []time.Duration{0, 20 * time.Millisecond},
 		ParallelLatencies: []time.Duration{0, 50 * time.Millisecond}, NodePods: 20, Agents: 10, AgentVolumes: 10,
 	}

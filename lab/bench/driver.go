@@ -22,7 +22,7 @@ import (
 const driverName = "bench.belay.dev"
 
 // driver is a CSI driver's controller service that keeps all in memory and answers at once, or
-// after a latency, so that what is measured is the plane. All its volumes are exclusive but sharedVolume.
+// after a latency, so that what is measured is the plane. Its volumes are exclusive but for those that isShared names.
 type driver struct {
 	csi.UnimplementedControllerServer
 
@@ -35,8 +35,8 @@ type driver struct {
 	done   chan error
 
 	mu         sync.Mutex
-	holder     map[string]string // node by volume, from the begin of its publish to the end of its unpublish
-	inFlight   map[string]int    // calls by volume
+	holder     map[string]string // node by exclusive volume, from the begin of its publish to the end of its unpublish
+	inFlight   map[string]int    // calls by volume, or by volume and node for a shared one
 	order      []string          // the volumes of the list that is being read
 	calls      calls
 	publishes  int
@@ -95,8 +95,11 @@ func (d *driver) asked() calls {
 	return d.calls
 }
 
-// begin counts a call for a volume; the returned function ends it.
-func (d *driver) begin(volume string, count *int) (end func()) {
+// begin counts a call for a volume; the returned function ends it. Calls for a shared volume overlap only at one node.
+func (d *driver) begin(volume, node string, count *int) (end func()) {
+	if isShared(volume) {
+		volume += " at " + node
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	*count++
@@ -188,7 +191,7 @@ func (d *driver) comparisons() int {
 }
 
 func (d *driver) ControllerPublishVolume(ctx context.Context, r *csi.ControllerPublishVolumeRequest) (*csi.ControllerPublishVolumeResponse, error) {
-	defer d.begin(r.GetVolumeId(), &d.calls.publishes)()
+	defer d.begin(r.GetVolumeId(), r.GetNodeId(), &d.calls.publishes)()
 	if err := d.hold(r.GetVolumeId(), r.GetNodeId()); err != nil {
 		return nil, err
 	}
@@ -225,7 +228,7 @@ func (d *driver) release(volume string) {
 }
 
 func (d *driver) ControllerUnpublishVolume(ctx context.Context, r *csi.ControllerUnpublishVolumeRequest) (*csi.ControllerUnpublishVolumeResponse, error) {
-	defer d.begin(r.GetVolumeId(), &d.calls.unpublishes)()
+	defer d.begin(r.GetVolumeId(), r.GetNodeId(), &d.calls.unpublishes)()
 	if err := d.work(ctx, r.GetVolumeId()); err != nil {
 		return nil, err // it may still be published
 	}

@@ -35,7 +35,8 @@ func volumeName(i int) string { return fmt.Sprintf("vol-%05d", i) }
 // sharedVolume is the volume that many nodes use at once. All others are exclusive.
 const sharedVolume = "shared"
 
-func isShared(volume string) bool { return volume == sharedVolume }
+// isShared reports whether many nodes may use a volume at once: sharedVolume, and those of shared lanes, whose names begin with it.
+func isShared(volume string) bool { return strings.HasPrefix(volume, sharedVolume) }
 
 // unique is the volume's name in the lists of a Node. The volume, its PersistentVolume, its claim
 // and its handle have one name.
