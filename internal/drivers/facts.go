@@ -1,0 +1,153 @@
+// Package drivers has what is known about CSI drivers: what their answers mean, and what becomes of a call that was abandoned.
+package drivers
+
+import (
+	_ "embed" // facts.yaml
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/yaml"
+
+	"belay.dev/belay/internal/decision"
+)
+
+//go:embed facts.yaml
+var data []byte
+
+// NotRead is the source of a fact that has not been read.
+const NotRead = "not read"
+
+// Facts are what is known about one driver. What has not been read is Unknown, or missing.
+type Facts struct {
+	Driver     string                 `json:"driver"` // the CSI name
+	Title      string                 `json:"title"`
+	Repository string                 `json:"repository"`
+	Version    string                 `json:"version"`
+	Commit     string                 `json:"commit,omitempty"` // if Version is no tag
+	NodeID     NodeID                 `json:"nodeID"`
+	Lists      Lists                  `json:"lists"`
+	Answers    map[Situation][]Answer `json:"answers"`
+	Late       Late                   `json:"late"`
+}
+
+// NodeID is the form of the driver's node IDs.
+type NodeID struct {
+	Form    string `json:"form,omitempty"`
+	Example string `json:"example,omitempty"`
+	Source  string `json:"source"`
+}
+
+// Lists is what the driver's ListVolumes shows.
+type Lists struct {
+	Volumes        *bool  `json:"volumes,omitempty"`
+	PublishedNodes *bool  `json:"publishedNodes,omitempty"`
+	Note           string `json:"note,omitempty"`
+	Source         string `json:"source"`
+}
+
+// Situation is what a driver's answer may be about.
+type Situation string
+
+// The situations.
+const (
+	AttachedElsewhere Situation = "attachedElsewhere" // the volume is attached to another node
+	NodeFull          Situation = "nodeFull"
+	UnknownNode       Situation = "unknownNode" // the driver does not know a node of this ID
+	VolumeGone        Situation = "volumeGone"
+	Busy              Situation = "busy" // another operation is under way; this one was not begun
+	RateLimit         Situation = "rateLimit"
+)
+
+// Situations lists the situations.
+func Situations() []Situation {
+	return []Situation{AttachedElsewhere, NodeFull, UnknownNode, VolumeGone, Busy, RateLimit}
+}
+
+// Call is the call that was answered.
+type Call string
+
+// The calls.
+const (
+	Publish   Call = "publish"
+	Unpublish Call = "unpublish"
+)
+
+// Answer is what a driver returns in a situation.
+type Answer struct {
+	Call    Call     `json:"call,omitempty"`
+	Code    string   `json:"code,omitempty"` // as gRPC prints it
+	Text    []string `json:"text,omitempty"` // all are part of the message
+	Example string   `json:"example,omitempty"`
+	Note    string   `json:"note,omitempty"`
+	Source  string   `json:"source"`
+}
+
+// Late is what becomes of a publish that its caller has abandoned.
+type Late struct {
+	TooEarly *bool            `json:"okTooEarly,omitempty"`
+	Ends     *metav1.Duration `json:"ends,omitempty"`
+	Note     string           `json:"note,omitempty"`
+	Source   string           `json:"source"`
+}
+
+// OKTooEarly is whether the driver answers OK to an unpublish while a publish to the same node, which its caller has abandoned, may
+// still take effect.
+func (f Facts) OKTooEarly() decision.Knowledge {
+	if f.Late.TooEarly == nil {
+		return decision.Unknown
+	}
+	return decision.Known(*f.Late.TooEarly)
+}
+
+// EndsAfter is how long after its start an abandoned publish has ended for sure; known is false if no such time is known.
+func (f Facts) EndsAfter() (after time.Duration, known bool) {
+	if f.Late.Ends == nil {
+		return 0, false
+	}
+	return f.Late.Ends.Duration, true
+}
+
+// Means returns the situation that an answer of this code and message is about, "" if the file does not know it.
+func (f Facts) Means(call Call, code, message string) Situation {
+	for _, situation := range Situations() {
+		for _, a := range f.Answers[situation] {
+			if a.Call == call && a.Code == code && a.Source != NotRead && containsAll(message, a.Text) {
+				return situation
+			}
+		}
+	}
+	return ""
+}
+
+func containsAll(message string, parts []string) bool {
+	for _, part := range parts {
+		if !strings.Contains(message, part) {
+			return false
+		}
+	}
+	return true
+}
+
+var load = sync.OnceValue(func() []Facts {
+	var all []Facts
+	if err := yaml.UnmarshalStrict(data, &all); err != nil {
+		panic(fmt.Sprintf("facts.yaml, which the program was built with: %v", err))
+	}
+	return all
+})
+
+// All returns the facts of all drivers, in the order of the file.
+func All() []Facts { return load() }
+
+// Of returns the facts of the driver with this CSI name; ok is false for one that the file does not know.
+func Of(name string) (facts Facts, ok bool) {
+	for _, f := range load() {
+		if f.Driver == name {
+			return f, true
+		}
+	}
+	return Facts{}, false
+}
