@@ -75,13 +75,17 @@ const (
 	Unpublish Call = "unpublish"
 )
 
+// AnyCode is the code of an answer that may have each.
+const AnyCode = "any"
+
 // Answer is what a driver returns in a situation.
 type Answer struct {
 	Call    Call     `json:"call,omitempty"`
-	Code    string   `json:"code,omitempty"` // as gRPC prints it
+	Code    string   `json:"code,omitempty"` // as gRPC prints it, or AnyCode
 	Text    []string `json:"text,omitempty"` // all are part of the message
 	Example string   `json:"example,omitempty"`
 	Note    string   `json:"note,omitempty"`
+	Never   bool     `json:"never,omitempty"` // the driver has no such answer
 	Source  string   `json:"source"`
 }
 
@@ -114,12 +118,22 @@ func (f Facts) EndsAfter() (after time.Duration, known bool) {
 func (f Facts) Means(call Call, code, message string) Situation {
 	for _, situation := range Situations() {
 		for _, a := range f.Answers[situation] {
-			if a.Call == call && a.Code == code && a.Source != NotRead && containsAll(message, a.Text) {
+			if a.Call == call && (a.Code == code || a.Code == AnyCode) && containsAll(message, a.Text) {
 				return situation
 			}
 		}
 	}
 	return ""
+}
+
+// Known reports whether the file knows what the driver answers to the call in the situation: another answer is not about it.
+func (f Facts) Known(call Call, situation Situation) bool {
+	for _, a := range f.Answers[situation] {
+		if a.Never || a.Call == call {
+			return true
+		}
+	}
+	return false
 }
 
 func containsAll(message string, parts []string) bool {
