@@ -73,9 +73,28 @@ func (x *state) attacherState(driver string) (runs decision.Knowledge, detail st
 
 func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }
 
-// removed reports whether the driver is not installed any more: no CSIDriver, no node that has it, and no attacher that runs. A driver
-// may have no CSIDriver, and an attacher without leader election has no lease: all CSINodes have to be known.
+// wordLasts is how long an error that an attacher wrote says that one works. Attachers repeat a call after five minutes at most
+// (--retry-interval-max), and charts let them wait ten for its answer (--timeout).
+const wordLasts = 15 * time.Minute
+
+// lastWord returns when an attacher of the driver last wrote an error, and whether that is too fresh to take the driver for removed.
+func (x *state) lastWord(driver string) (at time.Time, fresh bool) {
+	for _, va := range x.Attachments {
+		for _, e := range []*storagev1.VolumeError{va.Status.AttachError, va.Status.DetachError} {
+			if va.Spec.Attacher == driver && e != nil && e.Time.After(at) {
+				at = e.Time.Time
+			}
+		}
+	}
+	return at, !at.IsZero() && x.Now.Sub(at) < wordLasts
+}
+
+// removed reports whether the driver is not installed any more: no CSIDriver, no node that has it, no attacher that runs, and no fresh
+// word of one. A driver may have no CSIDriver, and an attacher without leader election has no lease: all CSINodes have to be known.
 func (x *state) removed(driver string) bool {
+	if _, fresh := x.lastWord(driver); fresh {
+		return false
+	}
 	runs, _ := x.attacherState(driver)
 	unread := func(u Unread) bool {
 		return u.Resource == Leases && u.Verb == "list" && u.Namespace != corev1.NamespaceNodeLease

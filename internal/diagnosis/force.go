@@ -101,6 +101,9 @@ func (x *state) act(p *ForcePlan, va *storagev1.VolumeAttachment) {
 		p.Risks = append(p.Risks, "nothing detaches the volume at the storage: it may stay attached to node "+va.Spec.NodeName+" there")
 	default:
 		p.Refusal = "the VolumeAttachment is being deleted already, and its attacher has to confirm the detach. Its finalizer is never removed while the driver may hold the volume"
+		if at, fresh := x.lastWord(va.Spec.Attacher); fresh {
+			p.Refusal += "; an attacher of the driver wrote an error at " + stamp(at)
+		}
 		p.Next = []explain.Step{{Text: "See what the detach waits for.", Command: "kubectl belay explain va/" + va.Name}}
 	}
 }

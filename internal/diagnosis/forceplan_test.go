@@ -1,6 +1,7 @@
 package diagnosis
 
 import (
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -11,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"belay.dev/belay/internal/attachment"
+	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/kube"
 )
 
@@ -80,7 +82,21 @@ func TestForcedDetachIsSafe(t *testing.T) {
 	}
 }
 
-// TestDriverMayStillBeInstalled: a finalizer is removed only if everything that would show the driver was read.
+// errorOf is an error that an attacher wrote that long ago.
+func errorOf(s scene, ago time.Duration) *storagev1.VolumeError {
+	return &storagev1.VolumeError{Message: "rpc error: code = Internal desc = no", Time: metav1.NewTime(s.Now.Add(-ago))}
+}
+
+// other adds a VolumeAttachment of another volume.
+func (s scene) other(driver string) *storagev1.VolumeAttachment {
+	va := s.va.DeepCopy()
+	va.Name, va.Spec.Attacher, va.Spec.Source.PersistentVolumeName, va.DeletionTimestamp = "other", driver, new("other"), nil
+	s.Attachments = append(s.Attachments, va)
+	return va
+}
+
+// TestDriverMayStillBeInstalled: a finalizer is removed only if everything that would show the driver was read, and no
+// attacher has written an error lately.
 func TestDriverMayStillBeInstalled(t *testing.T) {
 	without := func(s scene, r Resource) {
 		var whole []Resource
@@ -104,7 +120,15 @@ func TestDriverMayStillBeInstalled(t *testing.T) {
 		"registered on another node": {func(s scene) {
 			s.CSINodes = []*storagev1.CSINode{{ObjectMeta: metav1.ObjectMeta{Name: "c"}, Spec: storagev1.CSINodeSpec{Drivers: []storagev1.CSINodeDriver{{Name: oneDriver}}}}}
 		}, ""},
-		"only another client's finalizer is left": {func(s scene) { s.va.Finalizers = []string{"example.com/backup"} }, ""},
+		"an attacher wrote an error 10 s ago":            {func(s scene) { s.va.Status.DetachError = errorOf(s, 10*time.Second) }, ""},
+		"it wrote an attach's error 10 s ago":            {func(s scene) { s.va.Status.AttachError = errorOf(s, 10*time.Second) }, ""},
+		"it may wait for its longest back-off":           {func(s scene) { s.va.Status.DetachError = errorOf(s, 14*time.Minute) }, ""},
+		"its last error is of a clock that is ahead":     {func(s scene) { s.va.Status.DetachError = errorOf(s, -time.Minute) }, ""},
+		"its last error is old":                          {func(s scene) { s.va.Status.DetachError = errorOf(s, time.Hour) }, RemoveFinalizer},
+		"an error without a time says nothing about now": {func(s scene) { s.va.Status.DetachError = &storagev1.VolumeError{Message: "no"} }, RemoveFinalizer},
+		"it wrote an error for another volume 10 s ago":  {func(s scene) { s.other(oneDriver).Status.AttachError = errorOf(s, 10*time.Second) }, ""},
+		"another driver's attacher wrote one":            {func(s scene) { s.other("other.example.com").Status.AttachError = errorOf(s, 10*time.Second) }, RemoveFinalizer},
+		"only another client's finalizer is left":        {func(s scene) { s.va.Finalizers = []string{"example.com/backup"} }, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newScene()
@@ -117,6 +141,11 @@ func TestDriverMayStillBeInstalled(t *testing.T) {
 			}
 			if p.Action != one.want || p.Action == "" && p.Refusal == "" {
 				t.Errorf("action %q (refusal %q), want %q", p.Action, p.Refusal, one.want)
+			}
+			e, err := Explain(s.Snapshot, Ref{Resource: Attachments, Name: s.va.Name})
+			waits := slices.Contains(s.va.Finalizers, kube.AttacherFinalizer(oneDriver))
+			if removed := e.Reason == explain.DriverRemoved; err != nil || waits && removed && one.want == "" {
+				t.Errorf("the explanation is %s (%v), and the plan refuses: %s", e.Reason, err, p.Refusal)
 			}
 		})
 	}
