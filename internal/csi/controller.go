@@ -3,6 +3,7 @@ package csi
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	csispec "github.com/container-storage-interface/spec/lib/go/csi"
@@ -165,10 +166,25 @@ type VolumePage struct {
 // PublishedVolume is one entry of the driver's list.
 type PublishedVolume struct {
 	VolumeHandle string
-	// Known: the entry has a status. Without one the state of the volume is unknown; with one and without NodeIDs it is published
-	// nowhere (CSI spec).
-	Known   bool
+	// Known: the entry says where the volume is published. Without NodeIDs, that is nowhere (CSI spec). An entry without a status, or
+	// with empty node IDs only, says nothing.
+	Known bool
+	// NodeIDs are sorted. Each is there once, and none is empty.
 	NodeIDs []string
+}
+
+// publishedTo returns the node IDs of an entry. The GCE PD driver v1.28.1 lists an empty one for each user of the disk, before the
+// real ones (pkg/gce-pd-csi-driver/controller.go, line 1739): they name no node.
+func publishedTo(status *csispec.ListVolumesResponse_VolumeStatus) (nodeIDs []string, known bool) {
+	listed := status.GetPublishedNodeIds()
+	if len(listed) == 0 || len(listed) == 1 && listed[0] != "" { // nearly always: nothing is copied
+		return listed, status != nil
+	}
+	nodeIDs = slices.Compact(slices.Sorted(slices.Values(listed)))
+	if nodeIDs[0] == "" {
+		nodeIDs = nodeIDs[1:]
+	}
+	return nodeIDs, len(nodeIDs) > 0
 }
 
 // CanListPublished reports whether the driver can attach and lists where its volumes are published.
@@ -189,10 +205,8 @@ func (c *Controller) ListVolumes(ctx context.Context, maxEntries int32, token st
 		if entry.GetVolume() == nil {
 			continue
 		}
-		page.Published = append(page.Published, PublishedVolume{
-			VolumeHandle: entry.GetVolume().GetVolumeId(), Known: entry.GetStatus() != nil,
-			NodeIDs: entry.GetStatus().GetPublishedNodeIds(),
-		})
+		nodeIDs, known := publishedTo(entry.GetStatus())
+		page.Published = append(page.Published, PublishedVolume{VolumeHandle: entry.GetVolume().GetVolumeId(), Known: known, NodeIDs: nodeIDs})
 	}
 	return page, nil
 }

@@ -234,7 +234,11 @@ func (c *check) publishedTo(ctx context.Context) ([]string, error) {
 			return nil, fmt.Errorf("list volumes: %w", err)
 		}
 		for _, v := range page.Published {
-			if v.VolumeHandle == c.Volume {
+			switch {
+			case v.VolumeHandle != c.Volume:
+			case !v.Known:
+				return nil, fmt.Errorf("the driver's list does not show where volume %s is published", c.Volume)
+			default:
 				return v.NodeIDs, nil
 			}
 		}
