@@ -59,7 +59,7 @@ const resourceAttachments = "volumeattachments"
 
 func newMemoryAPI() *memoryAPI {
 	m := &memoryAPI{version: 100, kinds: map[string]*memoryKind{}}
-	for _, resource := range []string{resourceAttachments, "persistentvolumes", "csinodes", "leases", "secrets"} {
+	for _, resource := range []string{resourceAttachments, "persistentvolumes", "csinodes", "nodes", "leases", "secrets"} {
 		m.kinds[resource] = &memoryKind{objects: map[string]client.Object{}}
 	}
 	return m

@@ -73,3 +73,31 @@ func NotMarkedDetached(err error) error { return fmt.Errorf("could not mark as d
 func PublishContextNotSaved(err error) error {
 	return fmt.Errorf("could not save the publish context: %w", err)
 }
+
+// NotFreed reports that the storage has the volume at a node that no VolumeAttachment is for, and why it is not unpublished there.
+func NotFreed(nodeID, why string) string {
+	return fmt.Sprintf("the driver lists the volume at node ID %q, which no VolumeAttachment is for, and it is not unpublished there: %s", nodeID, why)
+}
+
+// ListedInUse reports that a Node lists the volume in use.
+func ListedInUse(node string) string { return fmt.Sprintf("Node %q lists it in use", node) }
+
+// ListMayBeOld reports that a Node does not list the volume in use, and that its kubelet may not have reported since.
+func ListMayBeOld(node string) string {
+	return fmt.Sprintf("Node %q is not Ready, so its list of volumes in use may be old", node)
+}
+
+// NodeNotReadable reports which right is missing to find out whether a Node lists the volume in use.
+func NodeNotReadable(node string) string {
+	return fmt.Sprintf("the attacher may not read Node %q: its ServiceAccount needs the verb get on nodes (deploy/belay-attacher/rbac-nodes.yaml)", node)
+}
+
+// NodeNotRead reports that a Node could not be read.
+func NodeNotRead(node string, err error) string {
+	return fmt.Sprintf("reading Node %q failed: %v", node, err)
+}
+
+// NoNodeWithID reports that no Node is known to have a CSI node ID.
+func NoNodeWithID(nodeID string) string {
+	return fmt.Sprintf("no Node is known with node ID %q", nodeID)
+}

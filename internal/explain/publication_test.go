@@ -29,6 +29,12 @@ func TestTextsForTheStatusOfAnAttachment(t *testing.T) {
 		"could not save VolumeAttachment: away":          AttachmentNotSaved(errAway).Error(),
 		"could not mark as detached: away":               NotMarkedDetached(errAway).Error(),
 		"could not save the publish context: away":       PublishContextNotSaved(errAway).Error(),
+		`the driver lists the volume at node ID "i", which no VolumeAttachment is for, and it is not unpublished there: w`: NotFreed("i", "w"),
+		`Node "n" lists it in use`:                                        ListedInUse("n"),
+		`Node "n" is not Ready, so its list of volumes in use may be old`: ListMayBeOld("n"),
+		`the attacher may not read Node "n": its ServiceAccount needs the verb get on nodes (deploy/belay-attacher/rbac-nodes.yaml)`: NodeNotReadable("n"),
+		`reading Node "n" failed: away`:     NodeNotRead("n", errAway),
+		`no Node is known with node ID "i"`: NoNodeWithID("i"),
 		`"kcm" created VolumeAttachment csi-1. Only one attach/detach controller may run: if this was another one, disable it`: ForeignWrite("kcm", CreatedAttachment("csi-1")),
 		`"kcm" emitted R as c on Pod ns/p. belay-controller held back its own: another attach/detach controller is running. ` +
 			`belay-controller has halted; disable one of the two, and if belay stays, restart it`: Halted("kcm", EmittedEvent("R", "c", "Pod", "ns", "p")),
