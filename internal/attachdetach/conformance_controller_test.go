@@ -248,6 +248,7 @@ func nonattachable(l *lab) {
 	l.pod("p", "a", "v")
 	l.awaitAt(name, l.name("v"), "a")
 	l.turn(name, false)
+	l.mounted("p")
 	l.awaitNotAt(name, l.name("v"), "a")
 }
 

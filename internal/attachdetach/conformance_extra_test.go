@@ -239,6 +239,7 @@ func driverDeployedLate(l *lab) {
 	l.pod("p", "a", "v")
 	l.await("attach begun", func() bool { return l.at(name, l.name("v"), "a") != nil })
 	l.driverObject("d", new(false))
+	l.mounted("p")
 	l.awaitNotAt(name, l.name("v"), "a")
 }
 

@@ -63,12 +63,10 @@ type volumeUse struct {
 // needs returns the pods that need the volume with these PersistentVolumes.
 func (w *clusterState) needs(k key, volumes []*corev1.PersistentVolume) iter.Seq2[*corev1.Pod, volumeUse] {
 	return func(yield func(*corev1.Pod, volumeUse) bool) {
-		if !w.attachRequired(k.Driver) {
-			return
-		}
+		needed := w.attachNeeded(k)
 		for _, pv := range volumes {
 			for pod := range w.podsOf(pv) {
-				if !yield(pod, volumeUse{pv: pv}) {
+				if needed(pod) && !yield(pod, volumeUse{pv: pv}) {
 					return
 				}
 			}
@@ -78,7 +76,7 @@ func (w *clusterState) needs(k key, volumes []*corev1.PersistentVolume) iter.Seq
 				continue
 			}
 			for _, v := range kube.InlineVolumes(pod) {
-				if v.Key == k && !yield(pod, volumeUse{inline: v}) {
+				if v.Key == k && needed(pod) && !yield(pod, volumeUse{inline: v}) {
 					return
 				}
 			}
@@ -138,13 +136,6 @@ func (w *clusterState) podsOf(pv *corev1.PersistentVolume) iter.Seq[*corev1.Pod]
 			}
 		}
 	}
-}
-
-// attachRequired reports whether the driver's volumes are attached. As upstream, a driver without a CSIDriver object
-// requires attach.
-func (w *clusterState) attachRequired(driver string) bool {
-	d, ok := get[*storagev1.CSIDriver](w.drivers, driver)
-	return !ok || d.Spec.AttachRequired == nil || *d.Spec.AttachRequired
 }
 
 // sharing reports whether the volume may be attached to several nodes. It is exclusive if one of its sources is, and

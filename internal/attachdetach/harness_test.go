@@ -414,6 +414,14 @@ func (l *lab) pod(name, node string, claims ...string) {
 	l.Cleanup(func() { _ = l.deletePod(name) })
 }
 
+// mounted plays kubelet: it has mounted the volumes of the pod, and made its sandbox.
+func (l *lab) mounted(pod string) {
+	l.Helper()
+	l.patchStatus(&corev1.Pod{}, l.prefix, pod, map[string]any{"conditions": []map[string]any{
+		{"type": corev1.PodReadyToStartContainers, "status": corev1.ConditionTrue},
+	}})
+}
+
 // gone is kubelet and user together: the pod is deleted and has ended.
 func (l *lab) gone(pod string) {
 	l.Helper()

@@ -261,6 +261,10 @@ func TestDriverTurnsToNoAttach(t *testing.T) {
 	l.must(l.Delete(l.ctx, csi))
 	csi = &storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: csi.Name}, Spec: storagev1.CSIDriverSpec{AttachRequired: new(false)}}
 	l.must(l.Create(l.ctx, csi))
+	l.never("detached before the kubelet has mounted it", time.Second, func() bool {
+		return l.vas[name] == nil || l.vas[name].DeletionTimestamp != nil
+	})
+	l.mounted("p")
 	l.await("cleaned up", func() bool { return l.vas[name] == nil })
 }
 

@@ -31,6 +31,8 @@ type snapshot struct {
 	volumeName string
 	// migrated reports whether the volume is an in-tree volume that was migrated to CSI.
 	migrated bool
+	// driverAgain is when to ask again whether the driver requires attach; zero for never.
+	driverAgain time.Time
 }
 
 // volumeNameAt is the name of the volume in events for pods of a node: several PersistentVolumes may share a handle,
@@ -92,6 +94,7 @@ func (w *clusterState) snapshotOf(key attachment.VolumeKey, reads *nodeReads, d 
 	}
 	demand := w.demandFor(key)
 	s := snapshot{volumeName: demand.name(key), wants: demand.wants, pods: demand.pods, inline: demand.inline}
+	_, s.driverAgain = w.attachAnswer(key.Driver)
 	s.want.NoVolumeAttachment = kube.NoVolumeAttachment(key.Driver)
 	s.seen.Volume, s.seen.Newest = key, w.newest()
 	s.migrated = slices.ContainsFunc(demand.volumes, kube.Migrated) || len(demand.inline) > 0 && !s.want.NoVolumeAttachment

@@ -54,7 +54,7 @@ func (c *Controller) Reconcile(ctx context.Context, k key) (reconcile.Result, er
 // end completes a Reconcile after its last decision and returns when to requeue.
 func (w *work) end(decision attachment.Decision) (reconcile.Result, error) {
 	err := errors.Join(slices.Collect(maps.Values(w.failed))...)
-	next := w.recheck(decision.RecheckAt, w.emitEvents(decision.Steps, err))
+	next := w.recheck(decision.RecheckAt, w.emitEvents(decision.Steps, err), w.now.driverAgain)
 	if err != nil {
 		return w.retry(err, next)
 	}

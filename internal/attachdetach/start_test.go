@@ -215,7 +215,9 @@ func TestStaleCacheIsHarmless(t *testing.T) {
 				l.pod("p", "a", "v")
 			},
 			func(l *lab, k key) {
-				l.must(l.Delete(l.ctx, &storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: k.Driver}}))
+				d := &storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: k.Driver}}
+				l.must(l.Delete(l.ctx, d))
+				l.must(l.Create(l.ctx, &storagev1.CSIDriver{ObjectMeta: d.ObjectMeta}))
 			},
 		},
 	} {

@@ -44,6 +44,8 @@ type clusterState struct {
 	kubelets     kubelets
 	unidentified unidentified
 	largeNodes   largeNodes
+	// withoutAttach outlives CSIDrivers.
+	withoutAttach withoutAttach
 	// handled holds the VolumeAttachments whose latest event was handled, by name. The cache is ahead of the handlers.
 	handled sync.Map
 	// deletes are deletes of VolumeAttachments without a response, reports are writes to Nodes, by name.

@@ -353,10 +353,13 @@ func TestDriverAppearsLate(t *testing.T) {
 	l.pod("p", "a", "v")
 	l.awaitListed(k, "a") // as long as no CSIDriver says otherwise
 	l.must(l.Create(l.ctx, csiDriver(false)))
+	l.mounted("p")
 	l.awaitGone(k, "a")
 	l.must(l.Delete(l.ctx, csiDriver(false)))
+	l.must(l.Create(l.ctx, csiDriver(true)))
 	l.awaitListed(k, "a")
 	uid := l.seenOf(k, "a").UID
+	l.must(l.Delete(l.ctx, csiDriver(true)))
 	l.must(l.Create(l.ctx, csiDriver(true)))
 	l.Cleanup(func() { _ = l.Delete(context.Background(), csiDriver(true)) })
 	l.volume("other")

@@ -90,12 +90,15 @@ func objectNode(obj client.Object) string {
 // podsWaitPriority is the priority of volumes that pods wait for. Others have 0, or handler.LowPriority.
 const podsWaitPriority = 100
 
-// podChanged ignores updates unless a pod was scheduled, deleted, or ended. A pod that was deleted and recreated under
-// its name counts as both (k/k#111327).
+// podChanged ignores updates unless a pod was scheduled, deleted, or ended, or mounted a volume that needs no attach
+// (attachNeeded). A pod that was deleted and recreated under its name counts as both (k/k#111327).
 func (w *clusterState) podChanged(before, after *corev1.Pod) []key {
 	if before != nil && after != nil && before.UID == after.UID &&
 		before.Spec.NodeName == after.Spec.NodeName && kube.PodEnded(before) == kube.PodEnded(after) {
-		return nil
+		if kube.VolumesMounted(before) == kube.VolumesMounted(after) {
+			return nil
+		}
+		return slices.DeleteFunc(w.keysOfPod(after), func(k key) bool { return w.attachRequired(k.Driver) })
 	}
 	var keys []key
 	for _, pod := range []*corev1.Pod{before, after} {
@@ -219,30 +222,6 @@ func (w *clusterState) attachmentChanged(before, after *storagev1.VolumeAttachme
 func sameAttachment(a, b *storagev1.VolumeAttachment) bool {
 	return a.UID == b.UID && a.DeletionTimestamp.Equal(b.DeletionTimestamp) && maps.Equal(a.Annotations, b.Annotations) &&
 		equality.Semantic.DeepEqual(a.Status, b.Status)
-}
-
-// driverChanged returns all volumes of a driver whose attachRequired changes, which is rare.
-func (w *clusterState) driverChanged(before, after *storagev1.CSIDriver) []key {
-	required := func(d *storagev1.CSIDriver) bool {
-		return d == nil || d.Spec.AttachRequired == nil || *d.Spec.AttachRequired
-	}
-	if required(before) == required(after) {
-		return nil
-	}
-	name := cmp.Or(after, before).Name
-	var keys []key
-	for _, pv := range list[*corev1.PersistentVolume](w.volumes, byDriver, name) {
-		keys = append(keys, keysOf(pv)...)
-	}
-	for _, va := range w.attachments.ByIndex(byDriver, name) {
-		keys = append(keys, w.keysOfAttachment(va)...)
-	}
-	for _, pod := range list[*corev1.Pod](w.pods, byDriver, name) {
-		for _, v := range kube.InlineVolumes(pod) {
-			keys = append(keys, v.Key)
-		}
-	}
-	return keys
 }
 
 // nodeChanged returns the volumes that were added to or removed from a list of the node, or all volumes of a node that

@@ -70,20 +70,22 @@ func (x *state) decide(key attachment.VolumeKey) attachment.Decision {
 	want := attachment.Desired{Shared: x.shared(key), NoVolumeAttachment: kube.NoVolumeAttachment(key.Driver)}
 	seen := attachment.Observed{Nodes: map[attachment.NodeName]attachment.Node{}}
 	unique := kube.UniqueVolumeName(key.Driver, key.Handle)
-	if x.attachRequired(key.Driver) {
-		wants := map[string]attachment.Want{}
-		for _, u := range x.uses[key] {
-			node := u.pod.Spec.NodeName
-			if node == "" || ended(u) {
-				continue
-			}
-			created := u.pod.CreationTimestamp.Time
-			if w, ok := wants[node]; !ok || created.Before(w.Since) {
-				wants[node] = attachment.Want{Node: attachment.NodeName(node), PersistentVolume: u.pv, Since: created}
-			}
+	required, wants := x.attachRequired(key.Driver), map[string]attachment.Want{}
+	for _, u := range x.uses[key] {
+		node := u.pod.Spec.NodeName
+		if node == "" || ended(u) {
+			continue
 		}
-		want.Wants = slices.Collect(maps.Values(wants))
+		// A driver without attach keeps what it has until it is mounted.
+		if _, has := x.attachmentOn(key, node); !required && (!has || mounted(u.pod)) {
+			continue
+		}
+		created := u.pod.CreationTimestamp.Time
+		if w, ok := wants[node]; !ok || created.Before(w.Since) {
+			wants[node] = attachment.Want{Node: attachment.NodeName(node), PersistentVolume: u.pv, Since: created}
+		}
 	}
+	want.Wants = slices.Collect(maps.Values(wants))
 	for _, w := range want.Wants {
 		seen.Nodes[w.Node] = x.facts(string(w.Node), unique)
 	}

@@ -47,11 +47,16 @@ func meta(m metav1.ObjectMeta) metav1.ObjectMeta {
 	}
 }
 
-// StripPod keeps where the pod runs, whether it still does, and its volumes that may be attached.
+// StripPod keeps where the pod runs, whether it still does, its volumes that may be attached, and whether they are mounted.
 func StripPod(pod *corev1.Pod) *corev1.Pod {
 	kept := &corev1.Pod{ObjectMeta: meta(pod.ObjectMeta)}
 	kept.Spec.NodeName = pod.Spec.NodeName
-	kept.Status.Phase = pod.Status.Phase
+	switch phase := pod.Status.Phase; {
+	case phase == corev1.PodFailed, phase == corev1.PodSucceeded:
+		kept.Status.Phase = phase
+	case VolumesMounted(pod):
+		kept.Status.Phase = corev1.PodRunning
+	}
 	for i := range pod.Spec.Volumes {
 		v := &pod.Spec.Volumes[i]
 		switch {
@@ -73,6 +78,18 @@ func StripPod(pod *corev1.Pod) *corev1.Pod {
 		kept.Status.ContainerStatuses = make([]corev1.ContainerStatus, 1)
 	}
 	return kept
+}
+
+// VolumesMounted reports whether the kubelet has mounted the pod's volumes: it makes the sandbox after that (k/k v1.36.3
+// pkg/kubelet/kubelet.go SyncPod: WaitForAttachAndMount before containerRuntime.SyncPod). A phase alone may be that of an earlier boot.
+// Of a pod that StripPod returned, the phase says it.
+func VolumesMounted(pod *corev1.Pod) bool {
+	for i := range pod.Status.Conditions {
+		if c := &pod.Status.Conditions[i]; c.Type == corev1.PodReadyToStartContainers {
+			return c.Status == corev1.ConditionTrue
+		}
+	}
+	return pod.Status.Phase == corev1.PodRunning
 }
 
 // PodEnded reports whether the pod no longer needs its volumes: it has ended, or it is being deleted and none of its containers
