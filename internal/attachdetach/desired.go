@@ -23,8 +23,8 @@ type demand struct {
 	pods map[attachment.NodeName][]*corev1.Pod
 	// inline is the inline volume of the oldest pod of a node, if that pod uses no PersistentVolume.
 	inline map[attachment.NodeName]kube.InlineVolume
-	// shared holds, for each source, whether it allows several nodes.
-	shared []bool
+	// declared holds, for each of volumes, whether it allows several nodes; asked the same for each inline volume of a pod.
+	declared, asked []bool
 }
 
 // demandFor returns the demand for a volume.
@@ -38,11 +38,11 @@ func (w *clusterState) demandFor(k key) demand {
 	}
 	slices.SortFunc(d.volumes, func(a, b *corev1.PersistentVolume) int { return cmp.Compare(a.Name, b.Name) })
 	for _, pv := range d.volumes {
-		d.shared = append(d.shared, attachment.AllowsSeveralNodes(pv.Spec.AccessModes))
+		d.declared = append(d.declared, attachment.AllowsSeveralNodes(pv.Spec.AccessModes))
 	}
 	for pod, by := range w.needs(k, d.volumes) {
 		if by.pv == nil {
-			d.shared = append(d.shared, by.inline.Spec == nil || attachment.AllowsSeveralNodes(by.inline.Spec.AccessModes))
+			d.asked = append(d.asked, by.inline.Spec == nil || attachment.AllowsSeveralNodes(by.inline.Spec.AccessModes))
 			d.add(pod, "", by.inline)
 		} else {
 			d.add(pod, by.pv.Name, kube.InlineVolume{})
@@ -138,18 +138,30 @@ func (w *clusterState) podsOf(pv *corev1.PersistentVolume) iter.Seq[*corev1.Pod]
 	}
 }
 
-// sharing reports whether the volume may be attached to several nodes. It is exclusive if one of its sources is, and
-// unknown without a source or if the PersistentVolume of an attachment is gone. Upstream treats unknown as shared.
-func sharing(ways []bool, attachments []*storagev1.VolumeAttachment, seen []attachment.Attachment) attachment.Knowledge {
-	for _, va := range attachments {
-		if inline := va.Spec.Source.InlineVolumeSpec; inline != nil {
-			ways = append(slices.Clip(ways), attachment.AllowsSeveralNodes(inline.AccessModes))
+// sharing reports whether the volume may be attached to several nodes, and whether it may without what pods ask for
+// now. Its PersistentVolumes decide, which no tenant can create; inline volumes do where there is none. It is exclusive
+// if one source is, and unknown without a source or if the PersistentVolume of an attachment is gone. Upstream treats
+// unknown as shared.
+func (d *demand) sharing(attachments []*storagev1.VolumeAttachment, seen []attachment.Attachment) (shared, attached attachment.Knowledge) {
+	ways, asked := d.declared, d.asked
+	if len(ways) > 0 {
+		asked = nil
+	} else {
+		for _, va := range attachments {
+			if inline := va.Spec.Source.InlineVolumeSpec; inline != nil {
+				ways = append(ways, attachment.AllowsSeveralNodes(inline.AccessModes))
+			}
 		}
 	}
+	gone := slices.ContainsFunc(seen, func(a attachment.Attachment) bool { return a.VolumeGone })
+	return sharedBy(slices.Concat(ways, asked), gone), sharedBy(ways, gone)
+}
+
+func sharedBy(ways []bool, unsure bool) attachment.Knowledge {
 	switch {
 	case slices.Contains(ways, false):
 		return attachment.No
-	case len(ways) == 0, slices.ContainsFunc(seen, func(a attachment.Attachment) bool { return a.VolumeGone }):
+	case len(ways) == 0, unsure:
 		return attachment.Unknown
 	}
 	return attachment.Yes

@@ -116,7 +116,7 @@ func (w *clusterState) snapshotOf(key attachment.VolumeKey, reads *nodeReads, d 
 		names = append(names, va.Spec.NodeName)
 		s.seen.Attachments = append(s.seen.Attachments, w.attachment(key, va, d.deleteMayBeUnderway(va)))
 	}
-	s.want.Shared = sharing(demand.shared, attachments, s.seen.Attachments)
+	s.want.Shared, s.want.SharedAttached = demand.sharing(attachments, s.seen.Attachments)
 	s.seen.Pending = d.pending(key)
 	if s.want.NoVolumeAttachment {
 		for _, name := range names {

@@ -180,11 +180,12 @@ func (p *plan) chooseKeeper() {
 	}
 }
 
+// isKept reports whether the attachment stays. A pod elsewhere that makes the volume exclusive does not take it from the pods here.
 func (p *plan) isKept(a *Attachment) bool {
 	if a.Deleting || !p.wanted(a) || a.Implied && !p.want.NoVolumeAttachment {
 		return false
 	}
-	return !p.exclusive || a.id() == p.keeper
+	return !p.exclusive || a.id() == p.keeper || p.want.SharedAttached == Yes && a.Confirmed == Yes
 }
 
 // keep handles an attachment that is wanted where it is.

@@ -357,6 +357,19 @@ func TestExclusiveVolume(t *testing.T) {
 				Detach{Node: "b", Attachment: ref("b")},
 			},
 		},
+		"a new pod makes a shared volume exclusive: what is wanted stays, an unconfirmed one goes": {
+			want: func() Desired { d := wantAt("a", "b", "c", "d"); d.SharedAttached = Yes; return d }(),
+			seen: Observed{
+				Attachments: []Attachment{attached("a"), attached("b"), attached("c", unconfirmed)},
+				Nodes: nodes(map[NodeName]Node{
+					"a": node("a", reported, inUse), "b": node("b", reported), "c": node("c", checked), "d": node("d"),
+				}),
+			},
+			steps: []Step{
+				Detach{Node: "c", Attachment: ref("c")},
+				blockedAt("d", OtherWriterAttached, Blocker{Node: "a", Kind: ByAttachment}, Blocker{Node: "b", Kind: ByAttachment}, Blocker{Node: "c", Kind: ByAttachment}),
+			},
+		},
 		"S1: attached twice, neither mounted: no second report": {
 			want: wantAt("a", "b"),
 			seen: Observed{

@@ -31,6 +31,8 @@ const (
 type Desired struct {
 	// Shared is whether the volume may be attached to several nodes. Anything but Yes, Unknown included, makes it exclusive.
 	Shared Knowledge
+	// SharedAttached is the same without what the pods ask for, which may change: Yes keeps what is attached and wanted.
+	SharedAttached Knowledge
 	// Wants has one entry per node with a pod that needs the volume there. It is empty for a driver that needs no attach.
 	Wants []Want
 	// NoVolumeAttachment is set for Fibre Channel and iSCSI volumes, which the node connects by itself. They are reported, because

@@ -53,6 +53,9 @@ func (x *state) shared(key attachment.VolumeKey) decision.Knowledge {
 		}
 		known = decision.Yes
 	}
+	if known == decision.Yes {
+		return known // inline volumes do not count beside a PersistentVolume
+	}
 	for _, va := range x.attached[key] {
 		if inline := va.Spec.Source.InlineVolumeSpec; inline != nil {
 			if !attachment.AllowsSeveralNodes(inline.AccessModes) {
