@@ -61,7 +61,7 @@ func (w *work) attach(ctx context.Context, s attachment.Attach) (again bool, err
 	w.recordPendingCreate(name, s.Node, err)
 	w.metrics.Refused(w.volume(), time.Since(sent))
 	for _, pod := range w.now.pods[s.Node] {
-		w.eventEmitter.refused(w.key, pod, explain.AttachFailed(w.now.volumeNameAt(s.Node), explain.CreateFailed(err)), w.clock.Now())
+		w.events().refused(w.key, pod, explain.AttachFailed(w.now.volumeNameAt(s.Node), explain.CreateFailed(err)), w.clock.Now())
 	}
 	return false, fmt.Errorf("create VolumeAttachment %s for node %s: %w", name, s.Node, err)
 }
@@ -121,7 +121,7 @@ func (w *work) report(ctx context.Context, s attachment.Report) (again bool, err
 	w.loggerAt(s.Node).Info("Volume reported as attached", "attachment", s.Attachment.Name, "pods", klog.KObjSlice(w.now.pods[s.Node]), "repeated", s.Repeated)
 	if !s.Repeated {
 		for _, pod := range w.now.pods[s.Node] {
-			w.eventEmitter.succeeded(pod, explain.AttachSucceeded(w.now.volumeNameAt(s.Node)))
+			w.events().succeeded(pod, explain.AttachSucceeded(w.now.volumeNameAt(s.Node)))
 		}
 	}
 	return false, nil

@@ -42,27 +42,27 @@ func isUnconfirmed(last *storagev1.VolumeAttachment, now time.Time) bool {
 
 // attachmentDeleted records the deletion of an attachment of the volumes.
 func (c *Controller) attachmentDeleted(keys []key, last *storagev1.VolumeAttachment) {
-	c.eventEmitter.attachmentDeleted(keys, last, c.clock.Now())
+	for _, k := range keys {
+		c.eventEmitter.of(k).attachmentDeleted(k, last, c.clock.Now())
+	}
 	c.traceDeleted(last)
 }
 
 // attachmentDeleted records the deletion of an attachment.
-func (a *eventEmitter) attachmentDeleted(keys []key, last *storagev1.VolumeAttachment, now time.Time) {
+func (a *eventShard) attachmentDeleted(k key, last *storagev1.VolumeAttachment, now time.Time) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	for _, k := range keys {
-		node := attachment.NodeName(last.Spec.NodeName)
-		if d, ok := a.detaches[k][node]; ok && d.uid == last.UID {
-			d.deletionSeen, d.unconfirmed = true, isUnconfirmed(last, now)
-			a.detaches[k][node] = d
-		}
+	node := attachment.NodeName(last.Spec.NodeName)
+	if d, ok := a.detaches[k][node]; ok && d.uid == last.UID {
+		d.deletionSeen, d.unconfirmed = true, isUnconfirmed(last, now)
+		a.detaches[k][node] = d
 	}
 }
 
 // requestDetach tracks a detach from before its request is sent, because the watch may deliver the deletion long before
 // the response. responded takes the response.
 func (w *work) requestDetach(s attachment.ForceDetach) (responded func(error)) {
-	a, d := w.eventEmitter, w.detachOf(s.Attachment)
+	a, d := w.events(), w.detachOf(s.Attachment)
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	before, tracked := a.detaches[w.key][s.Node]
@@ -90,7 +90,7 @@ func (w *work) requestDetach(s attachment.ForceDetach) (responded func(error)) {
 
 // emitDetaching emits that the delete of the attachment was accepted, with the authority for it if the volume may be in
 // use; hold a.mu.
-func (a *eventEmitter) emitDetaching(d detach, s attachment.ForceDetach) {
+func (a *eventShard) emitDetaching(d detach, s attachment.ForceDetach) {
 	if d.about == nil {
 		return
 	}
@@ -111,7 +111,7 @@ func detachStarted(name string, s attachment.ForceDetach) string {
 }
 
 // follow tracks a detach to emit its end; hold a.mu.
-func (a *eventEmitter) follow(k key, node attachment.NodeName, d detach) {
+func (a *eventShard) follow(k key, node attachment.NodeName, d detach) {
 	if a.detaches[k] == nil {
 		a.detaches[k] = map[attachment.NodeName]detach{}
 	}
@@ -119,15 +119,15 @@ func (a *eventEmitter) follow(k key, node attachment.NodeName, d detach) {
 }
 
 // unfollow ends that; hold a.mu.
-func (a *eventEmitter) unfollow(k key, node attachment.NodeName) {
+func (a *eventShard) unfollow(k key, node attachment.NodeName) {
 	if delete(a.detaches[k], node); len(a.detaches[k]) == 0 {
 		delete(a.detaches, k)
 	}
 }
 
-// emitClaimEvents emits the progress and the end of detaches on the claim; hold the lock of the eventEmitter.
+// emitClaimEvents emits the progress and the end of detaches on the claim; hold the lock of its events.
 func (w *work) emitClaimEvents(steps []attachment.Step) {
-	a := w.eventEmitter
+	a := w.events()
 	for i := range w.now.seen.Attachments {
 		one := &w.now.seen.Attachments[i]
 		if !one.Deleting || !one.Computed {
@@ -173,20 +173,20 @@ func (w *work) emitDetached(node attachment.NodeName, d detach) {
 	if d.unconfirmed {
 		logger.Error(nil, "VolumeAttachment was removed without a confirmed detach", "remedy", explain.DetachAtStorage)
 		if d.about != nil {
-			w.eventEmitter.warn(d.about, explain.VolumeDetachUnconfirmed, attachment.DetachUnanswered, explain.DetachUnconfirmed(d.name, node, d.attachment))
+			w.events().warn(d.about, explain.VolumeDetachUnconfirmed, attachment.DetachUnanswered, explain.DetachUnconfirmed(d.name, node, d.attachment))
 		}
 		return
 	}
 	logger.Info("Volume detached")
 	if d.about != nil {
-		w.eventEmitter.recorder.Event(d.about, corev1.EventTypeNormal, explain.SuccessfulDetachVolume, explain.DetachSucceeded(d.name, node))
+		w.events().recorder.Event(d.about, corev1.EventTypeNormal, explain.SuccessfulDetachVolume, explain.DetachSucceeded(d.name, node))
 	}
 }
 
 // emitUnconfirmed warns if another client deleted the VolumeAttachment while the node uses the volume. The mounts of
 // the pods there no longer work. The controller itself withdraws its report first.
 func (w *work) emitUnconfirmed() {
-	a := w.eventEmitter
+	a := w.events()
 	detachedInUse := a.detachedInUse[w.key]
 	for i := range w.now.seen.Attachments {
 		one := &w.now.seen.Attachments[i]
@@ -215,16 +215,16 @@ func (w *work) warnTorn(one *attachment.Attachment) {
 	text := explain.DetachedInUse(w.now.volumeNameAt(one.Node), one.Node)
 	w.loggerAt(one.Node).Error(nil, "VolumeAttachment was deleted by another client while the volume is in use", "attachment", one.Name, "remedy", explain.RecreatePods)
 	for _, pod := range w.now.pods[one.Node] {
-		w.eventEmitter.warn(pod, explain.VolumeDetachedInUse, attachment.StillInUse, text)
+		w.events().warn(pod, explain.VolumeDetachedInUse, attachment.StillInUse, text)
 	}
 	if about := w.state.ownerOf(w.now.volumeNameAt(one.Node)); about != nil {
-		w.eventEmitter.warn(about, explain.VolumeDetachedInUse, attachment.StillInUse, text)
+		w.events().warn(about, explain.VolumeDetachedInUse, attachment.StillInUse, text)
 	}
 }
 
 // emitDetachFailed emits a new cause of a failing detach on the claim.
 func (w *work) emitDetachFailed(hold attachment.Wait) {
-	a := w.eventEmitter
+	a := w.events()
 	d, ok := a.detaches[w.key][hold.Node]
 	if !ok {
 		return
@@ -251,9 +251,9 @@ func (w *work) emitDetachFailed(hold attachment.Wait) {
 	}
 }
 
-// emitStillRuns emits on the claim that a detach by force is held, once; hold the lock of the eventEmitter.
+// emitStillRuns emits on the claim that a detach by force is held, once; hold the lock of its events.
 func (w *work) emitStillRuns(hold attachment.Wait) {
-	a := w.eventEmitter
+	a := w.events()
 	if a.stillRuns[w.key][hold.Node] {
 		return
 	}
@@ -287,9 +287,9 @@ func (w *work) emitReleased(s attachment.ForceDetach) {
 		return
 	}
 	if s.Authority != nil {
-		w.eventEmitter.recorder.Event(about, corev1.EventTypeWarning, explain.DetachingVolume, detachStarted(name, s))
+		w.events().recorder.Event(about, corev1.EventTypeWarning, explain.DetachingVolume, detachStarted(name, s))
 	}
-	w.eventEmitter.recorder.Event(about, corev1.EventTypeNormal, explain.SuccessfulDetachVolume, explain.DetachSucceeded(name, s.Node))
+	w.events().recorder.Event(about, corev1.EventTypeNormal, explain.SuccessfulDetachVolume, explain.DetachSucceeded(name, s.Node))
 }
 
 // ownerOf returns the object for events about a PersistentVolume: the claim that it is bound to, or itself.

@@ -200,7 +200,7 @@ func TestRefusedDeleteIsNoDetach(t *testing.T) {
 				if diff := cmp.Diff(tt.want, got); diff != "" {
 					t.Errorf("events (-want +got):\n%s", diff)
 				}
-				if n := len(c.eventEmitter.detaches); n != 0 {
+				if n := len(c.eventEmitter.of(k).detaches); n != 0 {
 					t.Errorf("%d volumes are still tracked", n)
 				}
 			})

@@ -2,6 +2,7 @@ package attachdetach
 
 import (
 	"fmt"
+	"hash/maphash"
 	"maps"
 	"sync"
 	"time"
@@ -20,6 +21,15 @@ import (
 // emitted once for each change of the cause, and again before it expires. After a restart, the events of current waits
 // are emitted again.
 type eventEmitter struct {
+	shards [eventShards]eventShard
+	seed   maphash.Seed
+}
+
+// eventShards bounds how many volumes wait for the events of one: a volume that many pods wait for takes long.
+const eventShards = 256
+
+// eventShard is the events of some volumes.
+type eventShard struct {
 	recorder record.EventRecorder
 
 	mu sync.Mutex
@@ -35,8 +45,8 @@ type eventEmitter struct {
 
 // emittedEvent is an event that was emitted.
 type emittedEvent struct {
-	dedupKey string // a new event needs another key
-	at       time.Time
+	cause string // a new event needs another one
+	at    time.Time
 }
 
 // repeatInterval is when the event of an unchanged cause is emitted again: the API server deletes events after an hour
@@ -48,36 +58,47 @@ const repeatInterval = 45 * time.Minute
 const detachEventDelay = 10 * time.Second
 
 func newEventEmitter(recorder record.EventRecorder) *eventEmitter {
-	return &eventEmitter{
-		recorder:      recorder,
-		emitted:       map[attachment.VolumeKey]map[types.UID]emittedEvent{},
-		detaches:      map[attachment.VolumeKey]map[attachment.NodeName]detach{},
-		detachedInUse: map[attachment.VolumeKey]map[attachment.NodeName]bool{},
-		stillRuns:     map[attachment.VolumeKey]map[attachment.NodeName]bool{},
+	e := &eventEmitter{seed: maphash.MakeSeed()}
+	for i := range e.shards {
+		a := &e.shards[i]
+		a.recorder = recorder
+		a.emitted = map[attachment.VolumeKey]map[types.UID]emittedEvent{}
+		a.detaches = map[attachment.VolumeKey]map[attachment.NodeName]detach{}
+		a.detachedInUse = map[attachment.VolumeKey]map[attachment.NodeName]bool{}
+		a.stillRuns = map[attachment.VolumeKey]map[attachment.NodeName]bool{}
 	}
+	return e
 }
 
-func (a *eventEmitter) succeeded(pod *corev1.Pod, text string) {
+// of returns the shard of a volume.
+func (e *eventEmitter) of(k key) *eventShard {
+	return &e.shards[maphash.Comparable(e.seed, k)%eventShards]
+}
+
+// events returns the events of the volume.
+func (w *work) events() *eventShard { return w.eventEmitter.of(w.key) }
+
+func (a *eventShard) succeeded(pod *corev1.Pod, text string) {
 	a.recorder.Event(pod, corev1.EventTypeNormal, explain.SuccessfulAttachVolume, text)
 }
 
-func (a *eventEmitter) failed(pod *corev1.Pod, why attachment.Reason, text string) {
+func (a *eventShard) failed(pod *corev1.Pod, why attachment.Reason, text string) {
 	a.warn(pod, explain.FailedAttachVolume, why, text)
 }
 
 // warn emits a warning with a reason annotation.
-func (a *eventEmitter) warn(about runtime.Object, event string, why attachment.Reason, text string) {
+func (a *eventShard) warn(about runtime.Object, event string, why attachment.Reason, text string) {
 	a.recorder.AnnotatedEventf(about, map[string]string{kube.ReasonAnnotation: string(why)}, corev1.EventTypeWarning, event, "%s", text)
 }
 
 // refused emits on a pod that the API server rejected its VolumeAttachment, unless it is the same cause.
-func (a *eventEmitter) refused(k key, pod *corev1.Pod, text string, now time.Time) {
+func (a *eventShard) refused(k key, pod *corev1.Pod, text string, now time.Time) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.emitted[k] == nil {
 		a.emitted[k] = map[types.UID]emittedEvent{}
 	}
-	if a.emitted[k][pod.UID].dedupKey != text {
+	if a.emitted[k][pod.UID].cause != text {
 		a.emitted[k][pod.UID] = emittedEvent{text, now}
 		a.failed(pod, attachment.AttachFailed, text)
 	}
@@ -86,8 +107,9 @@ func (a *eventEmitter) refused(k key, pod *corev1.Pod, text string, now time.Tim
 // emitEvents emits events for a decision and returns when to do so again if nothing changes; zero for never. refusal is
 // the error of its steps.
 func (w *work) emitEvents(steps []attachment.Step, refusal error) (again time.Time) {
-	w.eventEmitter.mu.Lock()
-	defer w.eventEmitter.mu.Unlock()
+	a := w.events()
+	a.mu.Lock()
+	defer a.mu.Unlock()
 	w.emitUnconfirmed()
 	w.emitClaimEvents(steps)
 	return w.emitPodEvents(steps, refusal)
@@ -95,8 +117,9 @@ func (w *work) emitEvents(steps []attachment.Step, refusal error) (again time.Ti
 
 // emitPodEvents emits on the waiting pods why they wait.
 func (w *work) emitPodEvents(steps []attachment.Step, refusal error) (again time.Time) {
-	a, now := w.eventEmitter, w.clock.Now()
-	before, after := a.emitted[w.key], map[types.UID]emittedEvent{}
+	a, now := w.events(), w.clock.Now()
+	before := a.emitted[w.key]
+	after := make(map[types.UID]emittedEvent, len(before))
 	if refusal != nil { // pods whose attach failed have an event but no Wait
 		maps.Copy(after, before)
 	}
@@ -108,24 +131,25 @@ func (w *work) emitPodEvents(steps []attachment.Step, refusal error) (again time
 		if !ok || !hold.Wanted {
 			continue
 		}
+		cause := "" // of all pods of the node: there may be many
+		if quiet, until := isQuiet(hold, now); quiet && refusal == nil {
+			again = sooner(again, until)
+		} else {
+			cause = eventCause(hold, refusal)
+		}
+		text := w.eventText(hold, refusal)
 		for _, pod := range w.now.pods[hold.Node] {
 			old, emitted := before[pod.UID]
-			dedupKey, text := "", ""
-			if ok, until := isQuiet(hold, now); ok && refusal == nil {
-				again = sooner(again, until)
-			} else {
-				dedupKey, text = eventText(hold, pod, w.key, w.now, refusal)
-			}
 			switch {
-			case dedupKey == "" && emitted: // keep the last cause during a wait without an event
+			case cause == "" && emitted: // keep the last cause during a wait without an event
 				after[pod.UID] = old
 				continue
-			case dedupKey == "":
+			case cause == "":
 				continue
-			case dedupKey != old.dedupKey || now.Sub(old.at) >= repeatInterval:
-				a.failed(pod, hold.Reason, text)
+			case cause != old.cause || now.Sub(old.at) >= repeatInterval:
+				a.failed(pod, hold.Reason, text(pod.Namespace))
 				w.logWait(hold, pod)
-				old = emittedEvent{dedupKey, now}
+				old = emittedEvent{cause, now}
 			}
 			after[pod.UID] = old
 			again = sooner(again, old.at.Add(repeatInterval))
@@ -139,34 +163,58 @@ func (w *work) emitPodEvents(steps []attachment.Step, refusal error) (again time
 	return again
 }
 
-// eventText returns the event for a waiting pod. dedupKey identifies its cause.
-func eventText(hold attachment.Wait, pod *corev1.Pod, k key, s snapshot, refusal error) (dedupKey, text string) {
-	name := s.volumeNameAt(hold.Node)
-	cause := hold.Cause()
+// eventCause identifies the cause of a wait for deduplication; empty if it is short, or not actionable for the pod's
+// owner.
+func eventCause(hold attachment.Wait, refusal error) string {
 	switch hold.Reason {
-	default: // short, or not actionable for the pod's owner
-		return "", ""
-	case attachment.AttachFailed:
-		return causeKey(cause), explain.AttachFailed(name, hold.Detail)
-	case attachment.AttachUnanswered:
-		return causeKey(cause), explain.AttachFailed(name, explain.Unanswered(k, explain.Attach, hold.Node, hold.Since))
-	case attachment.DetachFailed:
-		return causeKey(cause), explain.AttachFailed(name, explain.BeingDeleted(hold.Detail))
-	case attachment.DetachUnanswered:
-		return causeKey(cause), explain.AttachFailed(name, explain.BeingDeleted(explain.Unanswered(k, explain.Detach, hold.Node, hold.Since)))
-	case attachment.NodeReplaced, attachment.ForeignAttachment, attachment.StillInUse, attachment.OutOfServiceNodeReady, attachment.NodeStillRuns:
-		return causeKey(cause), explain.AttachFailed(name, explain.Wait(k.Driver, hold.Node, cause, s.seen.Nodes[hold.Node].Healthy))
+	default:
+		return ""
+	case attachment.AttachFailed, attachment.AttachUnanswered, attachment.DetachFailed, attachment.DetachUnanswered,
+		attachment.NodeReplaced, attachment.ForeignAttachment, attachment.StillInUse, attachment.OutOfServiceNodeReady, attachment.NodeStillRuns:
+		return causeKey(hold.Cause())
 	case attachment.OtherWriterAttached, attachment.OtherWriterDetaching:
 	}
-	dedupKey = string(hold.Reason)
+	cause := string(hold.Reason)
 	for _, b := range hold.Blockers {
-		dedupKey += fmt.Sprint("|", b.Node, b.Kind, b.Ready, causeKey(b.Cause))
+		cause += fmt.Sprint("|", b.Node, b.Kind, b.Ready, causeKey(b.Cause))
 	}
-	text = explain.MultiAttach(name, k.Driver, pod.Namespace, holders(hold, s), hold.Blockers)
 	if refusal != nil {
-		return dedupKey + refusal.Error(), explain.Refused(text, refusal)
+		cause += refusal.Error()
 	}
-	return dedupKey, text
+	return cause
+}
+
+// eventText returns the event for the waiting pods of a node, by namespace. It is made when one is emitted.
+func (w *work) eventText(hold attachment.Wait, refusal error) func(namespace string) string {
+	texts := map[string]string{}
+	return func(namespace string) string {
+		if _, ok := texts[namespace]; !ok {
+			texts[namespace] = w.newEventText(hold, namespace, refusal)
+		}
+		return texts[namespace]
+	}
+}
+
+func (w *work) newEventText(hold attachment.Wait, namespace string, refusal error) string {
+	name, driver := w.now.volumeNameAt(hold.Node), w.key.Driver
+	switch hold.Reason {
+	case attachment.AttachFailed:
+		return explain.AttachFailed(name, hold.Detail)
+	case attachment.AttachUnanswered:
+		return explain.AttachFailed(name, explain.Unanswered(w.key, explain.Attach, hold.Node, hold.Since))
+	case attachment.DetachFailed:
+		return explain.AttachFailed(name, explain.BeingDeleted(hold.Detail))
+	case attachment.DetachUnanswered:
+		return explain.AttachFailed(name, explain.BeingDeleted(explain.Unanswered(w.key, explain.Detach, hold.Node, hold.Since)))
+	case attachment.OtherWriterAttached, attachment.OtherWriterDetaching:
+	default:
+		return explain.AttachFailed(name, explain.Wait(driver, hold.Node, hold.Cause(), w.now.seen.Nodes[hold.Node].Healthy))
+	}
+	text := explain.MultiAttach(name, driver, namespace, holders(hold, w.now), hold.Blockers)
+	if refusal != nil {
+		return explain.Refused(text, refusal)
+	}
+	return text
 }
 
 // causeKey identifies a cause for deduplication. A time at which only a recheck is due is not part of it.

@@ -1,0 +1,92 @@
+package attachdetach
+
+import (
+	"fmt"
+	"testing"
+
+	"sigs.k8s.io/controller-runtime/pkg/log"
+
+	"belay.dev/belay/internal/attachment"
+	"belay.dev/belay/internal/kube"
+	"belay.dev/belay/internal/testing/wait"
+)
+
+// waitingPods is an exclusive volume that pods of many nodes want. The first node has it.
+func waitingPods(tb testing.TB, nodes, pods int) (*model, key) {
+	tb.Helper()
+	m, k := newModel(tb), key{Driver: driver, Handle: "h"}
+	m.put(aVolume("pv", k.Handle))
+	m.put(aClaim("pv"))
+	for n := range nodes {
+		node := sharedNode(n)
+		m.put(aNode(node, isReady))
+		for p := range pods {
+			m.put(aPod(fmt.Sprintf("%s-%d", node, p), node, byClaimOf("pv")))
+		}
+	}
+	m.put(aNode(sharedNode(0), isReady, listing(nil, []string{kube.UniqueVolumeName(k.Driver, k.Handle)})))
+	va := sharedAttachment(k, sharedNode(0))
+	va.Spec.Source.PersistentVolumeName = new("pv")
+	m.put(va)
+	return m, k
+}
+
+// emitAgain emits the events of a decision that changes nothing, as most do.
+func emitAgain(tb testing.TB, nodes, pods int) func() {
+	tb.Helper()
+	m, k := waitingPods(tb, nodes, pods)
+	c := m.controllerOf()
+	w := &work{Controller: c, key: k, log: log.Log}
+	w.now = m.observe(k, &nodeReads{}, noDoubts{})
+	steps := attachment.Decide(modelTime, w.now.want, w.now.seen, c.policy).Steps
+	w.emitEvents(steps, nil)
+	return func() { w.emitEvents(steps, nil) }
+}
+
+// What the events of a wait cost depends on the nodes, and hardly on their pods: the cause is determined once for each
+// node, and a text is made when it is emitted. (50 pods: the map of what was emitted is larger.)
+func TestEventsOfWaitingPodsCostTheirNodes(t *testing.T) {
+	const nodes = 100
+	few := testing.AllocsPerRun(5, emitAgain(t, nodes, 1))
+	many := testing.AllocsPerRun(5, emitAgain(t, nodes, 50))
+	t.Logf("%v allocations for one pod per node, %v for 50", few, many)
+	if many > few+nodes {
+		t.Errorf("%v allocations for %d nodes with 50 pods each, %v with one", many, nodes, few)
+	}
+}
+
+// The events of one volume keep no other waiting.
+func TestEventsOfOneVolumeBlockNoOther(t *testing.T) {
+	m, k := waitingPods(t, 2, 1)
+	c := m.controllerOf()
+	other := key{Driver: driver, Handle: "other"}
+	for i := 0; c.eventEmitter.of(other) == c.eventEmitter.of(k); i++ {
+		other.Handle = fmt.Sprint("other-", i)
+	}
+	busy := c.eventEmitter.of(other)
+	busy.mu.Lock()
+	defer busy.mu.Unlock()
+	done := make(chan error)
+	go func() {
+		_, err := c.Reconcile(t.Context(), k)
+		done <- err
+	}()
+	if err := wait.For(t, "the decision on a volume while the events of another are busy", done); err != nil {
+		t.Error(err)
+	}
+}
+
+func BenchmarkWaitingPods(b *testing.B) {
+	for _, size := range [][2]int{{1000, 50}, {100, 50}, {1000, 1}} {
+		of := fmt.Sprintf("/%dx%d", size[0], size[1])
+		each(b, "events"+of, emitAgain(b, size[0], size[1]))
+		m, k := waitingPods(b, size[0], size[1])
+		c := m.controllerOf()
+		each(b, "observe"+of, func() { m.observe(k, &nodeReads{}, c) })
+		each(b, "reconcile"+of, func() {
+			if _, err := c.Reconcile(b.Context(), k); err != nil {
+				b.Fatal(err)
+			}
+		})
+	}
+}
