@@ -3,9 +3,7 @@ package diagnosis
 import (
 	"cmp"
 	"fmt"
-	"regexp"
 	"slices"
-	"strings"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -14,6 +12,7 @@ import (
 
 	"belay.dev/belay/internal/attachment"
 	"belay.dev/belay/internal/decision"
+	"belay.dev/belay/internal/drivers"
 	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/kube"
 )
@@ -146,12 +145,7 @@ func (x *state) attachWait(va *storagev1.VolumeAttachment) wait {
 	w := wait{reason: attachment.Attaching, since: va.CreationTimestamp.Time}
 	driver, age := va.Spec.Attacher, x.Now.Sub(va.CreationTimestamp.Time)
 	if e := va.Status.AttachError; e != nil {
-		w.detail = x.foreign(cmp.Or(e.Message, unnamed))
-		w.reason = reasonOf(e, attachment.AttachFailed)
-		if runs, lease := x.attacherState(driver); runs == decision.No {
-			w.reason, w.detail = explain.AttacherNotRunning, lease
-		}
-		return w
+		return x.failed(w, driver, drivers.Publish, e)
 	}
 	if x.onNode(driver, va.Spec.NodeName) == decision.No && age > usual {
 		w.reason = explain.DriverNotOnNode
@@ -172,14 +166,23 @@ func (x *state) detachWait(va *storagev1.VolumeAttachment) wait {
 		return w
 	}
 	if e := va.Status.DetachError; e != nil {
-		w.detail = x.foreign(cmp.Or(e.Message, unnamed))
-		w.reason = reasonOf(e, attachment.DetachFailed)
-		if runs, lease := x.attacherState(driver); runs == decision.No {
-			w.reason, w.detail = explain.AttacherNotRunning, lease
-		}
-		return w
+		return x.failed(w, driver, drivers.Unpublish, e)
 	}
 	return x.silent(va, w, age, attachment.DetachUnanswered)
+}
+
+// failed explains what an attacher's error says; what one said that does not run any more is not what the wait is for.
+func (x *state) failed(w wait, driver string, call drivers.Call, e *storagev1.VolumeError) wait {
+	if runs, lease := x.attacherState(driver); runs == decision.No {
+		w.reason, w.detail = explain.AttacherNotRunning, lease
+		return w
+	}
+	reason, said := reasonOf(e, driver, call)
+	w.reason, w.detail = reason, x.foreign(cmp.Or(e.Message, unnamed))
+	if said != "" {
+		w.detail += " (" + said + ")"
+	}
+	return w
 }
 
 // silent explains why an attacher has not answered: no error and no result.
@@ -194,44 +197,6 @@ func (x *state) silent(va *storagev1.VolumeAttachment, w wait, age time.Duration
 		w.reason = unanswered
 	}
 	return w
-}
-
-// The codes of CSI errors, as numbers of the field errorCode and as words of gRPC's text.
-var (
-	codeWord  = regexp.MustCompile(`code = ([A-Za-z]+)|\((DeadlineExceeded)\)`) // the second is belay-attacher's own
-	codeNames = map[int32]string{4: "DeadlineExceeded", 8: "ResourceExhausted", 9: "FailedPrecondition", 14: "Unavailable"}
-	secrets   = regexp.MustCompile(`(?i)secrets? .*(not found|forbidden|cannot|failed)|(load|get|read|fetch)\w* .*secret`)
-	noDriver  = regexp.MustCompile(`does not contain driver|no NodeID annotation|csinodes?(\.storage\.k8s\.io)? .*not found|not found in the list of registered CSI drivers`)
-)
-
-// unconfirmed is in belay-attacher's message about a volume whose last VolumeAttachment was removed by hand.
-const unconfirmed = "was removed before the driver confirmed the detach"
-
-// reasonOf reads the error of an attacher. What it does not recognize is an error of the driver.
-func reasonOf(e *storagev1.VolumeError, otherwise decision.Reason) decision.Reason {
-	code := ""
-	if e.ErrorCode != nil {
-		code = codeNames[*e.ErrorCode]
-	}
-	if found := codeWord.FindStringSubmatch(e.Message); code == "" && found != nil {
-		code = found[1] + found[2]
-	}
-	switch {
-	case strings.Contains(e.Message, unconfirmed):
-		return explain.BackendDisagrees
-	case noDriver.MatchString(e.Message):
-		return explain.DriverNotOnNode
-	case secrets.MatchString(e.Message):
-		return explain.SecretMissing
-	case code == "ResourceExhausted":
-		return explain.AttachLimitReached
-	case code == "FailedPrecondition" && otherwise == attachment.AttachFailed:
-		return explain.BackendDisagrees
-	case code == "Unavailable", code == "DeadlineExceeded", strings.Contains(e.Message, "connection refused"),
-		strings.Contains(e.Message, "context deadline exceeded"):
-		return explain.DriverUnavailable
-	}
-	return otherwise
 }
 
 // attacherFacts are what the attacher said last about a VolumeAttachment.

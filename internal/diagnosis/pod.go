@@ -1,6 +1,7 @@
 package diagnosis
 
 import (
+	"cmp"
 	"fmt"
 	"regexp"
 	"slices"
@@ -487,10 +488,9 @@ func (x *state) mountWait(pod *corev1.Pod, key attachment.VolumeKey, since time.
 		if _, last, ok := strings.Cut(message, "last failure: "); ok {
 			message = last // what comes before is that belay's node agent waits, and since when
 		}
-		w.detail = x.foreign(message)
-		w.reason = reasonOf(&storagev1.VolumeError{Message: e.Message}, explain.MountFailing)
-		if !own || w.reason != explain.SecretMissing && w.reason != explain.DriverNotOnNode {
-			w.reason = explain.MountFailing
+		w.detail, w.reason = x.foreign(message), explain.MountFailing
+		if own {
+			w.reason = cmp.Or(lacking(e.Message), w.reason)
 		}
 		return w
 	}

@@ -11,6 +11,7 @@ import (
 
 	"belay.dev/belay/internal/attachment"
 	"belay.dev/belay/internal/decision"
+	"belay.dev/belay/internal/drivers"
 	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/kube"
 )
@@ -167,7 +168,7 @@ func TestMessagesOfAttachers(t *testing.T) {
 		`volume can be attached to only one node: VolumeAttachment x for node "a" was removed before the driver confirmed the detach, which is retried (last error: rpc error: code = Internal desc = x)`: explain.BackendDisagrees,
 		`CSINode a does not contain driver disk.example.com`:                                                                                                                                              explain.DriverNotOnNode,
 	} {
-		if got := reasonOf(&storagev1.VolumeError{Message: message}, attachment.DetachFailed); got != want {
+		if got, _ := reasonOf(&storagev1.VolumeError{Message: message}, oneDriver, drivers.Unpublish); got != want {
 			t.Errorf("%s: %s, want %s", message, got, want)
 		}
 	}
