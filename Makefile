@@ -163,6 +163,10 @@ flags: check-go ## Write docs/flags: the flags of the programs, as the programs 
 conformance: check-go ## Render docs/conformance from the conformance tables, and check their links to upstream.
 	go test -count=1 ./internal/testing/conformance -update
 
+.PHONY: drivers
+drivers: check-go ## Render the facts about CSI drivers into docs/drivers.md.
+	go test -count=1 ./internal/drivers -update
+
 .PHONY: generate
 generate: check-go $(CONTROLLERGEN) $(HELM) $(HELMDOCS) ## Write the deepcopy functions and the CRDs of the API types (api/) and the dashboards, render deploy/ from the chart, and list its values in its README.
 	$(CONTROLLERGEN) object crd paths=./api/... output:crd:dir=charts/belay/files

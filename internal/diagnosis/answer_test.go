@@ -23,8 +23,8 @@ func grpcError(code, text string) storagev1.VolumeError {
 	return storagev1.VolumeError{Message: fmt.Sprintf("rpc error: code = %s desc = %s", code, text)}
 }
 
-// TestAnswersOfDrivers: each example of internal/drivers/facts.yaml is explained as what it is an example of, and what the driver's text
-// hides is said beside it.
+// TestAnswersOfDrivers: each example of internal/drivers/facts.yaml is explained as what it is an example of, and the explanation adds what the
+// driver's text hides.
 func TestAnswersOfDrivers(t *testing.T) {
 	publish := map[drivers.Situation]decision.Reason{
 		drivers.AttachedElsewhere: explain.BackendDisagrees, drivers.NodeFull: explain.AttachLimitReached, drivers.UnknownNode: attachment.AttachFailed,
@@ -102,7 +102,7 @@ func TestAnswersBesideTheFacts(t *testing.T) {
 	}
 }
 
-// TestAnswerThatMisleads: an explanation says beside the driver's text what the driver means.
+// TestAnswerThatMisleads: an explanation adds to the driver's text what the driver means.
 func TestAnswerThatMisleads(t *testing.T) {
 	s := newScene()
 	s.failing("ebs.csi.aws.com", grpcError("NotFound", `Volume "vol-1" not found`))
