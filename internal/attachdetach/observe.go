@@ -136,7 +136,24 @@ func (w *clusterState) snapshotOf(key attachment.VolumeKey, reads *nodeReads, d 
 		}
 	}
 	s.addImplied(implied)
+	w.addShared(&s)
 	return s
+}
+
+// addShared looks for other Nodes with the identities of a machine where a decision may rest on them: at a Node object other than the one that
+// was recorded.
+func (w *clusterState) addShared(s *snapshot) {
+	for i := range s.seen.Attachments {
+		a := &s.seen.Attachments[i]
+		n := s.seen.Nodes[a.Node]
+		node, ok := w.nodes.Get(string(a.Node))
+		if !ok || n.Exists != attachment.Yes || n.Machine.NodeUID == a.Machine.NodeUID {
+			continue
+		}
+		others := kube.SharedWith(w.nodes, node)
+		n.Shared = kube.Shared(node, func(i kube.Identity) bool { return len(others[i]) > 0 })
+		s.seen.Nodes[a.Node] = n
+	}
 }
 
 // newest returns the time for new requests, or zero for the time of the decision.

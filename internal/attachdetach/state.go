@@ -73,7 +73,9 @@ var kinds = []struct {
 	{corev1.SchemeGroupVersion, "Pod", &corev1.Pod{}, toolscache.Indexers{
 		byClaim: podClaims, byNode: podNode, byVolume: podVolumes, byDriver: podDrivers,
 	}},
-	{corev1.SchemeGroupVersion, "Node", &corev1.Node{}, toolscache.Indexers{byVolume: nodeVolumes}},
+	{corev1.SchemeGroupVersion, "Node", &corev1.Node{}, toolscache.Indexers{
+		byVolume: nodeVolumes, kube.ByIdentity: kube.IdentityBuckets,
+	}},
 	{corev1.SchemeGroupVersion, "PersistentVolumeClaim", &corev1.PersistentVolumeClaim{}, nil},
 	{corev1.SchemeGroupVersion, "PersistentVolume", &corev1.PersistentVolume{}, toolscache.Indexers{
 		byVolume: persistentVolumeName, byDriver: persistentVolumeDriver,

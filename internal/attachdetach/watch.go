@@ -235,11 +235,11 @@ func (w *clusterState) nodeChanged(before, after *corev1.Node) []key {
 		w.reports.forget(before.Name)
 		w.nodeDeleted(before)
 		w.forget(before.Name)
-		return keys
+		return append(keys, w.keysOfTwins(before)...)
 	case before == nil:
 		w.adoptReports(after.Name)
 		w.nodeCreated(after.Name)
-		return w.keysOfNode(after)
+		return append(w.keysOfNode(after), w.keysOfTwins(after)...)
 	case before.UID != after.UID: // deleted and recreated, and both events came as one
 		return slices.Concat(w.nodeChanged(before, nil), w.nodeChanged(nil, after))
 	}
@@ -251,7 +251,7 @@ func (w *clusterState) nodeChanged(before, after *corev1.Node) []key {
 		w.kubelets.reset(after.Name)
 	}
 	if !sameNode(before, after) {
-		return slices.Concat(w.keysOfNode(before), w.keysOfNode(after))
+		return slices.Concat(w.keysOfNode(before), w.keysOfNode(after), w.keysOfTwins(before), w.keysOfTwins(after))
 	}
 	var keys []key
 	if kube.Ready(before) != kube.Ready(after) && !planted.Wake {
@@ -272,6 +272,24 @@ func (w *clusterState) nodeChanged(before, after *corev1.Node) []key {
 func sameNode(a, b *corev1.Node) bool {
 	return kube.MachineOf(a) == kube.MachineOf(b) && kube.Managed(a) == kube.Managed(b) && kube.OutOfService(a) == kube.OutOfService(b) && kube.OutOfServiceByFence(a) == kube.OutOfServiceByFence(b) &&
 		kube.Isolated(a) == kube.Isolated(b)
+}
+
+// maxTwins bounds the Nodes that are woken because another one has, or had, an identity of theirs: of many, none is alone when one comes or
+// goes.
+const maxTwins = 8
+
+// keysOfTwins returns the volumes of the Nodes that carry an identity of a Node that comes, changes or goes: it counts while they are alone.
+func (w *clusterState) keysOfTwins(node *corev1.Node) []key {
+	var keys []key
+	for _, twins := range kube.SharedWith(w.nodes, node) {
+		if len(twins) > maxTwins {
+			continue
+		}
+		for _, twin := range twins {
+			keys = append(keys, w.keysOfNode(twin)...)
+		}
+	}
+	return keys
 }
 
 // waitingOn returns the volumes that are affected by the node's health: those whose detach from it waits, and those

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"time"
 
+	"belay.dev/belay/internal/identity"
 	"belay.dev/belay/internal/planted"
 )
 
@@ -175,13 +176,19 @@ func (p *plan) waitReason(node Node, gone bool) Reason {
 	return NodeUnknown
 }
 
-// updated returns the machine with the values that are now known.
+// updated returns the machine with the values that are now known. What identifies nothing replaces nothing that does.
 func (m Machine) updated(now Machine) Machine {
+	known := func(was, is string) string {
+		if was != "" && identity.Of(is) == "" {
+			return was
+		}
+		return is
+	}
 	return Machine{
 		NodeUID:    cmp.Or(now.NodeUID, m.NodeUID),
-		BootID:     cmp.Or(now.BootID, m.BootID),
-		SystemUUID: cmp.Or(now.SystemUUID, m.SystemUUID),
-		ProviderID: cmp.Or(now.ProviderID, m.ProviderID),
+		BootID:     known(m.BootID, now.BootID),
+		SystemUUID: known(m.SystemUUID, now.SystemUUID),
+		ProviderID: known(m.ProviderID, now.ProviderID),
 	}
 }
 

@@ -89,6 +89,9 @@ type Machine struct {
 	ProviderID string // spec.providerID, the cloud's name of the machine
 }
 
+// Shared says which identities of a Node's machine another Node carries at the same time.
+type Shared struct{ BootID, SystemUUID, ProviderID bool }
+
 // Attachment is one VolumeAttachment. Its existence means that the volume may be attached to the node; only its absence means that
 // it is not.
 type Attachment struct {
@@ -136,6 +139,8 @@ type Node struct {
 	// Machine identifies the Node object and the machine behind it. For a deleted Node it is that of the last known version, empty
 	// if there is none.
 	Machine Machine
+	// Shared says which identities of Machine another Node carries too.
+	Shared Shared
 	// Created is the creation time of that Node object.
 	Created time.Time
 	// Managed is set when the controller attaches and detaches for this node.

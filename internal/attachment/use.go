@@ -3,6 +3,7 @@ package attachment
 import (
 	"time"
 
+	"belay.dev/belay/internal/identity"
 	"belay.dev/belay/internal/planted"
 )
 
@@ -55,8 +56,9 @@ const (
 // runSince relates the machine recorded with an attachment to the node's present machine.
 func (n Node) runSince(a *Attachment) Run {
 	was, is := a.Machine, n.Machine
+	boot, hardware := n.same(a)
 	switch {
-	case is.Replaces(was):
+	case !boot && is.another(was):
 		return Replaced
 	case agree(was.NodeUID, is.NodeUID):
 		return SameObject
@@ -64,17 +66,41 @@ func (n Node) runSince(a *Attachment) Run {
 		// Another controller created the attachment and recorded nothing. The creation times, in whole seconds of the API server's
 		// clock, have to suffice.
 		return SameObject
-	case differ(was.BootID, is.BootID) && (agree(was.SystemUUID, is.SystemUUID) || agree(was.ProviderID, is.ProviderID)):
+	case differ(was.BootID, is.BootID) && hardware:
 		return Restarted
 	}
 	return MayBeSameRun
 }
 
+// same reports by what the machine recorded with an attachment is known to be the one behind the Node: the boot, the hardware, or neither. An
+// identity that another Node carries too says nothing, except about the very Node object that was recorded with it: no other node can take
+// that from it.
+func (n Node) same(a *Attachment) (boot, hardware bool) {
+	was, is, shared := a.Machine, n.Machine, n.Shared
+	if planted.Bogus || agree(was.NodeUID, is.NodeUID) {
+		shared = Shared{}
+	}
+	boot = !shared.BootID && identity.Same(was.BootID, is.BootID)
+	hardware = !shared.SystemUUID && identity.Same(was.SystemUUID, is.SystemUUID) ||
+		!shared.ProviderID && identity.Same(was.ProviderID, is.ProviderID) && !identity.OfName(is.ProviderID, string(a.Node))
+	return boot, hardware
+}
+
+// SameMachine reports whether the machine recorded with an attachment is known to be the one behind the Node.
+func (n Node) SameMachine(a *Attachment) bool {
+	boot, hardware := n.same(a)
+	return n.Exists == Yes && (boot || hardware && !n.Machine.another(a.Machine))
+}
+
 // Replaces reports whether this is known to be another machine than an earlier one of the same name. An equal boot ID proves the
 // same machine, whatever else differs.
 func (m Machine) Replaces(was Machine) bool {
-	return !agree(was.BootID, m.BootID) &&
-		(differ(was.SystemUUID, m.SystemUUID) || differ(was.ProviderID, m.ProviderID) && !m.unidentified(was))
+	return !identity.Same(was.BootID, m.BootID) && m.another(was)
+}
+
+// another reports whether the hardware is known to be another one.
+func (m Machine) another(was Machine) bool {
+	return differ(was.SystemUUID, m.SystemUUID) || differ(was.ProviderID, m.ProviderID) && !m.unidentified(was)
 }
 
 // unidentified reports whether the Node does not identify its machine, although an earlier one did. Kubelet does so with its first
@@ -83,24 +109,25 @@ func (m Machine) unidentified(was Machine) bool {
 	return m.BootID == "" && m.SystemUUID == "" && (was.BootID != "" || was.SystemUUID != "")
 }
 
-// agree reports whether two identities are known and the same.
+// agree reports whether two UIDs of Nodes are known and the same.
 func agree(was, is string) bool { return was != "" && was == is }
 
 // differ reports whether two identities are known and not the same.
-func differ(was, is string) bool { return was != is && (planted.Identity || was != "" && is != "") }
+func differ(was, is string) bool { return was != is && (planted.Identity || identity.Another(was, is)) }
 
 // vouched reports whether something proves that the attachment's machine is behind the Node, or nothing was recorded that could.
 func (n Node) vouched(a *Attachment) bool {
-	was, is := a.Machine, n.Machine
+	was := a.Machine
 	switch {
 	case n.runSince(a) == SameObject:
 		return true
-	case is.unidentified(was):
+	case n.Machine.unidentified(was):
 		return false
-	case was.BootID == "" && was.SystemUUID == "" && was.ProviderID == "":
+	case identity.Of(was.BootID) == "" && identity.Of(was.SystemUUID) == "" && identity.Of(was.ProviderID) == "":
 		return true
 	}
-	return agree(was.BootID, is.BootID) || agree(was.SystemUUID, is.SystemUUID) || agree(was.ProviderID, is.ProviderID)
+	boot, hardware := n.same(a)
+	return boot || hardware
 }
 
 // use is the only place that interprets an entry in a node's in-use list, or its absence. The attachment is the volume's attachment

@@ -166,15 +166,15 @@ func (x *state) anotherMachine(va *storagev1.VolumeAttachment) bool {
 	if node == nil {
 		return false
 	}
-	was, is := kube.RecordedMachine(va), kube.MachineOf(node)
+	n := x.facts(node.Name, "")
+	was := &attachment.Attachment{Node: n2(node.Name), Machine: kube.RecordedMachine(va)}
 	switch {
-	case is.Replaces(was):
+	case n.Machine.Replaces(was.Machine):
 		return true
 	case !node.CreationTimestamp.After(va.CreationTimestamp.Time):
 		return false
 	}
-	same := was.SystemUUID != "" && was.SystemUUID == is.SystemUUID || was.BootID != "" && was.BootID == is.BootID
-	return !same || !x.facts(node.Name, "").ListSynced
+	return !n.SameMachine(was) || !n.ListSynced
 }
 
 // answers reports whether the kubelet of a node has reported lately: it renews its lease, or it says itself that the node is not Ready.

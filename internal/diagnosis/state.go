@@ -38,6 +38,7 @@ type state struct {
 	events   map[string][]*corev1.Event // by UID of the object, else by resource/namespace/name; newest first
 	listed   map[string][]string        // the nodes that report or use a volume, by its unique name
 	hidden   map[string]bool            // names that must not appear in an output
+	carriers map[kube.Identity][]string // the nodes that have an identity; nil until it is asked for
 }
 
 // use is a pod that needs a volume on its node.

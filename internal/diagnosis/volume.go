@@ -159,11 +159,19 @@ func (x *state) facts(name, unique string) attachment.Node {
 		return n
 	}
 	return attachment.Node{
-		Exists: attachment.Yes, Machine: kube.MachineOf(node), Created: node.CreationTimestamp.Time, Managed: kube.Managed(node),
+		Exists: attachment.Yes, Machine: kube.MachineOf(node), Shared: x.sharedIdentities(node), Created: node.CreationTimestamp.Time, Managed: kube.Managed(node),
 		Reported: kube.Reported(node, unique), InUse: decision.Known(kube.InUse(node, unique)), Healthy: decision.Known(kube.Ready(node)),
 		DetachRequested: kube.ParseTime(kube.DetachesRequested(node)[unique]), OutOfService: kube.OutOfService(node), Checked: true,
 		ListSynced: kube.Ready(node) && x.Now.Sub(node.CreationTimestamp.Time) > 2*attachment.SyncWindow,
 	}
+}
+
+// sharedIdentities says which identities of a machine other Nodes carry too.
+func (x *state) sharedIdentities(node *corev1.Node) attachment.Shared {
+	if x.carriers == nil {
+		x.carriers = kube.Carriers(x.Nodes)
+	}
+	return kube.Shared(node, func(i kube.Identity) bool { return len(x.carriers[i]) > 1 })
 }
 
 // holders describes the nodes other than one that have the volume, or may have it.

@@ -4,6 +4,7 @@ import (
 	"strings"
 
 	"belay.dev/belay/internal/decision"
+	"belay.dev/belay/internal/identity"
 )
 
 // Knowledge is [decision.Knowledge].
@@ -25,8 +26,9 @@ type Boot struct {
 	Machine string // status.nodeInfo.systemUUID
 }
 
-// MachineID returns the one form of a system UUID in which a Boot has it: kubelets, BMCs and people write it in upper or lower case.
-func MachineID(uuid string) string { return strings.ToLower(strings.TrimSpace(uuid)) }
+// MachineID returns the one form of a system UUID in which a Boot has it, as kubelets, BMCs and people write it in different ways; empty for
+// one that identifies no machine.
+func MachineID(uuid string) string { return strings.ToLower(identity.Of(uuid)) }
 
 // Complete reports whether all is known that evidence has to match. An incomplete Boot is never fenced.
 func (b Boot) Complete() bool {

@@ -79,26 +79,6 @@ func Reported(node *corev1.Node, unique string) bool {
 	return slices.ContainsFunc(node.Status.VolumesAttached, func(v corev1.AttachedVolume) bool { return string(v.Name) == unique })
 }
 
-// MachineOf identifies the machine behind a Node.
-func MachineOf(node *corev1.Node) attachment.Machine {
-	return attachment.Machine{
-		NodeUID:    string(node.UID),
-		BootID:     node.Status.NodeInfo.BootID,
-		SystemUUID: node.Status.NodeInfo.SystemUUID,
-		ProviderID: node.Spec.ProviderID,
-	}
-}
-
-// RecordedMachine is the machine that belay recorded on a VolumeAttachment.
-func RecordedMachine(va *storagev1.VolumeAttachment) attachment.Machine {
-	return attachment.Machine{
-		NodeUID:    va.Annotations[NodeUIDAnnotation],
-		BootID:     va.Annotations[BootIDAnnotation],
-		SystemUUID: va.Annotations[SystemUUIDAnnotation],
-		ProviderID: va.Annotations[ProviderIDAnnotation],
-	}
-}
-
 // DetachRequested is when belay first wanted to detach, zero if it does not or the annotation is invalid: the wait then starts
 // again.
 func DetachRequested(va *storagev1.VolumeAttachment) time.Time {

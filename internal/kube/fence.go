@@ -8,11 +8,14 @@ import (
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	apimeta "k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	fencingv1 "belay.dev/belay/api/fencing/v1alpha1"
+	"belay.dev/belay/internal/attachment"
 	"belay.dev/belay/internal/fencing"
+	"belay.dev/belay/internal/identity"
 )
 
 // Conditions of a NodeFence.
@@ -31,8 +34,19 @@ const ConditionFenceReady = "FenceReady"
 const FenceFinalizer = "fencing.belay.dev/release"
 
 // BootOf returns the boot that a Node shows.
-func BootOf(node *corev1.Node) fencing.Boot {
-	return fencing.Boot{Node: node.Name, NodeUID: string(node.UID), ID: node.Status.NodeInfo.BootID, Machine: fencing.MachineID(node.Status.NodeInfo.SystemUUID)}
+func BootOf(node *corev1.Node) fencing.Boot { return bootOf(node.Name, MachineOf(node)) }
+
+// RecordedBoot is the boot that belay's attach/detach controller recorded on a VolumeAttachment.
+func RecordedBoot(va *storagev1.VolumeAttachment) fencing.Boot {
+	return bootOf(va.Spec.NodeName, RecordedMachine(va))
+}
+
+func bootOf(node string, m attachment.Machine) fencing.Boot {
+	b := fencing.Boot{Node: node, NodeUID: m.NodeUID, Machine: fencing.MachineID(m.SystemUUID)}
+	if identity.Of(m.BootID) != "" {
+		b.ID = m.BootID
+	}
+	return b
 }
 
 // FenceOptedOut reports whether the owner of the node keeps it from being fenced.

@@ -90,6 +90,7 @@ func create(t *testing.T, o client.Object) {
 func node(name string, handles ...string) *corev1.Node {
 	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{kube.ManagedAttachAnnotation: "true"}}}
 	n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue, LastTransitionTime: metav1.Now()}}
+	n.Status.NodeInfo.SystemUUID = "uuid-of-" + name
 	for _, handle := range handles {
 		unique := corev1.UniqueVolumeName(kube.UniqueVolumeName(driver, handle))
 		n.Status.VolumesInUse = append(n.Status.VolumesInUse, unique)

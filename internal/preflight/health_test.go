@@ -30,6 +30,7 @@ const testDriver = "disk.example.com"
 func clusterOf() *diagnosis.Snapshot {
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", Annotations: map[string]string{kube.ManagedAttachAnnotation: "true"}}}
 	node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
+	node.Status.NodeInfo.SystemUUID = "4c4c4544-0051-3910-8052-b4c04f4d3532"
 	return &diagnosis.Snapshot{
 		Now: time.Now(), AllNamespaces: true, Nodes: []*corev1.Node{node},
 		CSINodes: []*storagev1.CSINode{{ObjectMeta: metav1.ObjectMeta{Name: "n"}, Spec: storagev1.CSINodeSpec{Drivers: []storagev1.CSINodeDriver{{Name: testDriver, NodeID: "n"}}}}},
@@ -286,4 +287,69 @@ func second(args ...string) *corev1.Pod {
 	pod := upstreamPod(append([]string{"kube-controller-manager"}, args...)...)
 	pod.Name = "kcm-2"
 	return pod
+}
+
+// TestIdentities: what cannot tell machines, or nodes of a driver, apart has a row that says so.
+func TestIdentities(t *testing.T) {
+	const uuid, board = "4c4c4544-0051-3910-8052-b4c04f4d3532", "03000200-0400-0500-0006-000700080009"
+	another := func(edit func(*corev1.Node)) func(*diagnosis.Snapshot) {
+		return func(s *diagnosis.Snapshot) {
+			other := s.Nodes[0].DeepCopy()
+			other.Name, other.Status.NodeInfo.SystemUUID = "other", "4c4c4544-0051-3910-8052-b4c04f4d3533"
+			edit(other)
+			s.Nodes = append(s.Nodes, other)
+		}
+	}
+	both := func(edit func(*corev1.Node)) func(*diagnosis.Snapshot) {
+		return func(s *diagnosis.Snapshot) { edit(s.Nodes[0]); another(edit)(s) }
+	}
+	for name, c := range map[string]struct {
+		change  func(*diagnosis.Snapshot)
+		check   string
+		want    Result
+		objects []string
+	}{
+		"all of their own": {another(func(*corev1.Node) {}), "system UUIDs", OK, nil},
+		"none":             {another(func(n *corev1.Node) { n.Status.NodeInfo.SystemUUID = "" }), "system UUIDs", Warning, []string{"node other: it has none"}},
+		"a default of makers": {
+			another(func(n *corev1.Node) { n.Status.NodeInfo.SystemUUID = board }), "system UUIDs", Warning, []string{"node other: " + board + ", which many machines have"},
+		},
+		"equal, in another form": {
+			another(func(n *corev1.Node) { n.Status.NodeInfo.SystemUUID = strings.ToUpper(uuid) }), "system UUIDs", Warning, []string{"nodes n, other: " + uuid},
+		},
+		"no provider ID":     {another(func(*corev1.Node) {}), "provider IDs", OK, nil},
+		"equal provider IDs": {both(func(n *corev1.Node) { n.Spec.ProviderID = "cloud://1" }), "provider IDs", Warning, []string{"nodes n, other: cloud://1"}},
+		"equal boot IDs":     {both(func(n *corev1.Node) { n.Status.NodeInfo.BootID = "boot" }), "boot IDs", Warning, []string{"nodes n, other: boot"}},
+		"equal CSI node IDs": {func(s *diagnosis.Snapshot) {
+			other := s.CSINodes[0].DeepCopy()
+			other.Name = "other"
+			s.CSINodes = append(s.CSINodes, other)
+		}, "CSI node IDs", Failed, []string{"nodes n, other: n of driver " + testDriver}},
+		"CSI node IDs of two drivers": {func(s *diagnosis.Snapshot) {
+			other := s.CSINodes[0].DeepCopy()
+			other.Name, other.Spec.Drivers[0].Name = "other", "other.example.com"
+			s.CSINodes = append(s.CSINodes, other)
+		}, "CSI node IDs", OK, nil},
+		"nodes not read": {func(s *diagnosis.Snapshot) {
+			s.Whole = slices.DeleteFunc(s.Whole, func(r diagnosis.Resource) bool { return r == diagnosis.Nodes })
+			s.Unread = append(s.Unread, diagnosis.Unread{Ref: diagnosis.Ref{Resource: diagnosis.Nodes}, Verb: "list", Forbidden: true, Message: "forbidden"})
+		}, "system UUIDs", Unknown, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := clusterOf()
+			c.change(s)
+			checks := Health(t.Context(), Config{Clients: fake.NewClientset()}, s, false).Checks
+			i := slices.IndexFunc(checks, func(check Check) bool { return check.Name == c.check })
+			if i < 0 {
+				t.Fatalf("no check %q", c.check)
+			}
+			got := checks[i]
+			if got.Result != c.want || !slices.Equal(got.Objects, c.objects) {
+				t.Errorf("%+v, want %s about %q", got, c.want, c.objects)
+			}
+			if len(c.objects) > 0 && got.Hint != identitiesPage {
+				t.Errorf("hint %q", got.Hint)
+			}
+		})
+	}
 }

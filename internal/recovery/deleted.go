@@ -52,7 +52,7 @@ func bootsWithoutNode(attachments *storagev1.VolumeAttachmentList, nodes map[str
 		if nodes[name] != nil {
 			continue
 		}
-		boot := recordedBoot(va)
+		boot := kube.RecordedBoot(va)
 		if boot.ID == "" && boot.Machine == "" && bound[name].ID != "" {
 			boot = bound[name]
 		}
@@ -79,12 +79,6 @@ func (d *detector) leftBehind(ctx context.Context, boot fencing.Boot) (bool, err
 		return false, fmt.Errorf("list FenceSources in the cache: %w", err)
 	}
 	return bootsWithoutNode(attachments, nil, sources)[boot.Node] == boot, nil
-}
-
-// recordedBoot is the boot that belay's attach/detach controller recorded on a VolumeAttachment.
-func recordedBoot(va *storagev1.VolumeAttachment) fencing.Boot {
-	m := kube.RecordedMachine(va)
-	return fencing.Boot{Node: va.Spec.NodeName, NodeUID: m.NodeUID, ID: m.BootID, Machine: machineID(m.SystemUUID)}
 }
 
 // absent sets when the API server itself said that there is no Node. If there is one, the node is decided on as a silent one.

@@ -223,18 +223,25 @@ func (f *fencer) shared(ctx context.Context, source *fencingv1.FenceSource) (boo
 			}
 		}
 	}
-	machine := ""
-	for i := range nodes.Items {
-		if nodes.Items[i].Name == source.Name {
-			machine = bootOf(&nodes.Items[i]).Machine
-		}
+	i := slices.IndexFunc(nodes.Items, func(n corev1.Node) bool { return n.Name == source.Name })
+	if i < 0 || keeps(source, bootOf(&nodes.Items[i])) {
+		return false, nil
 	}
-	for i := range nodes.Items {
-		if machine != "" && nodes.Items[i].Name != source.Name && bootOf(&nodes.Items[i]).Machine == machine {
-			return true, nil
-		}
-	}
-	return false, nil
+	return carried(nodes, bootOf(&nodes.Items[i])), nil
+}
+
+// keeps reports whether a source is bound to the very Node object, with its system UUID: a Node that shows the same UUID later takes the switch
+// from none.
+func keeps(source *fencingv1.FenceSource, boot fencing.Boot) bool {
+	b := boundSource(source).SaidOn
+	return b.Complete() && b.NodeUID == boot.NodeUID && b.Machine == boot.Machine
+}
+
+// carried reports whether another Node has the system UUID of a boot, which then does not say that two machines are the same.
+func carried(nodes *corev1.NodeList, boot fencing.Boot) bool {
+	return slices.ContainsFunc(nodes.Items, func(n corev1.Node) bool {
+		return boot.Machine != "" && n.Name != boot.Node && bootOf(&n).Machine == boot.Machine
+	})
 }
 
 // switchKeys names the switches of a source by address and plug; one without a plug may be one of several BMCs behind one address. The names of

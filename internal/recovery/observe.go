@@ -56,7 +56,10 @@ func (t *turn) readNode(ctx context.Context, seen *fencing.Observed) {
 		return
 	}
 	t.node = node
-	seen.Exists, seen.Now, seen.Version, seen.Ready = fencing.Yes, bootOf(node), node.ResourceVersion, ready(node)
+	if seen.Now = bootOf(node); t.mayBeAnother(ctx, seen.Now) {
+		seen.Now.Machine = ""
+	}
+	seen.Exists, seen.Version, seen.Ready = fencing.Yes, node.ResourceVersion, ready(node)
 	seen.OptedOut, seen.Maintenance = optedOut(node), kube.UnderMaintenance(node)
 	seen.Epoch = fenceEpoch(node)
 	value, present := "", false
@@ -76,6 +79,18 @@ func (t *turn) readNode(ctx context.Context, seen *fencing.Observed) {
 		t.mem.tainted, t.mem.taintedWith = t.now(), value
 	}
 	seen.TaintSeen = t.mem.tainted
+}
+
+// mayBeAnother reports whether the later boot that a Node shows may be another machine's, because other Nodes have its system UUID too. About
+// the Node object of the fence itself the UUID says what it says.
+func (t *turn) mayBeAnother(ctx context.Context, shown fencing.Boot) bool {
+	fenced := fenceState(t.fence).Boot
+	if shown.NodeUID == fenced.NodeUID || shown.Since(fenced) != fencing.Rebooted {
+		return false
+	}
+	nodes := &corev1.NodeList{}
+	err := t.client.List(ctx, nodes, client.UnsafeDisableDeepCopy)
+	return err != nil || carried(nodes, shown)
 }
 
 // readLease reads the lease of the node. One that says something else than when the node was suspected is a sign of life.

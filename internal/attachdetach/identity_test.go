@@ -1,0 +1,98 @@
+package attachdetach
+
+import (
+	"slices"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"belay.dev/belay/internal/attachment"
+	"belay.dev/belay/internal/kube"
+)
+
+// aReturnedNode is Node n, deleted and registered again after another boot, while a volume is attached to its first boot.
+func aReturnedNode(t *testing.T, uuid string, others ...*corev1.Node) (*model, key) {
+	t.Helper()
+	m, k := newModel(t), key{Driver: driver, Handle: "h"}
+	m.put(aVolume("v", "h"))
+	va := anAttachment(k, "n", "v", true)
+	va.Annotations[kube.NodeUIDAnnotation], va.Annotations[kube.BootIDAnnotation], va.Annotations[kube.SystemUUIDAnnotation] = "old", "boot-1", uuid
+	va.Status.Attached = true
+	m.put(va)
+	for _, other := range others {
+		m.put(other)
+	}
+	m.put(aNode("n", isReady, func(n *corev1.Node) {
+		n.UID, n.Status.NodeInfo.BootID, n.Status.NodeInfo.SystemUUID = "new", "boot-2", uuid
+	}))
+	return m, k
+}
+
+// twin is another Node with a system UUID.
+func twin(name, uuid string) *corev1.Node {
+	return aNode(name, func(n *corev1.Node) { n.UID, n.Status.NodeInfo.SystemUUID = types.UID("uid-"+name), uuid })
+}
+
+// TestSharedUUIDNeverSaysTheSame (S1, S2): a UUID that another Node carries too does not say that the machine was restarted: another box may
+// have come in its place. The volume is woken when the other Node comes, changes or goes.
+func TestSharedUUIDNeverSaysTheSame(t *testing.T) {
+	const uuid, same = "4c4c4544-0051-3910-8052-b4c04f4d3532", "4C4C4544005139108052B4C04F4D3532"
+	m, k := aReturnedNode(t, uuid)
+	if d := m.decide(k); !does[attachment.WithdrawReport](d) {
+		t.Fatalf("no other Node has the UUID: %+v, want it to be detached", d)
+	}
+	for what, change := range map[string]func() []key{
+		"comes":          func() []key { return m.put(twin("other", same)) },
+		"shows it later": func() []key { m.put(twin("other", "")); return m.put(twin("other", same)) },
+	} {
+		if woken := change(); !slices.Contains(woken, k) {
+			t.Errorf("another Node %s: woken %v", what, woken)
+		}
+		if d := m.decide(k); d.Reason != attachment.NodeReturned {
+			t.Errorf("another Node %s: %+v, want to wait for %s", what, d, attachment.NodeReturned)
+		}
+		if woken := m.remove(twin("other", same)); !slices.Contains(woken, k) {
+			t.Errorf("the other Node goes: woken %v", woken)
+		}
+		if d := m.decide(k); !does[attachment.WithdrawReport](d) {
+			t.Errorf("the other Node is gone: %+v, want it to be detached", d)
+		}
+	}
+	// The Node that was recorded keeps its identity, and another UUID is another machine, however many have it.
+	other := "4c4c4544-0051-3910-8052-b4c04f4d3533"
+	m.put(twin("other", other))
+	m.put(aNode("n", isReady, func(n *corev1.Node) {
+		n.UID, n.Status.NodeInfo.BootID, n.Status.NodeInfo.SystemUUID = "new", "boot-2", other
+	}))
+	if d := m.decide(k); d.Reason != attachment.NodeReplaced {
+		t.Errorf("another UUID, which another Node has: %+v, want %s", d, attachment.NodeReplaced)
+	}
+}
+
+// TestBoardDefaultsNeverSayTheSame (S1, S2): so it is with what firmware shows where no UUID was set, on one Node alone.
+func TestBoardDefaultsNeverSayTheSame(t *testing.T) {
+	for _, uuid := range []string{
+		"00000000-0000-0000-0000-000000000000", "FFFFFFFF-FFFF-FFFF-FFFF-FFFFFFFFFFFF", "03000200-0400-0500-0006-000700080009",
+		"00020003-0004-0005-0006-000700080009", "12345678-1234-5678-90ab-cddeefaabbcc",
+	} {
+		m, k := aReturnedNode(t, uuid)
+		if d := m.decide(k); d.Reason != attachment.NodeReturned {
+			t.Errorf("%s: %+v, want to wait for %s", uuid, d, attachment.NodeReturned)
+		}
+	}
+}
+
+// TestManyNodesWithOneUUIDAreNotWoken: when a Node comes that shares its UUID with many, none of them was alone with it, and the volumes of all
+// nodes are not decided on for each of them.
+func TestManyNodesWithOneUUIDAreNotWoken(t *testing.T) {
+	const uuid = "4c4c4544-0051-3910-8052-b4c04f4d3532"
+	var others []*corev1.Node
+	for _, name := range []string{"a", "b", "c", "d", "e", "f", "g", "h", "i"} {
+		others = append(others, twin(name, uuid))
+	}
+	m, k := aReturnedNode(t, uuid, others...)
+	if woken := m.put(twin("another", uuid)); slices.Contains(woken, k) {
+		t.Errorf("woken: %v", woken)
+	}
+}

@@ -1,0 +1,94 @@
+package preflight
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"belay.dev/belay/internal/diagnosis"
+	"belay.dev/belay/internal/identity"
+	"belay.dev/belay/internal/kube"
+)
+
+// identitiesPage is about what identifies the machine of a node.
+const identitiesPage = "docs/operate.md#what-identifies-a-machine"
+
+// checkIdentities looks for nodes whose machines cannot be distinguished.
+func (h *health) checkIdentities() []Check {
+	equal := map[string][]string{} // by kind
+	for i, names := range kube.Carriers(h.Nodes) {
+		if len(names) > 1 {
+			equal[i.Kind] = append(equal[i.Kind], together(names)+": "+i.Value)
+		}
+	}
+	return []Check{
+		h.checkSystemUUIDs(equal[kube.SystemIdentity]),
+		h.checkEqual("provider IDs", equal[kube.ProviderIdentity], "all are different",
+			"that several nodes have: %d; none of them says that a machine is the same as before: correct kubelet's --provider-id, or the cloud controller"),
+		h.checkEqual("boot IDs", equal[kube.BootIdentity], "all are different",
+			"that several nodes have: %d, as nodes in containers of one host, or machines that were cloned while they ran; none of them says that a machine "+
+				"was not restarted: expect waits, and restart clones"),
+	}
+}
+
+// checkSystemUUIDs looks for nodes that no system UUID identifies.
+func (h *health) checkSystemUUIDs(equal []string) Check {
+	var found []string
+	for _, n := range h.Nodes {
+		switch uuid := n.Status.NodeInfo.SystemUUID; {
+		case uuid == "":
+			found = append(found, "node "+n.Name+": it has none")
+		case identity.Of(uuid) == "":
+			found = append(found, "node "+n.Name+": "+uuid+", which many machines have")
+		}
+	}
+	return h.checkEqual("system UUIDs", slices.Concat(found, equal), "each node has one of its own",
+		"missing, without a meaning, or that several nodes have: %d; a restarted machine cannot be distinguished from another one under its name, so volumes wait "+
+			"longer when a Node is registered again, and recovery fences none of these nodes: set the UUID in the firmware or the hypervisor")
+}
+
+// checkEqual is a check for values that nodes must not have.
+func (h *health) checkEqual(name string, found []string, right, wrong string) Check {
+	c := Check{Category: CategoryNodes, Name: name, Result: OK, Message: right}
+	if u, lacks := h.lacks(diagnosis.Nodes); lacks && len(found) == 0 {
+		return c.unreadable(u)
+	}
+	if len(found) > 0 {
+		slices.Sort(found)
+		c.Result, c.Objects, c.Hint, c.Message = Warning, found, identitiesPage, fmt.Sprintf(wrong, len(found))
+	}
+	return c
+}
+
+// checkNodeIDs looks for nodes that a driver knows by the same ID.
+func (h *health) checkNodeIDs() Check {
+	c := Check{Category: CategoryDrivers, Name: "CSI node IDs", Result: OK, Message: "no driver has one ID for two nodes"}
+	nodes := map[[2]string][]string{}
+	for _, n := range h.CSINodes {
+		for _, d := range n.Spec.Drivers {
+			nodes[[2]string{d.Name, d.NodeID}] = append(nodes[[2]string{d.Name, d.NodeID}], n.Name)
+		}
+	}
+	for _, id := range slices.SortedFunc(maps.Keys(nodes), func(a, b [2]string) int { return slices.Compare(a[:], b[:]) }) {
+		if names := nodes[id]; len(names) > 1 {
+			c.Objects = append(c.Objects, fmt.Sprintf("%s: %s of driver %s", together(names), id[1], id[0]))
+		}
+	}
+	u, lacks := h.lacks(diagnosis.CSINodes)
+	switch {
+	case len(c.Objects) > 0:
+		c.Result, c.Hint = Failed, identitiesPage
+		c.Message = fmt.Sprintf("that a driver has for several nodes: %d; it takes them for one place, and to detach a volume from one takes it from the "+
+			"others: make the IDs different, and register the driver again", len(c.Objects))
+	case lacks:
+		return c.unreadable(u)
+	}
+	return c
+}
+
+// together names several nodes.
+func together(names []string) string {
+	slices.Sort(names)
+	return "nodes " + strings.Join(names, ", ")
+}
