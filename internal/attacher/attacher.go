@@ -95,6 +95,7 @@ type Attacher struct {
 
 	callsInFlightAtExit atomic.Bool // Run returned while CSI calls were in flight
 
+	newBoot           chan struct{} // receives after a VolumeAttachment got another boot ID
 	attachmentHandled chan struct{} // receives after each event of a VolumeAttachment was handled
 
 	running  atomic.Bool // informer events are enqueued
@@ -117,6 +118,7 @@ func New(c Config) (*Attacher, error) {
 		reconcileSync: c.ReconcileSync, maxEntries: c.MaxEntries, reconcileMetrics: c.ReconcileMetrics, metrics: c.Metrics,
 		objects: watched, calls: newLedger(), limit: requestLimit(c.QPS, c.Burst), workers: workersFor(c.QPS),
 		throttle: newThrottle(c.RetryStart), traces: c.Traces, turns: newTurns(), attachmentHandled: make(chan struct{}, 1),
+		newBoot: make(chan struct{}, 1),
 	}
 	watched.keepTraceparents = c.Traces != nil
 	// The queue names are csi-attacher's, so that dashboards keep working.

@@ -23,8 +23,11 @@ type reconciler struct {
 	comparison *publication.Comparison
 }
 
-// compareWithDriver compares at the start and after each pause until ctx is done. It returns at once if the comparison
-// is disabled or the driver does not list the published nodes.
+// bootShare is the share of the pause (a quarter) that follows a list before a new boot may ask for the next one.
+const bootShare = 4
+
+// compareWithDriver compares at the start, after each pause, and when a node has a new boot, until ctx is done: a machine that boots may have
+// lost its volumes. It returns at once if the comparison is disabled or the driver does not list the published nodes.
 func (a *Attacher) compareWithDriver(ctx context.Context) {
 	if a.reconcileSync <= 0 || !a.controller.Capabilities().CanListPublished() {
 		return
@@ -39,13 +42,19 @@ func (a *Attacher) compareWithDriver(ctx context.Context) {
 	}
 	timer := time.NewTimer(0)
 	defer timer.Stop()
+	var soonest time.Time // many boots ask for few lists, and for fewer of those that take long
 	for {
 		select {
 		case <-ctx.Done():
 			return
+		case <-a.newBoot:
+			timer.Reset(time.Until(soonest))
+			continue
 		case <-timer.C:
 		}
+		began := time.Now()
 		r.pass(ctx)
+		soonest = time.Now().Add(min(a.reconcileSync, max(a.reconcileSync/bootShare, time.Since(began))))
 		timer.Reset(a.reconcileSync)
 	}
 }
@@ -221,6 +230,12 @@ func (a *Attacher) expectedAttachment(va *storagev1.VolumeAttachment, from sourc
 			AttachError: messageOf(va.Status.AttachError), DetachError: messageOf(va.Status.DetachError),
 			Call: record.call, Drift: record.drift,
 		},
-		Version: va.ResourceVersion, Handle: handle, Exclusive: func() bool { return a.objects.exclusive(from.handle) },
+		Version: contentOf(va), Handle: handle, Exclusive: func() bool { return a.objects.exclusive(from.handle) },
 	}
+}
+
+// contentOf identifies the state of an attachment between two lists. What belay annotates, such as the boot of the machine, is no part of it: the
+// controller writes that for all volumes of a node at about the time at which the storage may have lost them.
+func contentOf(va *storagev1.VolumeAttachment) string {
+	return digest(va.DeletionTimestamp, va.Finalizers, recordedHandle(va), va.Annotations[kube.NodeIDAnnotation], va.Annotations[foreignDigest], va.Status)
 }

@@ -205,13 +205,16 @@ func recordedSecret(va *storagev1.VolumeAttachment) *corev1.SecretReference {
 	return &corev1.SecretReference{Namespace: namespace, Name: name}
 }
 
+// keptAnnotations are read. All attachments of a node mostly have the same values, so that they share one map.
+var keptAnnotations = []string{kube.NodeIDAnnotation, kube.PublishSecretAnnotation, kube.DetachRequestedAnnotation, kube.BootIDAnnotation}
+
 // trimAnnotations keeps the annotations that are read, and a digest of those of other components. belay's own
 // annotations are not part of the digest: a change of them must not end a back-off.
 func trimAnnotations(va *storagev1.VolumeAttachment) map[string]string {
 	kept, others := map[string]string{}, map[string]string{}
 	for name, value := range va.Annotations {
 		switch {
-		case name == kube.NodeIDAnnotation, name == kube.PublishSecretAnnotation, name == kube.DetachRequestedAnnotation:
+		case slices.Contains(keptAnnotations, name):
 			kept[name] = value
 		case name == kube.TraceparentAnnotation:
 		case !kube.IsOwnAnnotation(name):

@@ -17,8 +17,11 @@ import (
 // watch registers the event handlers.
 func (a *Attacher) watch() error {
 	_, errA := a.objects.attachmentInformer.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(item any) { a.attachmentChanged(item) },
-		UpdateFunc: func(_, item any) { a.attachmentChanged(item) },
+		AddFunc: func(item any) { a.attachmentChanged(item) },
+		UpdateFunc: func(before, item any) {
+			a.attachmentAnnotated(before.(*storagev1.VolumeAttachment), item.(*storagev1.VolumeAttachment))
+			a.attachmentChanged(item)
+		},
 		DeleteFunc: a.attachmentDeleted,
 	})
 	_, errV := a.objects.volumeInformer.AddEventHandler(cache.ResourceEventHandlerFuncs{
@@ -57,6 +60,13 @@ func (a *Attacher) attachmentChanged(item any) {
 	a.objects.attachments.CaughtUp(va.Name)
 	a.objects.trackOrphan(va)
 	a.enqueue(a.unsettledKeys(va))
+}
+
+// attachmentAnnotated asks for a list of the driver's volumes when the machine of an attachment has another boot.
+func (a *Attacher) attachmentAnnotated(before, va *storagev1.VolumeAttachment) {
+	if boot := before.Annotations[kube.BootIDAnnotation]; boot != "" && boot != va.Annotations[kube.BootIDAnnotation] && va.Spec.Attacher == a.driver {
+		kube.Signal(a.newBoot)
+	}
 }
 
 func (a *Attacher) attachmentDeleted(item any) {

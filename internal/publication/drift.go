@@ -55,7 +55,7 @@ type Listing struct {
 type ExpectedAttachment struct {
 	Attachment
 
-	Version string // resource version of the VolumeAttachment
+	Version string // changes with the VolumeAttachment, but not with what belay annotates
 	Handle  string // the volume's handle as the driver lists it
 	// Exclusive: the volume may be published to one node only. It is asked for the few attachments that the list does not confirm.
 	Exclusive func() bool
@@ -94,7 +94,7 @@ type Comparison struct {
 type suspect struct {
 	drift   Drift     // of the last listing; NoDrift if that one agreed
 	since   time.Time // when the first listing that showed it began
-	version string    // the attachment's resource version after that listing
+	version string    // the attachment's Version after that listing
 
 	repair    Drift     // the last drift that was confirmed; NoDrift for none
 	tries     int       // number of repairs
