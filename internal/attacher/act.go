@@ -13,6 +13,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"belay.dev/belay/internal/csi"
@@ -100,7 +101,10 @@ func (a *Attacher) refuse(ctx context.Context, subj *subject, try attempt, err e
 
 // send reads the secrets and makes one CSI call.
 func (a *Attacher) send(ctx context.Context, subj *subject, step publication.CallDriver) (r result) {
-	secrets, err := a.secretsOf(ctx, subj)
+	secrets, err := a.secretsOf(ctx, subj.uid(), subj.secretFor(step.Verb))
+	if apierrors.IsNotFound(err) && subj.source.secret != nil {
+		secrets, err = a.secrets(ctx, subj.source.secret) // the recorded one is gone
+	}
 	if err != nil {
 		return result{err: err}
 	}
@@ -126,9 +130,8 @@ func (a *Attacher) send(ctx context.Context, subj *subject, step publication.Cal
 }
 
 // secretsOf returns the secrets for a call: those read shortly before, or else the current ones.
-func (a *Attacher) secretsOf(ctx context.Context, subj *subject) (csi.Secrets, error) {
-	ref := subj.source.secret
-	if secrets, ok := a.pendingSecrets.take(subj.uid(), ref); ok {
+func (a *Attacher) secretsOf(ctx context.Context, uid types.UID, ref *corev1.SecretReference) (csi.Secrets, error) {
+	if secrets, ok := a.pendingSecrets.take(uid, ref); ok {
 		return secrets, nil
 	}
 	return a.secrets(ctx, ref)

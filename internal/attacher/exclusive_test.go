@@ -232,7 +232,7 @@ func TestPatchesCarryTheUID(t *testing.T) {
 	pv := csiPV(w, "pv1")
 	pv.UID = "another"
 	for what, write := range map[string]func(context.Context) error{
-		"finalizer":        func(ctx context.Context) error { return a.protectAttachment(ctx, stale, "id", source{}) },
+		"finalizer":        func(ctx context.Context) error { return a.protectAttachment(ctx, one, "id") },
 		"volume finalizer": func(ctx context.Context) error { return a.protectVolume(ctx, pv) },
 		"status":           func(ctx context.Context) error { return a.writeStatus(ctx, stale, attachedPatch(stale, nil)) },
 		"finalizer off":    func(ctx context.Context) error { return a.removeFinalizer(ctx, one) },

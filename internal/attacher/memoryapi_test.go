@@ -94,6 +94,13 @@ func (m *memoryAPI) put(resource string, o client.Object) {
 	m.store(m.kinds[resource], o)
 }
 
+// remove removes an object that no informer watches.
+func (m *memoryAPI) remove(resource, name string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.kinds[resource].objects, name)
+}
+
 // store keeps an object, unless it is to be deleted and nothing holds it.
 func (m *memoryAPI) store(kind *memoryKind, o client.Object) {
 	m.version++

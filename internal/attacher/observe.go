@@ -98,13 +98,13 @@ func (a *Attacher) observeAttachment(va *storagev1.VolumeAttachment) *subject {
 		RecordedNodeID:   va.Annotations[kube.NodeIDAnnotation],
 		NodeID:           nodeID,
 		VolumeProtected:  subj.sourceErr == nil && !subj.source.unprotected(a.finalizer),
-		HandleUnrecorded: subj.sourceErr == nil && subj.source.mustRecord() && recordedHandle(va) == "",
 		Call:             subj.record.call,
 		Untouched:        subj.record.untouched && !subj.record.call.Sent && !va.Status.Attached,
 		UnconfirmedWrite: subj.record.unconfirmedWrite,
 		Drift:            subj.record.drift,
 		DriftNodeID:      subj.record.driftNodeID,
 	}
+	subj.seen.VolumeUnrecorded = subj.unrecorded()
 	if subj.seen.Deleting {
 		subj.seen.DeletedAt = va.DeletionTimestamp.Time
 	}
@@ -182,15 +182,15 @@ func unpublishProblem(subj *subject, nodeErr error) string {
 // inputsGone replaces the digest of inputsOf for an attachment that is gone.
 const inputsGone = "gone"
 
-// inputsOf returns a digest of everything that a call depends on and that the attacher does not write itself. When it
-// changes, the back-off ends.
+// inputsOf returns a digest of everything that a call depends on and that another client may change. When it changes,
+// the back-off ends.
 func inputsOf(subj *subject, finalizer string) string {
 	va := subj.attachment
 	if va == nil {
 		return inputsGone
 	}
 	others := slices.DeleteFunc(slices.Clone(va.Finalizers), func(f string) bool { return f == finalizer })
-	inputs := []any{va.Annotations[foreignDigest], others, subj.seen.Deleting, subj.seen.NodeID}
+	inputs := []any{va.Annotations[foreignDigest], va.Annotations[kube.PublishSecretAnnotation], others, subj.seen.Deleting, subj.seen.NodeID}
 	if pv := subj.source.pv; pv != nil {
 		inputs = append(inputs, pv.UID, pv.DeletionTimestamp != nil, pv.Spec)
 	}

@@ -1,6 +1,7 @@
 package attacher
 
 import (
+	"reflect"
 	"sync"
 	"time"
 
@@ -8,7 +9,26 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"belay.dev/belay/internal/csi"
+	"belay.dev/belay/internal/publication"
 )
+
+// secretFor returns the Secret for a call. The one that is recorded on the attachment stays with the volume from its attach to its detach, and a
+// person may name another one there: an unpublish whose Secret is gone would never end. Until the volume is attached, the
+// PersistentVolume's is used, and recorded first.
+func (s *subject) secretFor(verb publication.Verb) *corev1.SecretReference {
+	if s.attachment != nil && (verb == publication.Unpublish || s.seen.Attached) {
+		if recorded := recordedSecret(s.attachment); recorded != nil {
+			return recorded
+		}
+	}
+	return s.source.secret
+}
+
+// unrecorded reports whether the volume or the Secret of the next publish is not recorded on the attachment.
+func (s *subject) unrecorded() bool {
+	return s.sourceErr == nil && s.source.mustRecord() &&
+		(recordedHandle(s.attachment) == "" || !reflect.DeepEqual(recordedSecret(s.attachment), s.secretFor(publication.Publish)))
+}
 
 // pendingSecrets keeps the secrets that were read before an attachment got its finalizer, for the call that follows.
 // They are never logged or stored.

@@ -27,7 +27,7 @@ var (
 // volume is unpublished, even if the PersistentVolume is recreated for another volume.
 type identity struct {
 	handle   string
-	secret   *corev1.SecretReference // for the calls; nil for none
+	secret   *corev1.SecretReference // of the PersistentVolume; nil for none
 	migrated bool
 }
 
@@ -137,13 +137,13 @@ func (o *objects) mayBelongTo(va *storagev1.VolumeAttachment, handle string) boo
 
 // identityAnnotations returns the annotations that record the volume before the first call. An inline volume is part of
 // the attachment.
-func (s source) identityAnnotations() map[string]any {
+func (s source) identityAnnotations(secret *corev1.SecretReference) map[string]any {
 	if !s.mustRecord() {
 		return nil
 	}
 	record := map[string]any{kube.PublishedHandleAnnotation: s.handle, kube.PublishSecretAnnotation: nil}
-	if s.secret != nil {
-		record[kube.PublishSecretAnnotation] = s.secret.Namespace + "/" + s.secret.Name
+	if secret != nil {
+		record[kube.PublishSecretAnnotation] = secret.Namespace + "/" + secret.Name
 	}
 	return record
 }

@@ -217,6 +217,8 @@ func trimAnnotations(va *storagev1.VolumeAttachment) map[string]string {
 		case slices.Contains(keptAnnotations, name):
 			kept[name] = value
 		case name == kube.TraceparentAnnotation:
+		case name == kube.RetryAnnotation:
+			kept[name], others[name] = value, value
 		case !kube.IsOwnAnnotation(name):
 			others[name] = value
 		}

@@ -62,10 +62,30 @@ func (a *Attacher) attachmentChanged(item any) {
 	a.enqueue(a.unsettledKeys(va))
 }
 
-// attachmentAnnotated asks for a list of the driver's volumes when the machine of an attachment has another boot.
+// attachmentAnnotated asks for a list of the driver's volumes when the machine of an attachment has another boot, and has an attached volume
+// published again when a person asks for that.
 func (a *Attacher) attachmentAnnotated(before, va *storagev1.VolumeAttachment) {
-	if boot := before.Annotations[kube.BootIDAnnotation]; boot != "" && boot != va.Annotations[kube.BootIDAnnotation] && va.Spec.Attacher == a.driver {
+	if va.Spec.Attacher != a.driver || va.UID != before.UID {
+		return
+	}
+	if boot := before.Annotations[kube.BootIDAnnotation]; boot != "" && boot != va.Annotations[kube.BootIDAnnotation] {
 		kube.Signal(a.newBoot)
+	}
+	if retry := va.Annotations[kube.RetryAnnotation]; retry != "" && retry != before.Annotations[kube.RetryAnnotation] {
+		a.publishAgain(va)
+	}
+}
+
+// publishAgain has an attached volume published again, as if two lists had it nowhere. It does nothing where two lists had it elsewhere, which
+// could make a second writer (S1), and where the node has another ID than was recorded.
+func (a *Attacher) publishAgain(va *storagev1.VolumeAttachment) {
+	from, err := a.objects.sourceOf(va)
+	nodeID, nodeErr := a.nodeID(va.Spec.NodeName)
+	if err != nil || nodeErr != nil || nodeID != va.Annotations[kube.NodeIDAnnotation] || !va.Status.Attached || va.DeletionTimestamp != nil {
+		return
+	}
+	if a.calls.of(va.UID).drift == publication.NoDrift {
+		a.calls.recordDrift(attempt{uid: va.UID, attachment: va, volume: from.identity, node: va.Spec.NodeName}, publication.NotPublished, "")
 	}
 }
 

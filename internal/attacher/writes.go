@@ -90,7 +90,7 @@ func (a *Attacher) writeFinalizers(ctx context.Context, key publication.Key, sub
 	if subj.seen.Attached && step.Attachment {
 		log.FromContext(ctx).Info("Finalizer was removed from an attached VolumeAttachment, adding it again", append(subj.logValues(), "finalizer", a.finalizer)...)
 	} else if step.Attachment {
-		ref := subj.source.secret
+		ref := subj.secretFor(publication.Publish)
 		secrets, err := a.secrets(ctx, ref)
 		if err != nil {
 			a.refuse(ctx, subj, try, err)
@@ -155,7 +155,7 @@ func (a *Attacher) protectVolume(ctx context.Context, pv *corev1.PersistentVolum
 
 // protectOrReread adds the finalizer and the records before the first call, or rereads the attachment after a conflict.
 func (a *Attacher) protectOrReread(ctx context.Context, subj *subject, nodeID string, try attempt) error {
-	err := a.protectAttachment(ctx, subj.attachment, nodeID, subj.source)
+	err := a.protectAttachment(ctx, subj, nodeID)
 	a.calls.recordAnswer(try, err == nil || kube.IsAnswer(err))
 	if err == nil && !subj.seen.Finalizer && subj.seen.RecordedNodeID == "" && !subj.seen.Attached {
 		a.calls.protected(try)
@@ -166,9 +166,9 @@ func (a *Attacher) protectOrReread(ctx context.Context, subj *subject, nodeID st
 	return err
 }
 
-func (a *Attacher) protectAttachment(ctx context.Context, va *storagev1.VolumeAttachment, nodeID string, from source) error {
-	record := map[string]any{kube.NodeIDAnnotation: nodeID}
-	maps.Copy(record, from.identityAnnotations())
+func (a *Attacher) protectAttachment(ctx context.Context, subj *subject, nodeID string) error {
+	va, record := subj.attachment, map[string]any{kube.NodeIDAnnotation: nodeID}
+	maps.Copy(record, subj.source.identityAnnotations(subj.secretFor(publication.Publish)))
 	patch := finalizerPatch(va.UID, a.finalizer, record)
 	if !planted.S6Attacher {
 		// A node ID that is recorded but not cached yet must not be overwritten: the volume may be published there.

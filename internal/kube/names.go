@@ -89,8 +89,11 @@ const (
 	PublishedHandleAnnotation = "belay.dev/published-handle"
 
 	// PublishSecretAnnotation on a VolumeAttachment is namespace/name of the Secret for the calls of the published volume (the
-	// PersistentVolume's controllerPublishSecretRef), if it needs one.
+	// PersistentVolume's controllerPublishSecretRef), if it needs one. A person may change it: it is the one for the unpublish.
 	PublishSecretAnnotation = "belay.dev/publish-secret" //nolint:gosec // a name
+
+	// RetryAnnotation on a VolumeAttachment, with any new value, is a person's request to call the driver now.
+	RetryAnnotation = "retry"
 
 	// NodeUIDAnnotation, BootIDAnnotation, SystemUUIDAnnotation and ProviderIDAnnotation on a VolumeAttachment identify the Node
 	// object, the boot and the machine it was attached to.

@@ -93,7 +93,7 @@ func (v *volume) attach(a Attachment) {
 		return
 	}
 	write := WriteFinalizers{target: target{a.UID}, NodeID: a.NodeID, Volume: !a.VolumeProtected,
-		Attachment: !a.Finalizer || a.HandleUnrecorded || a.RecordedNodeID != a.NodeID}
+		Attachment: !a.Finalizer || a.VolumeUnrecorded || a.RecordedNodeID != a.NodeID}
 	if write.needed() {
 		if v.draining {
 			v.wait(a, ShuttingDown, time.Time{})

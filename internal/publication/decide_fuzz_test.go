@@ -58,7 +58,7 @@ func attachmentFrom(in *fuzzinput.Source, name string) Attachment {
 		a.DetachRequested = noon.Add(time.Duration(in.Below(200)-100) * time.Second)
 	}
 	a.Attached, a.Finalizer, a.OtherFinalizers = in.Below(3) == 1, in.Below(3) > 0, in.Below(4) == 1
-	a.Untouched, a.UnconfirmedWrite, a.HandleUnrecorded = in.Below(5) == 1 && a.Finalizer && !a.Attached, in.Below(8) == 1, in.Below(5) == 1
+	a.Untouched, a.UnconfirmedWrite, a.VolumeUnrecorded = in.Below(5) == 1 && a.Finalizer && !a.Attached, in.Below(8) == 1, in.Below(5) == 1
 	own := []string{"id-" + name, "id-" + name, "id-x", ""}
 	a.RecordedNodeID, a.NodeID = fuzzinput.Pick(in, own...), fuzzinput.Pick(in, own...)
 	a.VolumeProtected = in.Below(3) > 0

@@ -173,7 +173,7 @@ func TestDecide(t *testing.T) {
 			[]Step{RecordDetached{to("a")}}},
 		"finalizer taken off an attached volume's attachment": {Observed{Attachments: []Attachment{with(attached("a"), func(a *Attachment) { a.Finalizer = false })}},
 			[]Step{WriteFinalizers{to("a"), "id-a", true, false}}},
-		"begun by another attacher, which volume is not recorded": {Observed{Attachments: []Attachment{with(begun("a"), func(a *Attachment) { a.HandleUnrecorded = true })}},
+		"begun by another attacher, which volume is not recorded": {Observed{Attachments: []Attachment{with(begun("a"), func(a *Attachment) { a.VolumeUnrecorded = true })}},
 			[]Step{WriteFinalizers{to("a"), "id-a", true, false}}},
 		"two that wait to begin: the older goes first": {Observed{Exclusive: true, Attachments: []Attachment{fresh("b"), fresh("a")}},
 			[]Step{WriteFinalizers{to("a"), "id-a", true, true}, RecordError{to("b"), Publish, stillExists, false}}},

@@ -55,8 +55,8 @@ type Attachment struct {
 	// RecordedNodeID is the CSI node ID stored on the attachment: the one that the driver was, or may have been, asked to publish
 	// to.
 	RecordedNodeID string
-	// HandleUnrecorded: only the PersistentVolume identifies the volume of the attachment.
-	HandleUnrecorded bool
+	// VolumeUnrecorded: the attachment does not identify the volume, or the Secret, of the next publish.
+	VolumeUnrecorded bool
 	// NodeID is the node's present CSI node ID; empty if unknown.
 	NodeID string
 	// VolumeProtected: the attacher's finalizer is stored on the PersistentVolume, or there is none (inline volumes).
