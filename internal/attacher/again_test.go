@@ -18,15 +18,23 @@ func TestRetryPublishesAnAttachedVolumeAgain(t *testing.T) {
 		change func(b *bubble)
 		want   int // publishes
 	}{
-		"retry":       {func(b *bubble) { b.annotate("v", "node1", "retry", "1") }, 1},
-		"retry twice": {func(b *bubble) { b.annotate("v", "node1", "retry", "1"); b.pass(time.Second); b.annotate("v", "node1", "retry", "2") }, 2},
+		"retry": {func(b *bubble) { b.annotate("v", "node1", "retry", "1") }, 1},
+		"retry twice": {func(b *bubble) {
+			b.annotate("v", "node1", "retry", "1")
+			b.pass(time.Second)
+			b.annotate("v", "node1", "retry", "2")
+		}, 2},
 		"retry, removed": {func(b *bubble) {
 			b.annotate("v", "node1", "retry", "1")
 			b.pass(time.Second)
 			b.annotate("v", "node1", "retry", "")
 		}, 1},
-		"another annotation":          {func(b *bubble) { b.annotate("v", "node1", "example.com/team", "a") }, 0},
-		"the node has another ID":     {func(b *bubble) { b.node("node1", "another"); b.pass(time.Second); b.annotate("v", "node1", "retry", "1") }, 0},
+		"another annotation": {func(b *bubble) { b.annotate("v", "node1", "example.com/team", "a") }, 0},
+		"the node has another ID": {func(b *bubble) {
+			b.node("node1", "another")
+			b.pass(time.Second)
+			b.annotate("v", "node1", "retry", "1")
+		}, 0},
 		"the node has no ID":          {func(b *bubble) { b.node("node1", ""); b.pass(time.Second); b.annotate("v", "node1", "retry", "1") }, 0},
 		"it is being deleted by then": {func(b *bubble) { b.detach("v", "node1"); b.pass(time.Second) }, 0},
 	}

@@ -175,7 +175,7 @@ func (a *Attacher) prepareCall(ctx context.Context, queue *callQueue, key public
 		if a.absence.hold(key, a.controller.Present) || !a.throttle.begin(time.Now(), try) {
 			return nil, 0
 		}
-		try.inputs = inputsOf(subj, a.finalizer)
+		try.inputs, try.due = inputsOf(subj, a.finalizer), a.policy.Due(string(try.uid), subj.record.call, try.verb, try.nodeID)
 		if !a.calls.begin(try, func() bool { return a.isOutdated(snap) }) {
 			return nil, conflictPause
 		}
@@ -208,8 +208,8 @@ func (a *Attacher) call(ctx context.Context, subj *subject, step publication.Cal
 	span.End(ended.err)
 	a.throttle.end(time.Now(), try, ended.err)
 	a.finish(logger, try, ended)
-	if step.Verb == publication.Unpublish && ended.err == nil {
-		a.retryOnNode(step.NodeID)
+	if ended.err == nil {
+		a.retryAfter(step)
 	}
 	if subj.attachment == nil {
 		return
@@ -219,11 +219,17 @@ func (a *Attacher) call(ctx context.Context, subj *subject, step publication.Cal
 	}
 }
 
-// retryOnNode retries the attaches that a full node rejected, after a volume was detached from it.
-func (a *Attacher) retryOnNode(nodeID string) {
+// retryAfter retries what a confirmed call gives reason to: the attaches that a full node rejected, after a detach from it, and calls that
+// failed because the node was busy or the driver could not work.
+func (a *Attacher) retryAfter(confirmed publication.CallDriver) {
 	now := time.Now()
-	for i, r := range a.calls.release(nodeID, now, a.policy.RetryStart) {
-		a.queue.AddAfter(a.objects.keyOfVolume(r.handle, r.node), time.Duration(i)*a.policy.RetryStart)
+	if confirmed.Verb == publication.Unpublish {
+		for i, r := range a.calls.release(confirmed.NodeID, now, a.policy.RetryStart) {
+			a.queue.AddAfter(a.objects.keyOfVolume(r.handle, r.node), time.Duration(i)*a.policy.RetryStart)
+		}
+	}
+	for _, r := range a.calls.succeeded(confirmed.NodeID, now) {
+		a.queue.Add(a.objects.keyOfVolume(r.handle, r.node))
 	}
 }
 

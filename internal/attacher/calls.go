@@ -1,13 +1,11 @@
 package attacher
 
 import (
-	"cmp"
 	"maps"
 	"slices"
 	"sync"
 	"time"
 
-	"google.golang.org/grpc/codes"
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -30,8 +28,8 @@ type record struct {
 	untouched bool
 	// publishContext is the response to a confirmed Publish that is not recorded in the status yet.
 	publishContext map[string]string
-	err            error  // of the last attempt
-	fullNode       string // node ID that returned RESOURCE_EXHAUSTED for the last attempt, or empty
+	err            error   // of the last attempt
+	refused        refusal // of the last attempt
 	// drift is how ListVolumes contradicts the attachment, until a call that corrects it was confirmed and recorded.
 	drift publication.Drift
 	// driftNodeID is the node that an Abandoned volume is published to.
@@ -44,12 +42,14 @@ type ledger struct {
 	mu       sync.Mutex
 	byUID    map[types.UID]*record
 	byVolume map[string][]*record
-	// byFullNode holds the attachments that a full node rejected (RESOURCE_EXHAUSTED), by node ID.
-	byFullNode map[string]map[types.UID]*record
+	// byRefusal holds the attachments whose last attempt a full or busy node refused.
+	byRefusal map[refusal]map[types.UID]*record
+	outage    outage
 }
 
 func newLedger() *ledger {
-	return &ledger{byUID: map[types.UID]*record{}, byVolume: map[string][]*record{}, byFullNode: map[string]map[types.UID]*record{}}
+	return &ledger{byUID: map[types.UID]*record{}, byVolume: map[string][]*record{}, byRefusal: map[refusal]map[types.UID]*record{},
+		outage: outage{since: map[types.UID]*record{}}}
 }
 
 // of returns the record of an attachment.
@@ -84,6 +84,7 @@ type attempt struct {
 	nodeID     string
 	inputs     string
 	attached   bool      // status.attached
+	due        time.Time // publication.Policy.Due
 	waitsSince time.Time // the end of the attempt before, or the creation of the attachment
 }
 
@@ -104,8 +105,8 @@ func (l *ledger) begin(a attempt, outdated func() bool) bool {
 	}
 	r := l.recordFor(a)
 	r.call = r.call.Begin(a.verb, a.nodeID, a.inputs, a.attached)
-	r.publishContext, r.err = nil, nil
-	l.clearFullNode(r)
+	r.call.Due, r.publishContext, r.err = a.due, nil, nil
+	l.setRefusal(r, refusal{})
 	return true
 }
 
@@ -153,23 +154,9 @@ func (l *ledger) confirm(uid types.UID, publishContext map[string]string, now ti
 func (l *ledger) fail(uid types.UID, err error, now time.Time) {
 	l.change(uid, func(r *record) {
 		r.call, r.err = r.call.Fail(now, err.Error(), csi.IsUnanswered(err)), err
-		if code, _ := csi.Code(err); code == codes.ResourceExhausted && r.call.Verb == publication.Publish {
-			l.clearFullNode(r)
-			r.fullNode = r.call.NodeID
-			if l.byFullNode[r.fullNode] == nil {
-				l.byFullNode[r.fullNode] = map[types.UID]*record{}
-			}
-			l.byFullNode[r.fullNode][uid] = r
-		}
+		l.setRefusal(r, refusalOf(r.call, err))
+		l.outage.failed(r, err)
 	})
-}
-
-// clearFullNode records that no node is known to be full for an attachment; hold the lock.
-func (l *ledger) clearFullNode(r *record) {
-	if delete(l.byFullNode[r.fullNode], r.uid); len(l.byFullNode[r.fullNode]) == 0 {
-		delete(l.byFullNode, r.fullNode)
-	}
-	r.fullNode = ""
 }
 
 // release ends the back-off of the attachments that a full node rejected: one now, the longest waiting first, and one
@@ -177,10 +164,7 @@ func (l *ledger) clearFullNode(r *record) {
 func (l *ledger) release(nodeID string, now time.Time, pause time.Duration) (released []record) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	waiting := slices.SortedFunc(maps.Values(l.byFullNode[nodeID]), func(a, b *record) int {
-		return cmp.Or(a.call.Ended.Compare(b.call.Ended), cmp.Compare(a.uid, b.uid))
-	})
-	for i, r := range waiting {
+	for i, r := range slices.SortedFunc(maps.Values(l.byRefusal[refusal{nodeID: nodeID, full: true}]), longestWaiting) {
 		r.call = r.call.RetryFrom(now.Add(time.Duration(i) * pause))
 		released = append(released, *r)
 	}
@@ -192,6 +176,7 @@ func (l *ledger) refuse(a attempt, err error, now time.Time) {
 	l.mu.Lock()
 	r := l.recordFor(a)
 	r.call = r.call.Refuse(a.verb, a.nodeID, a.inputs)
+	r.call.Due = a.due
 	l.mu.Unlock()
 	l.fail(a.uid, err, now)
 }
@@ -235,7 +220,8 @@ func (l *ledger) forget(uid types.UID) {
 	}
 	delete(l.byUID, uid)
 	l.removeFromVolume(r)
-	l.clearFullNode(r)
+	l.setRefusal(r, refusal{})
+	delete(l.outage.since, uid)
 }
 
 func (l *ledger) change(uid types.UID, apply func(*record)) {

@@ -139,7 +139,7 @@ func TestEachWaitIsLoggedOnce(t *testing.T) {
 		}
 		want := []string{
 			"CallInFlight until the call returns or times out",
-			"BackingOff until the back-off ends, or the VolumeAttachment, PersistentVolume or CSINode changes",
+			"BackingOff until the back-off ends, the driver confirms another call, or the VolumeAttachment, PersistentVolume or CSINode changes",
 			"CallInFlight until the call returns or times out",
 		}
 		if strings.Join(got, "\n") != strings.Join(want, "\n") {

@@ -152,14 +152,14 @@ func TestDetachFromAFullNodeEndsTheBackOff(t *testing.T) {
 		if attached != 1 {
 			t.Errorf("%d volumes are attached to the place that became free", attached)
 		}
-		if n := len(b.attacher.calls.byFullNode["id-full"]); n != 3 {
+		if n := len(b.attacher.calls.byRefusal[refusal{nodeID: "id-full", full: true}]); n != 3 {
 			t.Errorf("%d volumes are noted to wait for the node, want 3", n)
 		}
 		for i := range 4 {
 			b.detach(fmt.Sprint("v", i), "full")
 		}
 		b.pass(time.Minute)
-		if n := len(b.attacher.calls.byFullNode["id-full"]); n != 0 {
+		if n := len(b.attacher.calls.byRefusal[refusal{nodeID: "id-full", full: true}]); n != 0 {
 			t.Errorf("%d volumes are noted to wait for the node, and none does", n)
 		}
 	})

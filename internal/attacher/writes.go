@@ -85,6 +85,7 @@ func errorPatch(va *storagev1.VolumeAttachment, verb publication.Verb, stored *s
 func (a *Attacher) writeFinalizers(ctx context.Context, key publication.Key, subj *subject, step publication.WriteFinalizers) (bool, error) {
 	try := attempt{uid: subj.uid(), attachment: subj.attachment, volume: subj.source.identity, node: subj.seen.Node,
 		verb: publication.Publish, nodeID: step.NodeID, inputs: inputsOf(subj, a.finalizer)}
+	try.due = a.policy.Due(string(try.uid), subj.record.call, try.verb, try.nodeID)
 	// Read the secrets before adding the finalizer: without them the volume could not be unpublished, and the finalizer
 	// would block the deletion of the attachment.
 	if subj.seen.Attached && step.Attachment {

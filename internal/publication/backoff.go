@@ -44,11 +44,28 @@ func (v *volume) backOff(a Attachment, verb Verb, nodeID string) time.Time {
 
 // NextAttempt returns when a failed call is repeated, unless what it depends on changes before.
 func (p Policy) NextAttempt(uid string, failed Call) time.Time {
-	next := failed.Ended.Add(p.delay(uid, failed))
+	next := p.due(uid, failed)
 	if !failed.RetryAt.IsZero() && failed.RetryAt.Before(next) {
 		return failed.RetryAt
 	}
 	return next
+}
+
+// due is NextAttempt without the attempts out of turn.
+func (p Policy) due(uid string, failed Call) time.Time {
+	if !failed.Due.IsZero() {
+		return failed.Due
+	}
+	return failed.Ended.Add(p.delay(uid, failed))
+}
+
+// Due returns when an attempt is due that repeats the failed call; zero for any other. One that begins before, because something woke it, and
+// fails leaves that as it was: a wake only brings an attempt forward.
+func (p Policy) Due(uid string, last Call, verb Verb, nodeID string) time.Time {
+	if !last.failed() || last.Verb != verb || last.NodeID != nodeID {
+		return time.Time{}
+	}
+	return p.due(uid, last)
 }
 
 // FormatTime formats a time for messages and logs, rounded up to the second.

@@ -29,6 +29,8 @@ type Call struct {
 	Failures int
 	// Ended is when the last attempt ended.
 	Ended time.Time
+	// Due is when the next attempt is due, if an attempt out of turn left that as it was; while a call is in flight, when its attempt was due.
+	Due time.Time
 	// RetryAt is when the call may be repeated before its back-off has ended; zero if it may not.
 	RetryAt time.Time
 	// Message is the last attempt's error.
@@ -82,7 +84,10 @@ func (c Call) Confirm(now time.Time) Call {
 // Fail records an attempt that ended without OK, so its effect is unknown.
 func (c Call) Fail(now time.Time, message string, unanswered bool) Call {
 	c.InFlight, c.Confirmed, c.Recorded = false, false, false
-	c.Failures++
+	if !now.Before(c.Due) { // it was in turn
+		c.Failures++
+		c.Due = time.Time{}
+	}
 	c.Ended, c.Message, c.Unanswered, c.RetryAt = now, message, unanswered, time.Time{}
 	return c
 }

@@ -41,7 +41,7 @@ const (
 var exits = decision.Exits{
 	OtherWriterAttached: {By: "the other VolumeAttachment is gone, or a PersistentVolume makes the volume shared"},
 	CallInFlight:        {By: "the call returns or times out"},
-	BackingOff:          {By: "the back-off ends, or the VolumeAttachment, PersistentVolume or CSINode changes", Timed: true},
+	BackingOff:          {By: "the back-off ends, the driver confirms another call, or the VolumeAttachment, PersistentVolume or CSINode changes", Timed: true},
 	RequestImpossible:   {By: "the VolumeAttachment, PersistentVolume or CSINode changes"},
 	DriverBusy:          {By: "another call returns or times out"},
 	NodeHeldBack:        {By: "the pause after the last RESOURCE_EXHAUSTED ends", Timed: true},
