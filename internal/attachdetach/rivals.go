@@ -52,7 +52,8 @@ const (
 // changed the report on a Node, emitted an event as an attach/detach controller, or created a VolumeAttachment. One
 // node's credentials suffice to fake the first two, so a sign only causes a warning and, except for the first, a probe:
 // the next attach is delayed. If another controller then creates the VolumeAttachment, which no node may do, this one
-// halts.
+// halts. A component that is not known as one must answer two probes in a row: a restore tool creates VolumeAttachments
+// too, but not those that the next probe waits for.
 type rivals struct {
 	recorder record.EventRecorder
 	metrics  *telemetry.Controller
@@ -74,6 +75,7 @@ type rivals struct {
 	sent      map[string]int
 	suspected bool                 // a probe is due
 	probe     probe                // the last one
+	previous  string               // who answered the one before; empty for none
 	warned    map[string]time.Time // by resource and node
 	halted    error
 }
@@ -83,6 +85,8 @@ type probe struct {
 	key   key
 	names []string // of the VolumeAttachments
 	until time.Time
+	// answeredBy is the component that created one of them; empty for none.
+	answeredBy string
 }
 
 // foreignWrite is a write of another component.
@@ -194,17 +198,25 @@ func (r *rivals) since() string {
 
 func (r *rivals) foreignAttachment(name, node string) {
 	r.mu.Lock()
-	proof := slices.Contains(r.probe.names, name) && time.Now().Before(r.probe.until)
+	answer := slices.Contains(r.probe.names, name) && time.Now().Before(r.probe.until)
 	r.mu.Unlock()
 	if !r.suspect() {
 		return
 	}
 	s := foreignWrite{"volumeattachments", node, r.creator(name), explain.CreatedAttachment(name)}
-	if proof {
+	if answer && r.answered(s.writer) {
 		r.halt(s)
 	} else {
 		r.warn(s)
 	}
+}
+
+// answered records the answer to the last probe, and reports whether it proves that another controller is running.
+func (r *rivals) answered(writer string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.probe.answeredBy = writer
+	return kube.AttachesVolumes(writer) || writer == r.previous
 }
 
 // suspect requests a probe. It does nothing and returns false while writes of the previous leader may still be in
@@ -239,7 +251,7 @@ func (r *rivals) warn(s foreignWrite) {
 	r.event(s, explain.ForeignWrite(s.writer, s.what))
 }
 
-// halt stops all writes of this process: another controller answered the probe.
+// halt stops all writes of this process: another controller answered a probe.
 func (r *rivals) halt(s foreignWrite) {
 	r.metrics.Foreign(s.resource)
 	r.mu.Lock()
@@ -280,7 +292,7 @@ func (r *rivals) holdBack(k key, steps []attachment.Step) time.Duration {
 	defer r.mu.Unlock()
 	now := time.Now()
 	if r.suspected && now.Sub(r.probe.until) >= r.settle {
-		r.suspected = false
+		r.suspected, r.previous = false, r.probe.answeredBy
 		hold := minHold + rand.N(maxHold-minHold) //nolint:gosec // only tells two belays apart
 		r.probe = probe{key: k, names: names, until: now.Add(hold)}
 		r.named(r.log, first.PersistentVolume).Info("Delaying an attach to detect another attach/detach controller",

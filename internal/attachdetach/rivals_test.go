@@ -244,6 +244,56 @@ func TestForeignAttachments(t *testing.T) {
 	})
 }
 
+// A restore tool creates VolumeAttachments under computed names (velero-io/velero#4823), perhaps the one that a probe waits
+// for. A controller answers each probe.
+func TestRestoreToolHaltsNothing(t *testing.T) {
+	for name, tt := range map[string]struct {
+		writers []string // who answers each probe; "" for none
+		halts   int      // at which answer; 0 for none
+	}{
+		"kube-controller-manager":                {[]string{otherProgram}, 1},
+		"a second belay-controller":              {[]string{kube.FieldManager}, 1},
+		"a restore tool":                         {[]string{"velero-server", "", ""}, 0},
+		"a restore tool each night":              {[]string{"velero-server", "", "velero-server", "", "velero-server", ""}, 0},
+		"two tools":                              {[]string{"velero-server", "restore", "velero-server"}, 0},
+		"a controller of an unknown program":     {[]string{"k3s", "k3s"}, 2},
+		"one whose program cannot be read":       {[]string{"an unknown component", "an unknown component"}, 2},
+		"a restore tool beside a controller":     {[]string{"velero-server", otherProgram}, 2},
+		"a controller that was slow in between":  {[]string{"k3s", "", "k3s", "k3s"}, 4},
+		"a restore tool, and a person's kubectl": {[]string{"velero-server", "kubectl-create"}, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				d := newDuel(t)
+				d.leads()
+				d.emit("a sign")
+				for i, writer := range tt.writers {
+					<-time.After(settleTime)
+					d.creator = func(string) string { return writer }
+					attachment, wait := d.attach(fmt.Sprint("h", i))
+					switch {
+					case wait == 0 && i > 0 && tt.writers[i-1] == "":
+						d.emit("a sign") // nothing was suspected after a probe without an answer
+						if attachment, wait = d.attach(fmt.Sprint("h", i)); wait == 0 {
+							t.Fatalf("no probe %d", i+1)
+						}
+					case wait == 0:
+						t.Fatalf("no probe %d: an answer is a sign", i+1)
+					}
+					if writer != "" {
+						d.appears(attachment)
+						d.appears(kube.AttachmentName(fmt.Sprint("h", i), driver, "other")) // no answer
+					}
+					if halted := d.check() != nil; halted != (i+1 == tt.halts) {
+						t.Fatalf("answer %d by %q: halted %v", i+1, writer, halted)
+					}
+					<-time.After(wait)
+				}
+			})
+		})
+	}
+}
+
 // What this process created is its own, whatever admission left of it.
 func TestOwnAttachmentsWithoutAnnotations(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -15,6 +15,12 @@ import (
 // server takes it from the user agent.
 const FieldManager = "belay-controller"
 
+// AttachesVolumes reports whether an attach/detach controller writes under this field manager: belay-controller, or
+// kube-controller-manager. One that is part of another program, as in k3s, is not known by its name.
+func AttachesVolumes(manager string) bool {
+	return manager == FieldManager || manager == "kube-controller-manager"
+}
+
 // Writer is the last writer of a field. A client chooses its manager name freely, so the name proves nothing against a malicious
 // client. Time has whole seconds and covers all fields that the manager owns in the object: it may be newer than the write in
 // question.
