@@ -50,10 +50,15 @@ func newBubble(t *testing.T) *bubble {
 // inBubble runs a test in fake time against an attacher that has begun.
 func inBubble(t *testing.T, workerThreads int, test func(b *bubble)) {
 	t.Helper()
+	inBubbleWith(t, func(c *Config) { c.WorkerThreads = workerThreads }, test)
+}
+
+func inBubbleWith(t *testing.T, change func(*Config), test func(b *bubble)) {
+	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		b := newBubble(t)
 		b.logger = logr.Discard() // logs of thousands of volumes take time
-		defer b.start(func(c *Config) { c.WorkerThreads = workerThreads })()
+		defer b.start(change)()
 		b.pass(time.Second) // it looks for its caches each 100 ms
 		test(b)
 	})

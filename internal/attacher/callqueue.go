@@ -15,8 +15,67 @@ import (
 	"belay.dev/belay/internal/telemetry"
 )
 
-// suspectShare is the share of calls in flight (one in four) for volumes whose last call timed out.
-const suspectShare = 4
+// hangingShare is the share of the calls (one in four) for volumes that hang: those whose last call timed out have a queue with so many workers,
+// and so many calls that hang now are not counted in the bound.
+const hangingShare = 4
+
+// hangsAfter is how long a call is in flight before it counts as hanging. Charts of drivers allow six minutes for a call.
+const hangsAfter = 30 * time.Second
+
+// limiter bounds the calls in flight, without up to a quarter of the bound that hang.
+type limiter struct {
+	bound int
+
+	mu                sync.Mutex
+	ended             *sync.Cond // or counts as hanging
+	inFlight, hanging int
+}
+
+func newLimiter(bound int) *limiter {
+	l := &limiter{bound: bound}
+	l.ended = sync.NewCond(&l.mu)
+	return l
+}
+
+// full reports whether another call has to wait; hold the lock.
+func (l *limiter) full() bool { return l.inFlight-min(l.hanging, l.bound/hangingShare) >= l.bound }
+
+func (l *limiter) free() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return !l.full()
+}
+
+// begin waits until a call may begin; call end when it has ended.
+func (l *limiter) begin() (end func()) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for l.full() {
+		l.ended.Wait()
+	}
+	l.inFlight++
+	over, hung := false, false
+	timer := time.AfterFunc(hangsAfter, func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		if !over {
+			hung = true
+			l.hanging++
+			l.ended.Broadcast()
+		}
+	})
+	return func() {
+		timer.Stop()
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		over = true
+		l.inFlight--
+		if hung {
+			l.hanging--
+		}
+		l.ended.Broadcast()
+	}
+}
 
 // callQueue holds the keys that wait for a CSI call. Its workers make the calls themselves, within the limiter that
 // both queues share, so the number of calls in flight is bounded even if all of them hang.
@@ -24,7 +83,7 @@ type callQueue struct {
 	workqueue.TypedInterface[publication.Key]
 
 	workers  int
-	limiter  chan struct{}
+	limiter  *limiter
 	turns    turns
 	inFlight [publication.Unpublish + 1]atomic.Int64 // calls, by verb
 
@@ -33,7 +92,7 @@ type callQueue struct {
 	busy    int                          // workers that process a key
 }
 
-func newCallQueue(name string, workers int, limiter chan struct{}, detaches func(publication.Key) bool) *callQueue {
+func newCallQueue(name string, workers int, limiter *limiter, detaches func(publication.Key) bool) *callQueue {
 	return &callQueue{
 		TypedInterface: workqueue.NewTypedWithConfig(workqueue.TypedQueueConfig[publication.Key]{Name: name, Queue: newFairQueue(detaches)}),
 		workers:        workers, limiter: limiter, turns: newTurns(), waiting: map[publication.Key]struct{}{},
@@ -43,9 +102,9 @@ func newCallQueue(name string, workers int, limiter chan struct{}, detaches func
 // newCallQueues returns the queue for regular calls and the one for volumes whose last call timed out. The second has
 // fewer workers, so that hanging volumes delay only each other.
 func newCallQueues(bound int, detaches func(publication.Key) bool) (well, suspect *callQueue) {
-	limiter := make(chan struct{}, bound)
-	return newCallQueue("belay-attacher-calls", bound, limiter, detaches),
-		newCallQueue("belay-attacher-calls-suspect", max(1, bound/suspectShare), limiter, detaches)
+	limiter, share := newLimiter(bound), bound/hangingShare
+	return newCallQueue("belay-attacher-calls", bound+share, limiter, detaches),
+		newCallQueue("belay-attacher-calls-suspect", max(1, share), limiter, detaches)
 }
 
 // reserve registers a key that is about to be added, and reports whether a worker is free for it.
@@ -56,7 +115,7 @@ func (q *callQueue) reserve(key publication.Key) bool {
 		return false
 	}
 	q.waiting[key] = struct{}{}
-	return q.busy+len(q.waiting) <= q.workers && len(q.limiter) < cap(q.limiter)
+	return q.busy+len(q.waiting) <= q.workers && q.limiter.free()
 }
 
 // join registers a key that is about to be added.
@@ -141,7 +200,7 @@ func (a *Attacher) workCalls(ctx context.Context, queue *callQueue) {
 			pass()
 			return
 		}
-		queue.limiter <- struct{}{} // blocks at most for --timeout
+		end := queue.limiter.begin() // blocks at most for --timeout
 		var send func()
 		var again time.Duration
 		if a.decideExclusively(key, func() { send, again = a.prepareCall(ctx, queue, key) }) {
@@ -152,7 +211,7 @@ func (a *Attacher) workCalls(ctx context.Context, queue *callQueue) {
 			send()
 			a.queue.Add(key)
 		}
-		<-queue.limiter
+		end()
 		queue.done(key)
 	}
 }
@@ -235,7 +294,7 @@ func (a *Attacher) retryAfter(confirmed publication.CallDriver) {
 
 // flow returns the number of calls in flight and of throttled nodes and volumes, for metrics.
 func (a *Attacher) flow() telemetry.Calls {
-	f := telemetry.Calls{Limit: cap(a.regularCalls.limiter)}
+	f := telemetry.Calls{Limit: a.regularCalls.limiter.bound}
 	for _, queue := range a.callQueues() {
 		attaching, detaching := int(queue.inFlight[publication.Publish].Load()), int(queue.inFlight[publication.Unpublish].Load())
 		f.Attaching, f.Detaching = f.Attaching+attaching, f.Detaching+detaching

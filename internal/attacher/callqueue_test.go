@@ -279,3 +279,66 @@ func TestFinishedCallEnqueuesOnlyAChangedKey(t *testing.T) {
 		}
 	})
 }
+
+// A call that has been in flight for 30 s counts as hanging, and up to a quarter of the bound may hang beside it: where the driver's charts allow six
+// minutes for a call, stuck attaches hold up a healthy volume for 30 s.
+func TestStuckCallsLeaveTheBound(t *testing.T) {
+	tests := map[string]struct {
+		bound, stuck int
+		within       time.Duration
+		most         int // calls in flight at once
+	}{
+		"more than there are calls":  {100, 105, 31 * time.Second, 106}, // 100, and at 30 s the other five and the healthy one
+		"few":                        {100, 20, time.Second, 21},
+		"many more":                  {100, 124, 31 * time.Second, 125},
+		"a bound of one is kept":     {1, 1, 5 * time.Minute, 1},
+		"a bound of four has one":    {4, 4, 31 * time.Second, 5},
+		"not more than a quarter is": {100, 1000, 10 * time.Minute, 125},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			inBubbleWith(t, func(c *Config) { c.WorkerThreads, c.Timeout = tt.bound, 6*time.Minute }, func(b *bubble) {
+				b.answers(slowly)
+				for i := range tt.stuck {
+					b.attach(fmt.Sprint("hung", i), fmt.Sprint("node", i))
+				}
+				b.pass(time.Second)
+				b.attach("healthy", "node1")
+				b.pass(tt.within)
+				if attached, want := b.isAttached("healthy", "node1"), tt.within < time.Minute; attached != want {
+					t.Errorf("attached after %v: %v, want %v", tt.within, attached, want)
+				}
+				if most := b.atOnce(); most != tt.most {
+					t.Errorf("%d calls were in flight at once, want %d", most, tt.most)
+				}
+			})
+		})
+	}
+}
+
+// A call that ends gives its place back once, whether it hung or not.
+func TestLimiterCountsEachCallOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLimiter(4)
+		for range 100 {
+			end := [5]func(){}
+			for i := range 4 {
+				end[i] = l.begin()
+			}
+			if l.free() {
+				t.Fatal("a fifth call would begin beside four")
+			}
+			time.Sleep(hangsAfter + time.Second)
+			end[4] = l.begin()
+			if l.free() {
+				t.Fatal("a sixth call would begin beside five that hang or will")
+			}
+			for _, f := range end {
+				f()
+			}
+		}
+		if !l.free() || l.inFlight != 0 || l.hanging != 0 {
+			t.Errorf("%d calls in flight, %d hanging, and none is", l.inFlight, l.hanging)
+		}
+	})
+}

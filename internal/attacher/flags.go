@@ -61,7 +61,7 @@ func RegisterFlags() *Options {
 	flags.DurationVar(&o.Timeout, "timeout", 15*time.Second, "Timeout of one call to the CSI driver.")
 	flags.DurationVar(&o.RetryIntervalStart, "retry-interval-start", time.Second, "Back-off after the first failed call for a volume. It doubles with each failure, up to retry-interval-max, and ends when an input of the call changes.")
 	flags.DurationVar(&o.RetryIntervalMax, "retry-interval-max", 5*time.Minute, "Longest back-off after failed calls.")
-	flags.UintVar(&o.WorkerThreads, "worker-threads", defaultWorkerThreads, "Maximum number of calls to the CSI driver in flight. At most a quarter of them are for volumes whose last call timed out.")
+	flags.UintVar(&o.WorkerThreads, "worker-threads", defaultWorkerThreads, "Maximum number of calls to the CSI driver in flight. At most a quarter of them are for volumes whose last call timed out, and up to a quarter more may be in flight beside calls that have taken more than 30 s.")
 	flags.IntVar(&o.MaxEntries, "max-entries", 0, "Page size of ListVolumes; 0 leaves it to the CSI driver.")
 	flags.StringVar(&o.DefaultFSType, "default-fstype", "", "The filesystem type of volumes that do not specify one.")
 	flags.DurationVar(&o.ReconcileSync, "reconcile-sync", time.Minute, "How often VolumeAttachments are compared with ListVolumes of the CSI driver; 0 disables the comparison.")

@@ -89,7 +89,7 @@ func (a *Attacher) Waits(now time.Time, key publication.Key, waiting []Waiting) 
 
 var (
 	callsLimit = prometheus.NewDesc("attacher_calls_limit",
-		"How many calls to the driver may be in flight: --worker-threads.", nil, nil)
+		"How many calls to the driver may be in flight, without those that hang: --worker-threads.", nil, nil)
 	callsInFlight = prometheus.NewDesc("attacher_calls_in_flight",
 		"Calls to the driver that are in flight.", []string{"operation"}, nil)
 	callsHanging = prometheus.NewDesc("attacher_calls_hanging",
