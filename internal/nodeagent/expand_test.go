@@ -163,6 +163,32 @@ func TestClaimExpandedUnderRunningPod(t *testing.T) {
 	}
 }
 
+// A claim that waits for the node although all sizes are equal: kubelet compares the sizes first, and the claim waits
+// forever (k/k#131402).
+func TestClaimWaitsForNodeWithEqualSizes(t *testing.T) {
+	w := expandable(t)
+	agent, _ := w.agent(often)
+	pod := w.pod("p", "data")
+	agent.SetPod(pod)
+	w.mounted(agent, pod)
+	w.grow("2Gi", tracks)
+	w.wantClaim(claimState{Capacity: "2Gi"})
+	late := func() {
+		w.changeClaim(func(c *corev1.PersistentVolumeClaim) {
+			setResizeStatus(&c.Status, corev1.PersistentVolumeClaimNodeResizePending)
+		})
+	}
+	late() // the resizer had an old version of the claim
+	w.wantClaim(claimState{Capacity: "2Gi"})
+	agent.RemovePod(pod.UID)
+	w.unmounted(agent, pod)
+	late() // while no pod uses the volume
+	second := w.pod("q", "data")
+	agent.SetPod(second)
+	w.mounted(agent, second)
+	w.wantClaim(claimState{Capacity: "2Gi"})
+}
+
 // TestEditedPodReadsItsClaims immediately, as kubelet syncs an edited pod; a change of the status does not count.
 func TestEditedPodReadsItsClaims(t *testing.T) {
 	w := expandable(t)

@@ -90,18 +90,23 @@ const (
 	CallDriverThenWriteClaim
 )
 
-// planOf follows kubelet's rules: which component acts next, and to which size the volume is expanded.
+// planOf follows kubelet's rules: which component acts next, and to which size the volume is expanded. What the claim says
+// comes before the sizes, which may be equal already (k/k#131402): only this node ends its turn.
 func planOf(c ClaimSize, capacity, here Size) (Plan, Size) {
 	grown := capacity.Bytes > here.Bytes
 	switch {
-	case c.Capacity.Bytes == 0, !grown && !c.Behind(capacity):
+	case c.Capacity.Bytes == 0:
+		return NothingToDo, Size{}
+	case c.Resizing == NodeIsNext && c.Allocated.Bytes == 0:
+		return CallDriverThenWriteClaim, capacity
+	case c.Resizing == NodeIsNext:
+		return CallDriverThenWriteClaim, c.Allocated
+	case !grown && !c.Behind(capacity):
 		return NothingToDo, Size{}
 	case c.Resizing == Untracked && c.Behind(capacity):
 		return CallDriverThenWriteClaim, capacity
 	case c.Resizing == Untracked:
 		return CallDriver, capacity
-	case c.Resizing == NodeIsNext:
-		return CallDriverThenWriteClaim, c.Allocated
 	case c.Resizing == OtherIsNext, c.Capacity.Bytes < c.Allocated.Bytes:
 		return WaitForController, Size{}
 	case c.EveryNode && grown:
@@ -162,9 +167,10 @@ func (e *Expansion) Release() (released []PublishKey) {
 	return released
 }
 
-// NeedsRead reports whether the claim names a larger size than the volume has here, so that the PersistentVolume has to be read.
+// NeedsRead reports whether the claim waits for this node, or names a larger size than the volume has here, so that the
+// PersistentVolume has to be read.
 func (e *Expansion) NeedsRead(c ClaimSize) bool {
-	return c.Capacity.Bytes > 0 && (e.Due() || max(c.Requested.Bytes, c.Allocated.Bytes, c.Capacity.Bytes) > e.Current.Bytes)
+	return c.Capacity.Bytes > 0 && (e.Due() || c.Resizing == NodeIsNext || max(c.Requested.Bytes, c.Allocated.Bytes, c.Capacity.Bytes) > e.Current.Bytes)
 }
 
 // PodAdded records that another pod wants the volume: a driver that did not expand it in use is called again.

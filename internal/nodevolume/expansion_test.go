@@ -34,6 +34,8 @@ func TestExpansionPlan(t *testing.T) {
 		"node is next, of less than there is":   {claimOf(oneGi, oneAndHalf, NodeIsNext), twoGi, oneGi, CallDriverThenWriteClaim, oneAndHalf},
 		"done here, not written":                {claimOf(oneGi, twoGi, NodeIsNext), twoGi, twoGi, CallDriverThenWriteClaim, twoGi},
 		"the claim has the size, and says next": {claimOf(twoGi, twoGi, NodeIsNext), twoGi, oneGi, CallDriverThenWriteClaim, twoGi},
+		"all have the size, and it says next":   {claimOf(twoGi, twoGi, NodeIsNext), twoGi, twoGi, CallDriverThenWriteClaim, twoGi},
+		"it says next, and not of which size":   {claimOf(twoGi, Size{}, NodeIsNext), twoGi, twoGi, CallDriverThenWriteClaim, twoGi},
 		"controller's turn, or infeasible":      {claimOf(oneGi, twoGi, OtherIsNext), twoGi, oneGi, WaitForController, Size{}},
 		"the same on every node":                {onEveryNode(claimOf(twoGi, twoGi, OtherIsNext)), twoGi, oneGi, WaitForController, Size{}},
 		"the controller is about to say so":     {claimOf(oneGi, twoGi, NotReported), twoGi, oneGi, WaitForController, Size{}},
