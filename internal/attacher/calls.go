@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"google.golang.org/grpc/codes"
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -83,6 +84,7 @@ type attempt struct {
 	verb       publication.Verb
 	nodeID     string
 	inputs     string
+	elsewhere  bool      // an unpublish of a node ID that is not the attachment's
 	attached   bool      // status.attached
 	due        time.Time // publication.Policy.Due
 	waitsSince time.Time // the end of the attempt before, or the creation of the attachment
@@ -104,7 +106,11 @@ func (l *ledger) begin(a attempt, outdated func() bool) bool {
 		}
 	}
 	r := l.recordFor(a)
-	r.call = r.call.Begin(a.verb, a.nodeID, a.inputs, a.attached)
+	if a.elsewhere {
+		r.call = r.call.BeginElsewhere(a.nodeID, a.inputs)
+	} else {
+		r.call = r.call.Begin(a.verb, a.nodeID, a.inputs, a.attached)
+	}
 	r.call.Due, r.publishContext, r.err = a.due, nil, nil
 	l.setRefusal(r, refusal{})
 	return true
@@ -154,6 +160,8 @@ func (l *ledger) confirm(uid types.UID, publishContext map[string]string, now ti
 func (l *ledger) fail(uid types.UID, err error, now time.Time) {
 	l.change(uid, func(r *record) {
 		r.call, r.err = r.call.Fail(now, err.Error(), csi.IsUnanswered(err)), err
+		code, _ := csi.Code(err)
+		r.call.NotFound = code == codes.NotFound
 		l.setRefusal(r, refusalOf(r.call, err))
 		l.outage.failed(r, err)
 	})
@@ -208,6 +216,11 @@ func (l *ledger) recordAnswer(a attempt, yes bool) {
 		}
 		r.unconfirmedWrite = !yes
 	}
+}
+
+// settle records that nothing is published at a node ID, which the finalizer's record is about to lose.
+func (l *ledger) settle(uid types.UID, nodeID string) {
+	l.change(uid, func(r *record) { r.call = r.call.Settle(nodeID) })
 }
 
 // forget drops an attachment that is gone and no longer published anywhere.

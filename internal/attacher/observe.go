@@ -97,6 +97,7 @@ func (a *Attacher) observeAttachment(va *storagev1.VolumeAttachment) *subject {
 		Finalizer:        slices.Contains(va.Finalizers, a.finalizer),
 		RecordedNodeID:   va.Annotations[kube.NodeIDAnnotation],
 		NodeID:           nodeID,
+		SameMachine:      va.Annotations[kube.SameMachineAnnotation],
 		VolumeProtected:  subj.sourceErr == nil && !subj.source.unprotected(a.finalizer),
 		Call:             subj.record.call,
 		Untouched:        subj.record.untouched && !subj.record.call.Sent && !va.Status.Attached,

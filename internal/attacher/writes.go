@@ -99,6 +99,9 @@ func (a *Attacher) writeFinalizers(ctx context.Context, key publication.Key, sub
 		}
 		a.pendingSecrets.keep(subj.uid(), ref, secrets)
 	}
+	if step.NodeID != subj.seen.RecordedNodeID {
+		a.calls.settle(subj.uid(), subj.seen.RecordedNodeID)
+	}
 	ctx, span := a.startStep(ctx, subj, "add finalizers")
 	var both errgroup.Group
 	if step.Volume {

@@ -88,6 +88,10 @@ const (
 	// publish, for it. It remains when the PersistentVolume is recreated for another volume.
 	PublishedHandleAnnotation = "belay.dev/published-handle"
 
+	// SameMachineAnnotation on a VolumeAttachment is the present CSI node ID of its node, which the controller writes where that is another one
+	// than NodeIDAnnotation and both are the same machine: its driver gave the node an ID of another form.
+	SameMachineAnnotation = "belay.dev/node-id-of-same-machine"
+
 	// PublishSecretAnnotation on a VolumeAttachment is namespace/name of the Secret for the calls of the published volume (the
 	// PersistentVolume's controllerPublishSecretRef), if it needs one. A person may change it: it is the one for the unpublish.
 	PublishSecretAnnotation = "belay.dev/publish-secret" //nolint:gosec // a name

@@ -39,6 +39,8 @@ var (
 	Isolation = is("isolation")
 	// Lease: a renewal that failed counts as done, so that a leader continues when its lease has expired (S1, S4).
 	Lease = is("lease")
+	// Places: of the places of an attachment the first one is unpublished until it is confirmed, and no other one before (liveness).
+	Places = is("places")
 	// PreMount: what a recreated Node lists is a pre-mount entry wherever pods want the volume (S1, S2).
 	PreMount = is("premount")
 	// Recreated: the PersistentVolume that an attachment names decides which volume was published (S1, S5).

@@ -33,13 +33,15 @@ func truncate(message string, most int) string {
 	return message[:end] + ellipsis
 }
 
-// backOff returns when a call may begin that repeats the failed one. Another verb or another node ID need not wait, and a change of
-// what the attempt depends on ends the back-off.
+// backOff returns when a call may begin that repeats the failed one for this node ID. Another verb or another node ID need not wait. A
+// change of what the attempt depends on ends the back-off, and so does, for a publish, that the volume was taken from another node since.
 func (v *volume) backOff(a Attachment, verb Verb, nodeID string) time.Time {
-	if !a.Call.failed() || a.Call.Verb != verb || a.Call.NodeID != nodeID || a.Call.Inputs != a.Inputs {
+	last := a.Call.at(nodeID)
+	taken := verb == Publish && a.Call.NodeID != nodeID && a.Call.confirmed(Unpublish, a.Call.NodeID)
+	if !last.failed() || last.Verb != verb || last.Inputs != a.Inputs || taken {
 		return time.Time{}
 	}
-	return v.policy.NextAttempt(a.UID, a.Call)
+	return v.policy.NextAttempt(a.UID, last)
 }
 
 // NextAttempt returns when a failed call is repeated, unless what it depends on changes before.
@@ -62,7 +64,7 @@ func (p Policy) due(uid string, failed Call) time.Time {
 // Due returns when an attempt is due that repeats the failed call; zero for any other. One that begins before, because something woke it, and
 // fails leaves that as it was: a wake only brings an attempt forward.
 func (p Policy) Due(uid string, last Call, verb Verb, nodeID string) time.Time {
-	if !last.failed() || last.Verb != verb || last.NodeID != nodeID {
+	if last = last.at(nodeID); !last.failed() || last.Verb != verb {
 		return time.Time{}
 	}
 	return p.due(uid, last)

@@ -7,15 +7,19 @@ import (
 	"belay.dev/belay/internal/planted"
 )
 
-// Call is what is known about the last call for an attachment. Unless it is Confirmed, its effect is unknown: the driver may have
-// carried it out, may do so later, or not at all.
+// Call is what is known about the last call for an attachment, and by Previous about those for other node IDs: each place is worked
+// off by itself, with its own back-off. Unless a call is Confirmed, its effect is unknown: the driver may have carried it out, may do
+// so later, or not at all.
 type Call struct {
 	Verb     Verb
 	NodeID   string // the CSI node ID that was sent
 	InFlight bool
-	// Sent: the driver may have received the request, or an earlier one that was not undone; false if every attempt failed before
-	// it was sent.
+	// Sent: the driver may have received the request, or an earlier one for this node ID that was not undone; false if every attempt
+	// failed before it was sent.
 	Sent bool
+	// Precaution: the volume was never to be published at this node ID for the attachment, and is unpublished there all the same. Where
+	// that fails, nothing is left to undo.
+	Precaution bool
 
 	// Confirmed: the driver answered OK.
 	Confirmed bool
@@ -37,27 +41,30 @@ type Call struct {
 	Message string
 	// Unanswered: the driver did not answer the last attempt within its timeout.
 	Unanswered bool
+	// NotFound: the driver answered the last attempt that it does not know the node, or the volume.
+	NotFound bool
 	// Inputs are the attachment's Inputs at the last attempt.
 	Inputs string
 
-	// Previous has the result of the last call for each other node ID.
-	Previous []PreviousCall
-}
-
-// PreviousCall is the result of the calls for one node ID.
-type PreviousCall struct {
-	NodeID      string
-	Unpublished bool // the driver confirmed an unpublish
+	// Previous has the last call for each other node ID, the latest of them last.
+	Previous []Call
 }
 
 // Begin returns the call that is sent next. attached: the attachment is recorded as attached.
 func (c Call) Begin(verb Verb, nodeID, inputs string, attached bool) Call {
-	failures := c.Failures
-	if c.Verb != verb || c.Confirmed {
-		failures = 0
+	before, failures := c.at(nodeID), 0
+	if before.Verb == verb && !before.Confirmed {
+		failures = before.Failures
 	}
 	return Call{Verb: verb, NodeID: nodeID, InFlight: true, Sent: true, Failures: failures, Inputs: inputs,
 		Republish: attached && verb == Publish, Previous: c.previousFor(nodeID)}
+}
+
+// BeginElsewhere returns an unpublish of a node ID that is not recorded for the attachment.
+func (c Call) BeginElsewhere(nodeID, inputs string) Call {
+	begun, before := c.Begin(Unpublish, nodeID, inputs, false), c.at(nodeID)
+	begun.Precaution = !before.Sent || before.Precaution
+	return begun
 }
 
 // Excludes reports whether the call forbids another one for the same volume now (S4): it is in flight, and the volume is
@@ -68,11 +75,13 @@ func (c Call) Excludes(exclusive, sameNode bool) bool {
 
 // Refuse records an attempt that ended before anything was sent.
 func (c Call) Refuse(verb Verb, nodeID, inputs string) Call {
-	if c.Verb != verb || c.NodeID != nodeID || c.Confirmed {
-		c = Call{Verb: verb, NodeID: nodeID, Previous: c.previousFor(nodeID)}
+	before := c.at(nodeID)
+	before.Previous = c.previousFor(nodeID)
+	if before.Verb != verb || before.Confirmed {
+		before = Call{Verb: verb, NodeID: nodeID, Sent: before.Sent && !before.confirmed(Unpublish, nodeID), Previous: before.Previous}
 	}
-	c.Inputs = inputs
-	return c
+	before.Inputs = inputs
+	return before
 }
 
 // Confirm records the driver's OK.
@@ -83,7 +92,7 @@ func (c Call) Confirm(now time.Time) Call {
 
 // Fail records an attempt that ended without OK, so its effect is unknown.
 func (c Call) Fail(now time.Time, message string, unanswered bool) Call {
-	c.InFlight, c.Confirmed, c.Recorded = false, false, false
+	c.InFlight, c.Confirmed, c.Recorded, c.NotFound = false, false, false, false
 	if !now.Before(c.Due) { // it was in turn
 		c.Failures++
 		c.Due = time.Time{}
@@ -100,11 +109,33 @@ func (c Call) RetryFrom(at time.Time) Call {
 	return c
 }
 
+// Settle returns the call with nothing published at the node ID: the driver has confirmed that under another ID of the same machine.
+func (c Call) Settle(nodeID string) Call {
+	c.Previous = slices.DeleteFunc(slices.Clone(c.Previous), func(p Call) bool { return p.NodeID == nodeID })
+	if c.NodeID == nodeID && c.Sent {
+		return Call{Verb: Unpublish, NodeID: nodeID, Sent: true, Confirmed: true, Ended: c.Ended, Previous: c.Previous}
+	}
+	return c
+}
+
+// at returns the last call for a node ID; the zero value if there was none.
+func (c Call) at(nodeID string) Call {
+	if c.NodeID == nodeID {
+		return c
+	}
+	if i := slices.IndexFunc(c.Previous, func(p Call) bool { return p.NodeID == nodeID }); i >= 0 {
+		return c.Previous[i]
+	}
+	return Call{}
+}
+
 // previousFor returns Previous for a next call with that node ID.
-func (c Call) previousFor(nodeID string) []PreviousCall {
-	left := slices.DeleteFunc(slices.Clone(c.Previous), func(l PreviousCall) bool { return l.NodeID == nodeID || l.NodeID == c.NodeID })
+func (c Call) previousFor(nodeID string) []Call {
+	left := slices.DeleteFunc(slices.Clone(c.Previous), func(p Call) bool { return p.NodeID == nodeID || p.NodeID == c.NodeID })
 	if c.Sent && c.NodeID != nodeID {
-		left = append(left, PreviousCall{NodeID: c.NodeID, Unpublished: c.unpublishedFrom(c.NodeID)})
+		last := c
+		last.Previous = nil
+		left = append(left, last)
 	}
 	return left
 }
@@ -118,23 +149,22 @@ func (c Call) confirmed(verb Verb, nodeID string) bool {
 }
 
 // unpublishedFrom reports whether the driver confirmed an unpublish of the node ID, and no later call was sent for it.
-func (c Call) unpublishedFrom(nodeID string) bool {
-	return c.confirmed(Unpublish, nodeID) || slices.Contains(c.Previous, PreviousCall{nodeID, true})
+func (c Call) unpublishedFrom(nodeID string) bool { return c.at(nodeID).confirmed(Unpublish, nodeID) }
+
+// unknownAt reports whether the driver answered the last unpublish of the node ID that it knows no such place.
+func (c Call) unknownAt(nodeID string) bool {
+	last := c.at(nodeID)
+	return last.Verb == Unpublish && last.failed() && last.NotFound
 }
 
-// called reports whether a call was sent for the node ID.
-func (c Call) called(nodeID string) bool {
-	return c.Sent && c.NodeID == nodeID || slices.ContainsFunc(c.Previous, func(l PreviousCall) bool { return l.NodeID == nodeID })
-}
+// called reports whether a call was sent for the node ID, other than as a precaution.
+func (c Call) called(nodeID string) bool { last := c.at(nodeID); return last.Sent && !last.Precaution }
 
 // publishedTo returns the node IDs that the driver may have published to by calls of this process.
 func (c Call) publishedTo() (ids []string) {
-	if c.Sent && !c.unpublishedFrom(c.NodeID) {
-		ids = append(ids, c.NodeID)
-	}
-	for _, l := range c.Previous {
-		if !l.Unpublished {
-			ids = append(ids, l.NodeID)
+	for _, last := range append([]Call{c}, c.Previous...) {
+		if c.called(last.NodeID) && !c.unpublishedFrom(last.NodeID) {
+			ids = append(ids, last.NodeID)
 		}
 	}
 	return ids

@@ -78,8 +78,8 @@ func (v *volume) attach(a Attachment) {
 		v.wait(a, RequestImpossible, time.Time{})
 		return
 	}
-	if first := a.staleNodeID(); first != "" {
-		v.call(a, Unpublish, first)
+	if first := v.staleNodeIDs(a); len(first) > 0 {
+		v.unpublish(a, first)
 		return
 	}
 	if until := v.withdrawnUntil(a); until.After(v.now) {
@@ -105,19 +105,20 @@ func (v *volume) attach(a Attachment) {
 	v.call(a, Publish, a.boundNodeID())
 }
 
-// staleNodeID is the node ID from which the volume must be unpublished before it can be published for the attachment; empty for
-// none.
-func (a Attachment) staleNodeID() string {
+// staleNodeIDs are the node IDs from which the volume must be unpublished before it can be published for the attachment.
+func (v *volume) staleNodeIDs(a Attachment) []string {
 	stale := a.Finalizer && !a.Untouched && a.RecordedNodeID != "" && a.RecordedNodeID != a.NodeID
 	switch {
 	case a.Drift == Abandoned:
-		return a.DriftNodeID
-	case stale && !a.Call.unpublishedFrom(a.RecordedNodeID):
-		// The node got another node ID before the attach was recorded. Overwriting the recorded one would lose what the driver may
-		// have published.
-		return a.RecordedNodeID
+		return []string{a.DriftNodeID}
+	case !stale || a.unpublishedFrom(a.RecordedNodeID):
+		return nil
+	case a.SameMachine == a.NodeID && a.Call.unknownAt(a.RecordedNodeID):
+		return append(a.publishedTo(), v.currentNodeIDs(a)...)
 	}
-	return ""
+	// The node got another node ID before the attach was recorded. Overwriting the recorded one would lose what the driver may
+	// have published.
+	return []string{a.RecordedNodeID}
 }
 
 // withdrawalLimit is how long an attachment is not published after the controller announced its deletion. The deletion follows
@@ -161,7 +162,7 @@ func (v *volume) detach(a Attachment) {
 		v.do(RemoveFinalizer{target{a.UID}})
 		return
 	}
-	left := append(a.publishedTo(), v.currentNodeID(a)...)
+	left := append(a.publishedTo(), v.currentNodeIDs(a)...)
 	if len(left) == 0 || planted.S5 && a.unpublished() {
 		late := a.DetachError != "" || v.now.Sub(a.DeletedAt) > confirmAfter
 		if (a.OtherFinalizers || late) && (a.Attached || a.DetachError != "") {
@@ -174,16 +175,20 @@ func (v *volume) detach(a Attachment) {
 		v.do(RemoveFinalizer{target{a.UID}})
 		return
 	}
-	v.call(a, Unpublish, left[0])
+	v.unpublish(a, left)
 }
 
-// currentNodeID is the present ID of the attachment's node, if another one is recorded and the volume was not unpublished from this
-// one yet: the record may be wrong. Another attachment of the same node may still need the volume there.
-func (v *volume) currentNodeID(a Attachment) []string {
-	if a.RecordedNodeID == "" || a.NodeID == "" || a.NodeID == a.RecordedNodeID || a.Call.called(a.NodeID) || v.neededAt(a, a.NodeID) {
-		return nil
+// currentNodeIDs are the present ID of the attachment's node, and the one that the controller recorded for the same machine, if
+// another one is recorded for the attachment and the volume was not unpublished from these yet: the record may be wrong, and the driver
+// may know the machine by these only. Another attachment may still need the volume there.
+func (v *volume) currentNodeIDs(a Attachment) (ids []string) {
+	for _, id := range []string{a.NodeID, a.SameMachine} {
+		known := a.RecordedNodeID == "" || id == "" || id == a.RecordedNodeID || a.Call.called(id) || a.Call.unpublishedFrom(id) || slices.Contains(ids, id)
+		if !known && !v.neededAt(a, id) {
+			ids = append(ids, id)
+		}
 	}
-	return []string{a.NodeID}
+	return ids
 }
 
 // neededAt reports whether another attachment may need the volume at a node ID.
@@ -225,16 +230,33 @@ func (v *volume) cleanUp(a Attachment) {
 		return !other.Gone && !other.Deleting && other.boundNodeID() != left[0]
 	})
 	if wanted || !a.Call.Republish && (!a.Call.Recorded || !a.Call.confirmed(Publish, left[0])) {
-		v.call(a, Unpublish, left[0])
+		v.unpublish(a, left)
 	}
+}
+
+// unpublish works off the places that are left: next is the one that is due first, so that none keeps another from being tried.
+func (v *volume) unpublish(a Attachment, left []string) {
+	next := slices.MinFunc(left, func(x, y string) int { return v.backOff(a, Unpublish, x).Compare(v.backOff(a, Unpublish, y)) })
+	if planted.Places {
+		next = left[0]
+	}
+	if a.Call.Verb == Unpublish && a.Call.NodeID != next && v.reportCall(a, a.errorOf()) {
+		return // first, because the next call takes the place of this one
+	}
+	v.call(a, Unpublish, next)
+}
+
+// errorOf is the call of which the status has the error while the attachment is worked on.
+func (a Attachment) errorOf() Verb {
+	if a.Deleting {
+		return Unpublish
+	}
+	return Publish
 }
 
 // call sends a call, unless no request can be made, the same call backs off, or the volume has a call in flight.
 func (v *volume) call(a Attachment, verb Verb, nodeID string) {
-	recordAs := Publish
-	if a.Deleting {
-		recordAs = Unpublish
-	}
+	recordAs := a.errorOf()
 	if verb == Unpublish && a.UnpublishProblem != "" {
 		v.report(a, recordAs, a.UnpublishProblem)
 		v.wait(a, RequestImpossible, time.Time{})
@@ -298,7 +320,7 @@ func (v *volume) waitForHolder(a, other Attachment) {
 	deadlock := a.mayBePublished() && !a.Attached &&
 		!other.Attached && !other.Deleting && !other.Gone && other.mayBePublished()
 	if deadlock && olderFirst(other, a) < 0 {
-		v.call(a, Unpublish, a.publishedTo()[0])
+		v.unpublish(a, a.publishedTo())
 		return
 	}
 	if a.Attached {
@@ -344,15 +366,16 @@ func (v *volume) report(a Attachment, verb Verb, message string) {
 
 // reportCall records the error of the last call, once per call, because the time of a repeated failure is new. The driver's message
 // is stored as it is; if the driver gave no answer, the message has to tell when the next attempt is.
-func (v *volume) reportCall(a Attachment, verb Verb) {
+func (v *volume) reportCall(a Attachment, verb Verb) (reported bool) {
 	if a.Gone || !a.Call.failed() || a.Call.Recorded {
-		return
+		return false
 	}
 	message := a.Call.Message
 	if next := v.backOff(a, a.Call.Verb, a.Call.NodeID); a.Call.Unanswered && next.After(v.now) {
 		message += "; next attempt at " + FormatTime(next)
 	}
 	v.do(RecordError{target: target{a.UID}, Verb: verb, Message: Truncate(message), OfCall: true})
+	return true
 }
 
 func (v *volume) do(step Step) { v.decision.Steps = append(v.decision.Steps, step) }

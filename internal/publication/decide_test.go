@@ -207,11 +207,11 @@ func TestDecide(t *testing.T) {
 			[]Step{CallDriver{to("a"), Unpublish, "id-a"}}},
 		"S1: gone by force, and the last call took the volume from another node": {Observed{Exclusive: true, Attachments: []Attachment{
 			{UID: "uid-a", Name: "a", Node: "node-a", Gone: true, Created: noon,
-				Call: with2(unpublished, func(c *Call) { c.NodeID, c.Sent, c.Previous = "id-x", true, []PreviousCall{{"id-a", false}} })}, fresh("b")}},
+				Call: with2(unpublished, func(c *Call) { c.NodeID, c.Sent, c.Previous = "id-x", true, []Call{published} })}, fresh("b")}},
 			[]Step{CallDriver{to("a"), Unpublish, "id-a"}, RecordError{to("b"), Publish, wasRemoved, false}}},
 		"gone by force, and taken from both nodes": {Observed{Exclusive: true, Attachments: []Attachment{
 			{UID: "uid-a", Name: "a", Node: "node-a", Gone: true, Created: noon,
-				Call: with2(unpublished, func(c *Call) { c.NodeID, c.Sent, c.Previous = "id-x", true, []PreviousCall{{"id-a", true}} })}, begun("b")}},
+				Call: with2(unpublished, func(c *Call) { c.NodeID, c.Sent, c.Previous = "id-x", true, []Call{unpublished} })}, begun("b")}},
 			[]Step{Forget{to("a")}, CallDriver{to("b"), Publish, "id-b"}}},
 		// nothing was sent
 		"finalizer stored by this process, nothing sent, deleting: no call": {Observed{Attachments: []Attachment{untouched(deleting(begun("a")))}},
@@ -228,7 +228,7 @@ func TestDecide(t *testing.T) {
 			[]Step{RemoveFinalizer{to("a")}}},
 		"deleting, taken from both IDs": {Observed{Attachments: []Attachment{
 			called(with(deleting(attached("a")), func(a *Attachment) { a.NodeID = "id-new" }), with2(unpublished, func(c *Call) {
-				c.NodeID, c.Sent, c.Previous = "id-new", true, []PreviousCall{{"id-a", true}}
+				c.NodeID, c.Sent, c.Previous = "id-new", true, []Call{unpublished}
 			}))}},
 			[]Step{RemoveFinalizer{to("a")}}},
 		"deleting": {Observed{Attachments: []Attachment{deleting(attached("a"))}},

@@ -59,6 +59,9 @@ type Attachment struct {
 	VolumeUnrecorded bool
 	// NodeID is the node's present CSI node ID; empty if unknown.
 	NodeID string
+	// SameMachine is the CSI node ID by which the driver knew the machine of RecordedNodeID later, as the controller recorded it;
+	// empty if it recorded none.
+	SameMachine string
 	// VolumeProtected: the attacher's finalizer is stored on the PersistentVolume, or there is none (inline volumes).
 	VolumeProtected bool
 	// VolumeUnprotected: the attacher's finalizer is missing on a PersistentVolume that could have it. Both are false if that is
@@ -120,14 +123,26 @@ func (a Attachment) boundNodeID() string {
 	return a.NodeID
 }
 
+// Elsewhere reports whether the step unpublishes a node ID that is not the attachment's.
+func (a Attachment) Elsewhere(step CallDriver) bool {
+	return step.Verb == Unpublish && step.NodeID != a.boundNodeID()
+}
+
 // publishedTo returns the node IDs that the volume may be published to for this attachment: those that this process called for and
 // the recorded one, unless the driver confirmed an unpublish and no later call was sent.
 func (a Attachment) publishedTo() []string {
 	ids := a.Call.publishedTo()
-	if id := a.boundNodeID(); !a.Gone && !a.Call.unpublishedFrom(id) && !slices.Contains(ids, id) {
+	if id := a.boundNodeID(); !a.Gone && !slices.Contains(ids, id) {
 		ids = append([]string{id}, ids...)
 	}
-	return ids
+	return slices.DeleteFunc(ids, a.unpublishedFrom)
+}
+
+// unpublishedFrom reports whether the driver confirmed that the volume is not published at the node ID: it answered OK to an
+// unpublish of it, or it no longer knows the recorded ID and answered OK to an unpublish of the one by which it knows the same machine.
+func (a Attachment) unpublishedFrom(nodeID string) bool {
+	return a.Call.unpublishedFrom(nodeID) ||
+		nodeID == a.RecordedNodeID && a.SameMachine != "" && a.Call.unknownAt(nodeID) && a.Call.unpublishedFrom(a.SameMachine)
 }
 
 // unpublished: the driver confirmed that the volume is published nowhere for this attachment.
@@ -141,7 +156,10 @@ func (a Attachment) unpublished() bool {
 // mayBePublished: the volume may be published for this attachment. The finalizer is stored before the first call (S10), so it
 // stands for the calls of earlier processes.
 func (a Attachment) mayBePublished() bool {
-	if a.Call.InFlight || a.Attached || a.UnconfirmedWrite || len(a.Call.publishedTo()) > 0 { // also if another client removed the finalizer since
+	if a.Call.InFlight || a.Attached || a.UnconfirmedWrite {
+		return true
+	}
+	if slices.ContainsFunc(a.Call.publishedTo(), func(id string) bool { return !a.unpublishedFrom(id) }) { // also if another client removed the finalizer since
 		return true
 	}
 	return (a.Finalizer && !a.Untouched || a.Gone) && !a.unpublished()

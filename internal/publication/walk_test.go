@@ -304,7 +304,11 @@ func (p *plane) begin(a Attachment, s CallDriver) {
 	if c := p.calls[a.UID]; s.Verb == Publish && c.confirmed(Publish, s.NodeID) && !c.Recorded {
 		panic(violation("once: publish repeated although the driver had confirmed it"))
 	}
-	p.calls[a.UID] = p.calls[a.UID].Begin(s.Verb, s.NodeID, a.Inputs, a.Attached)
+	if a.Elsewhere(s) {
+		p.calls[a.UID] = p.calls[a.UID].BeginElsewhere(s.NodeID, a.Inputs)
+	} else {
+		p.calls[a.UID] = p.calls[a.UID].Begin(s.Verb, s.NodeID, a.Inputs, a.Attached)
+	}
 	p.flying = append(p.flying, &inCall{uid: a.UID, step: s, inputs: a.Inputs,
 		acts: p.random.IntN(8) > 0, lost: p.random.IntN(6) == 0})
 }
