@@ -196,6 +196,7 @@ var errDropped = errors.New(explain.WriteDropped)
 // csi-attacher's second request, which sets attached=false, would return 404. If others remain, RecordDetached has
 // written the status before.
 func (a *Attacher) removeFinalizer(ctx context.Context, subj *subject) error {
+	a.calls.settle(subj.uid(), subj.seen.RecordedNodeID)
 	stored, err := a.patchAttachment(ctx, subj.attachment.Name, types.StrategicMergePatchType, removeFinalizerPatch(subj.uid(), a.finalizer))
 	if err != nil {
 		return explain.NotMarkedDetached(err)

@@ -163,6 +163,7 @@ func (v *volume) detach(a Attachment) {
 		return
 	}
 	left := append(a.publishedTo(), v.currentNodeIDs(a)...)
+	left = slices.DeleteFunc(left, func(id string) bool { return id == a.RecordedNodeID && v.passedOn(a) })
 	if len(left) == 0 || planted.S5 && a.unpublished() {
 		late := a.DetachError != "" || v.now.Sub(a.DeletedAt) > confirmAfter
 		if (a.OtherFinalizers || late) && (a.Attached || a.DetachError != "") {
@@ -191,11 +192,20 @@ func (v *volume) currentNodeIDs(a Attachment) (ids []string) {
 	return ids
 }
 
-// neededAt reports whether another attachment may need the volume at a node ID.
+// neededAt reports whether another attachment may need the volume at a node ID. One that is being deleted does not: it waits for the same
+// unpublish. Nor does one that has not begun: it will be published afterwards.
 func (v *volume) neededAt(a Attachment, nodeID string) bool {
 	return slices.ContainsFunc(v.attachments, func(other Attachment) bool {
-		done := other.Deleting && !other.mayBePublished() || other.Gone
-		return other.UID != a.UID && !done && (other.boundNodeID() == nodeID || other.NodeID == nodeID)
+		return other.UID != a.UID && !other.Deleting && !other.Gone && other.mayBePublished() && (other.boundNodeID() == nodeID || other.NodeID == nodeID)
+	})
+}
+
+// passedOn reports whether the driver no longer knows the recorded ID, and another attachment stands for what is published to the same
+// machine: it unpublishes it.
+func (v *volume) passedOn(a Attachment) bool {
+	return a.SameMachine != "" && a.Call.unknownAt(a.RecordedNodeID) && slices.ContainsFunc(v.attachments, func(other Attachment) bool {
+		return other.UID != a.UID && !other.Deleting && !other.Gone && other.Finalizer && !other.Untouched &&
+			(other.RecordedNodeID == a.SameMachine || other.SameMachine == a.SameMachine)
 	})
 }
 

@@ -32,6 +32,8 @@ type driver struct {
 	attacher *attacherProcess
 	honesty  honesty
 	hangs    hang
+	upgrades bool // now and then to a version that gives its nodes IDs of another form, and knows no other
+	form     int
 }
 
 // driverOf is the driver of a volume, nil for none.
@@ -76,7 +78,8 @@ type call struct {
 	by      *attacherProcess
 	publish bool
 	volume  string
-	nodeID  string
+	nodeID  string // as the storage calls the machine
+	called  string // as the driver is asked to
 	// gone: the caller has timed out.
 	gone atomic.Bool
 	// fate is what the seed chose.
@@ -105,7 +108,7 @@ func (c *call) String() string {
 	if c.publish {
 		verb = "publish"
 	}
-	return fmt.Sprintf("%s %s %s", verb, c.volume, c.nodeID)
+	return fmt.Sprintf("%s %s %s", verb, c.volume, c.called)
 }
 
 func newStorage() *storage {
@@ -173,6 +176,8 @@ func set(reply any, field string, with any) {
 // call waits for what the scheduler makes of a call.
 func (p *attacherProcess) call(ctx context.Context, c *call) error {
 	c.by, c.reply = p, make(chan error, 1)
+	c.called = c.nodeID
+	c.nodeID, _ = withoutForm(c.called)
 	c.volume = handleOf(volumeKey{Driver: p.driver.name, Handle: c.volume})
 	s := p.sim.storage
 	s.mu.Lock()
@@ -211,6 +216,12 @@ func (s *sim) receive() {
 			synctest.Wait() // those who called run one after another
 			continue
 		}
+		if s.unknown(c) {
+			s.say("driver: %s: no such node", c)
+			c.reply <- status.Error(codes.NotFound, "no such node")
+			synctest.Wait()
+			continue
+		}
 		s.judgeCall(c)
 		switch {
 		case c.by.driver.hangs == mute:
@@ -222,7 +233,7 @@ func (s *sim) receive() {
 		}
 		if c.publish {
 			s.storage.asked[[2]string{c.volume, c.nodeID}] = true
-			c.protectedBy = s.protecting(s.disk(c.volume), c.nodeID)
+			c.protectedBy = s.protecting(s.disk(c.volume), c.called)
 		}
 		s.say("driver: %s arrives", c)
 		s.storage.running = append(s.storage.running, c)
@@ -292,7 +303,7 @@ func (s *sim) land(c *call) (did bool) {
 		return true
 	}
 	if at := [2]string{c.volume, c.nodeID}; c.publish {
-		st.answered[at] = c.protectedBy
+		st.answered[[2]string{c.volume, c.called}] = c.protectedBy
 	} else {
 		delete(st.asked, at)
 	}

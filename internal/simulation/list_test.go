@@ -34,6 +34,7 @@ func (p *attacherProcess) listVolumes() *csispec.ListVolumesResponse {
 		}
 		ids := slices.Sorted(maps.Keys(s.storage.published[d.handle]))
 		for i := range ids {
+			ids[i] = p.driver.inForm(ids[i])
 			if p.driver.honesty == shouting {
 				ids[i] = strings.ToUpper(ids[i])
 			}
@@ -75,7 +76,10 @@ func (s *sim) unmended() string {
 		}
 		for _, name := range machineNames {
 			va, ok := get[*storagev1.VolumeAttachment](s.api, attachmentName(d.handle, name))
-			if ok && va.Status.Attached && !s.storage.published[d.handle][va.Annotations[kube.NodeIDAnnotation]] {
+			if !ok || va.Annotations[kube.NodeIDAnnotation] != s.driverOf(d).inForm(recordedID(va)) {
+				continue // not repaired while the node has another ID
+			}
+			if va.Status.Attached && !s.storage.published[d.handle][recordedID(va)] {
 				return d.handle + " was taken from " + name + " and not published again"
 			}
 		}

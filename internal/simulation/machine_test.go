@@ -271,7 +271,7 @@ func (s *sim) register(m *machine, node *corev1.Node) {
 func (s *sim) registerDriver(m *machine) {
 	node := &storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: m.name}}
 	for _, d := range s.drivers {
-		node.Spec.Drivers = append(node.Spec.Drivers, storagev1.CSINodeDriver{Name: d.name, NodeID: s.nodeIDAt(m, d.name)})
+		node.Spec.Drivers = append(node.Spec.Drivers, storagev1.CSINodeDriver{Name: d.name, NodeID: d.inForm(s.nodeIDAt(m, d.name))})
 	}
 	switch old, ok := get[*storagev1.CSINode](s.api, m.name); {
 	case !ok:

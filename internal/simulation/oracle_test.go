@@ -297,7 +297,7 @@ func (s *sim) judgeFibreReport(w write, d *disk, node *corev1.Node) {
 
 // judgeLetGo: S5.
 func (s *sim) judgeLetGo(va *storagev1.VolumeAttachment) {
-	d, id := s.diskOf(va), va.Annotations[kube.NodeIDAnnotation]
+	d, id := s.diskOf(va), recordedID(va)
 	if s.heldByAnother(va, id) && s.excuse(excuse.SharedPublication) {
 		return
 	}
@@ -312,7 +312,7 @@ func (s *sim) judgeLetGo(va *storagev1.VolumeAttachment) {
 // heldByAnother: another attachment stands for the same publication.
 func (s *sim) heldByAnother(va *storagev1.VolumeAttachment, id string) bool {
 	return slices.ContainsFunc(list[*storagev1.VolumeAttachment](s.api), func(o *storagev1.VolumeAttachment) bool {
-		return o.Name != va.Name && s.diskOf(o) == s.diskOf(va) && hasFinalizer(o) && o.Annotations[kube.NodeIDAnnotation] == id
+		return o.Name != va.Name && s.diskOf(o) == s.diskOf(va) && hasFinalizer(o) && recordedID(o) == id
 	})
 }
 
@@ -350,7 +350,7 @@ func (s *sim) judgeCall(c *call) {
 	if !c.publish {
 		return
 	}
-	if !s.protected(d, c.nodeID) {
+	if !s.protected(d, c.called) {
 		s.breaks("S10", "%s sent without the finalizers", c)
 	}
 	if s.byID(c.nodeID, c.volume).replaced {
@@ -498,7 +498,7 @@ func (s *sim) settledAt(d *disk, name string, wants bool) (good bool, wrong stri
 		return good, fmt.Sprintf("%s is still reported to %s", d.handle, name)
 	case !attached && s.storage.published[d.handle][id]:
 		return good, fmt.Sprintf("%s is still published to %s", d.handle, name)
-	case confirmed && va.Annotations[kube.NodeIDAnnotation] != id && !s.stays(d, name, va.Annotations[kube.NodeIDAnnotation]):
+	case confirmed && recordedID(va) != id && !s.stays(d, name, recordedID(va)):
 		return good, fmt.Sprintf("%s is published to a machine that was once called %s", d.handle, name)
 	}
 	return good, ""

@@ -94,6 +94,7 @@ func (s *sim) comeToRest() {
 // calmTurn reports whether any actor had something to do.
 func (s *sim) calmTurn() bool {
 	before, busy := s.api.version, s.completeSlots()
+	s.recordSameMachines()
 	s.controller.catchUp(true)
 	for _, d := range s.drivers {
 		d.attacher.catchUp(true)

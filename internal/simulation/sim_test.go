@@ -26,6 +26,8 @@ type sim struct {
 	rng *rand.Rand
 	// others draws what other clients do to the storage, separate from rng.
 	others *rand.Rand
+	// forms draws when a driver gives its nodes IDs of another form, separate from both.
+	forms *rand.Rand
 	// calm: nothing goes wrong any more.
 	calm bool
 	// What the seed has drawn once for all. Restless: kubelets are late with their status.
@@ -85,7 +87,7 @@ type sim struct {
 
 func newSim(seed uint64) *sim {
 	s := &sim{
-		rng: rand.New(rand.NewPCG(seed, 1)), others: rand.New(rand.NewPCG(seed, 2)), api: newServer(), net: &network{}, storage: newStorage(),
+		rng: rand.New(rand.NewPCG(seed, 1)), others: rand.New(rand.NewPCG(seed, 2)), forms: rand.New(rand.NewPCG(seed, 4)), api: newServer(), net: &network{}, storage: newStorage(),
 		machines: map[string]*machine{}, left: map[*machine]int{}, takenOver: map[*machine]bool{}, leases: map[string]bool{},
 		byHand: map[string]*disk{}, remade: map[*disk]bool{},
 	}
@@ -94,7 +96,7 @@ func newSim(seed uint64) *sim {
 	s.makers, s.excused = map[types.UID]*actor{}, map[excuse.Name]int{}
 	for _, name := range []string{driverName, otherDriver}[:1+s.rng.IntN(2)] {
 		honesty := []honesty{honest, honest, honest, forgetful, sparse, shouting}[s.others.IntN(6)]
-		s.drivers = append(s.drivers, &driver{name: name, honesty: honesty})
+		s.drivers = append(s.drivers, &driver{name: name, honesty: honesty, upgrades: s.forms.IntN(3) == 0})
 	}
 	s.hangs = []int{0, 2, 5}[s.others.IntN(3)]
 	s.losses = []int{0, 5, 12, 30}[s.rng.IntN(4)]
@@ -253,6 +255,7 @@ func (s *sim) pass() {
 	if s.restless {
 		s.silence()
 	}
+	s.upgrade()
 	d := time.Duration(1+s.rng.IntN(6)) * time.Second
 	s.say("%s pass", d)
 	s.sleep(d)
@@ -316,6 +319,7 @@ func (s *sim) heal() {
 	for _, d := range s.drivers {
 		s.hang(d, not)
 	}
+	s.registerDrivers()
 	for len(s.missing) > 0 {
 		s.administer()
 	}
