@@ -88,10 +88,6 @@ const (
 	// publish, for it. It remains when the PersistentVolume is recreated for another volume.
 	PublishedHandleAnnotation = "belay.dev/published-handle"
 
-	// SameMachineAnnotation on a VolumeAttachment is the present CSI node ID of its node, which the controller writes where that is another one
-	// than NodeIDAnnotation and both are the same machine: its driver gave the node an ID of another form.
-	SameMachineAnnotation = "belay.dev/node-id-of-same-machine"
-
 	// PublishSecretAnnotation on a VolumeAttachment is namespace/name of the Secret for the calls of the published volume (the
 	// PersistentVolume's controllerPublishSecretRef), if it needs one. A person may change it: it is the one for the unpublish.
 	PublishSecretAnnotation = "belay.dev/publish-secret" //nolint:gosec // a name
@@ -105,6 +101,11 @@ const (
 	BootIDAnnotation     = "belay.dev/boot-id"
 	SystemUUIDAnnotation = "belay.dev/system-uuid"
 	ProviderIDAnnotation = "belay.dev/provider-id"
+
+	// SameMachineAnnotation on a VolumeAttachment is the CSI node ID that its node has now, recorded by belay-controller where the machine is
+	// known to be the one that the volume was attached to under another ID: a driver's upgrade may change the form of its IDs. It is
+	// overwritten and never removed.
+	SameMachineAnnotation = "belay.dev/node-id-of-same-machine"
 
 	// TraceparentAnnotation passes the context of a span to the components that continue its work (KEP-5915), in the form of the W3C header
 	// traceparent. It is written only with traces on.
