@@ -56,8 +56,13 @@ func (c Call) Begin(verb Verb, nodeID, inputs string, attached bool) Call {
 	if before.Verb == verb && !before.Confirmed {
 		failures = before.Failures
 	}
+	previous := c.previousFor(nodeID)
+	if verb == Publish {
+		// Another ID may be one of the same machine: that the volume was taken from there before says nothing from now on.
+		previous = slices.DeleteFunc(previous, func(p Call) bool { return p.confirmed(Unpublish, p.NodeID) })
+	}
 	return Call{Verb: verb, NodeID: nodeID, InFlight: true, Sent: true, Failures: failures, Inputs: inputs,
-		Republish: attached && verb == Publish, Previous: c.previousFor(nodeID)}
+		Republish: attached && verb == Publish, Previous: previous}
 }
 
 // BeginElsewhere returns an unpublish of a node ID that is not recorded for the attachment.
@@ -109,11 +114,16 @@ func (c Call) RetryFrom(at time.Time) Call {
 	return c
 }
 
-// Settle returns the call with nothing published at the node ID: the driver has confirmed that under another ID of the same machine.
+// Settle returns the call with the unpublish of the node ID confirmed: the driver has confirmed it under another ID of the same machine.
 func (c Call) Settle(nodeID string) Call {
-	c.Previous = slices.DeleteFunc(slices.Clone(c.Previous), func(p Call) bool { return p.NodeID == nodeID })
 	if c.NodeID == nodeID && c.Sent {
 		return Call{Verb: Unpublish, NodeID: nodeID, Sent: true, Confirmed: true, Ended: c.Ended, Previous: c.Previous}
+	}
+	c.Previous = slices.Clone(c.Previous)
+	for i, last := range c.Previous {
+		if last.NodeID == nodeID {
+			c.Previous[i] = last.Settle(nodeID)
+		}
 	}
 	return c
 }

@@ -58,6 +58,9 @@ func TestDecide(t *testing.T) {
 	failed := Call{Verb: Publish, Sent: true, NodeID: "id-a", Failures: 1, Ended: noon, Message: "no space", Inputs: "i"}
 	published := Call{Verb: Publish, Sent: true, NodeID: "id-a", Confirmed: true}
 	unpublished := Call{Verb: Unpublish, NodeID: "id-a", Confirmed: true}
+	notFound := Call{Verb: Unpublish, NodeID: "id-a", Sent: true, Failures: 9, Ended: noon, Message: "no node", NotFound: true, Inputs: "i"}
+	confirmedAtNew := Call{Verb: Unpublish, NodeID: "id-new", Sent: true, Confirmed: true, Previous: []Call{notFound}}
+	renamed := func(a Attachment, c Call) Attachment { a.NodeID, a.Call = "id-new", c; return a }
 	tests := map[string]struct {
 		seen Observed
 		want []Step
@@ -231,6 +234,18 @@ func TestDecide(t *testing.T) {
 				c.NodeID, c.Sent, c.Previous = "id-new", true, []Call{unpublished}
 			}))}},
 			[]Step{RemoveFinalizer{to("a")}}},
+		"deleting, the recorded ID backs off: the node's present ID is tried": {Observed{Attachments: []Attachment{
+			renamed(deleting(attached("a")), recorded(notFound))}}, []Step{CallDriver{to("a"), Unpublish, "id-new"}}},
+		"deleting, the recorded ID is unknown, its error is recorded first": {Observed{Attachments: []Attachment{
+			renamed(deleting(attached("a")), notFound)}}, []Step{RecordError{to("a"), Unpublish, "no node", true}}},
+		"S5: the recorded ID is unknown, the present one confirmed, and nothing says that both are one machine": {Observed{Attachments: []Attachment{
+			renamed(deleting(attached("a")), confirmedAtNew)}}, nil},
+		"S5: the recorded ID is unknown, and the present one of the same machine confirmed": {Observed{Attachments: []Attachment{
+			with(renamed(deleting(begun("a")), confirmedAtNew), func(a *Attachment) { a.SameMachine = "id-new" })}}, []Step{RemoveFinalizer{to("a")}}},
+		"S5: the recorded ID refused, and the present one of the same machine confirmed": {Observed{Attachments: []Attachment{
+			with(renamed(deleting(begun("a")), with2(confirmedAtNew, func(c *Call) {
+				c.Previous = []Call{with2(notFound, func(c *Call) { c.NotFound = false })}
+			})), func(a *Attachment) { a.SameMachine = "id-new" })}}, nil},
 		"deleting": {Observed{Attachments: []Attachment{deleting(attached("a"))}},
 			[]Step{CallDriver{to("a"), Unpublish, "id-a"}}},
 		"S5: node came back under another id: the recorded one is sent": {Observed{Attachments: []Attachment{with(deleting(attached("a")), func(a *Attachment) { a.NodeID = "id-new" })}},

@@ -2,9 +2,12 @@ package publication
 
 import (
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 )
@@ -69,6 +72,11 @@ type plane struct {
 	// it called, so it does not crash in such a walk.
 	stripping bool
 
+	// forms: the IDs of a node are forms of one, the driver knows the latest one alone, and the controller records that they are the same
+	// machine's.
+	forms  bool
+	latest map[string]string // by node
+
 	// rough: requests get lost more often, the cache lags more, and nodes come
 	// back under other node IDs all the time.
 	rough bool
@@ -86,6 +94,8 @@ func newPlane(seed uint64, decide func(time.Time, Observed, Policy) Decision) *p
 	p.exclusive = p.random.IntN(4) > 0
 	p.stripping = p.random.IntN(3) == 0
 	p.rough = p.random.IntN(3) == 0
+	p.forms = p.random.IntN(3) == 0 && !p.stripping // which machine an attachment was for is lost with it
+	p.latest = maps.Clone(p.nodeIDs)
 	p.restart()
 	return p
 }
@@ -131,6 +141,9 @@ func (p *plane) observe() (Observed, map[string]Attachment) {
 		a := s.a
 		a.NodeID, a.Call, a.UnconfirmedWrite, a.Drift = p.nodeIDs[a.Node], p.calls[uid], p.unsure[uid], p.drift[uid]
 		a.Inputs = fmt.Sprint(a.Deleting, a.NodeID)
+		if p.forms && a.RecordedNodeID != "" {
+			a.SameMachine = p.latest[a.Node]
+		}
 		if a.NodeID == "" {
 			a.PublishProblem = "node unknown"
 			if a.RecordedNodeID == "" {
@@ -228,6 +241,9 @@ func (p *plane) apply(a Attachment, step Step) {
 	p.say("step %T %+v", step, step)
 	switch s := step.(type) {
 	case WriteFinalizers:
+		if c, ok := p.calls[a.UID]; ok && s.NodeID != a.RecordedNodeID {
+			p.calls[a.UID] = c.Settle(a.RecordedNodeID)
+		}
 		if s.Volume && p.loses() {
 			return // the volume's patch failed; the other one is not looked at
 		}
@@ -291,12 +307,12 @@ func (p *plane) begin(a Attachment, s CallDriver) {
 	}
 	if s.Verb == Publish && p.exclusive {
 		for id := range p.published {
-			if id != s.NodeID {
+			if id != p.place(s.NodeID) {
 				panic(violation("S1: publish to " + s.NodeID + " while published to " + id))
 			}
 		}
 		for _, f := range p.flying {
-			if f.step.Verb == Publish && f.step.NodeID != s.NodeID && f.acts {
+			if f.step.Verb == Publish && p.place(f.step.NodeID) != p.place(s.NodeID) && f.acts {
 				panic(violation("S1: publish to " + s.NodeID + " while one to " + f.step.NodeID + " may still be carried out"))
 			}
 		}
@@ -317,12 +333,14 @@ func (p *plane) begin(a Attachment, s CallDriver) {
 func (p *plane) land(i int) {
 	f := p.flying[i]
 	p.flying = append(p.flying[:i], p.flying[i+1:]...)
+	place, unknown := p.place(f.step.NodeID), p.unknown(f.step.NodeID)
+	f.acts = f.acts && !unknown
 	if f.acts {
 		if f.step.Verb == Publish {
-			p.published[f.step.NodeID] = true
-			delete(p.taken, f.step.NodeID)
+			p.published[place] = true
+			delete(p.taken, place)
 		} else {
-			delete(p.published, f.step.NodeID)
+			delete(p.published, place)
 		}
 	}
 	p.say("land %v %s of %s: acts %v lost %v dead %v", f.step.Verb, f.step.NodeID, f.uid, f.acts, f.lost, f.dead)
@@ -334,6 +352,7 @@ func (p *plane) land(i int) {
 			*c = c.Confirm(p.now)
 		} else {
 			*c = c.Fail(p.now, "lost", false)
+			c.NotFound = unknown
 		}
 	})
 }
@@ -343,9 +362,14 @@ func (p *plane) removeFinalizer(a Attachment) {
 		return // 404
 	}
 	id := p.recorded[a.UID]
-	if p.published[id] && !p.heldByAnother(a.UID, id) {
+	if p.published[p.place(id)] && !p.heldByAnother(a.UID, id) {
 		panic(violation("S5: finalizer off while published to " + id))
 	}
+	p.note(a.UID, func(c *Call) {
+		if p.unpublished(*c, id) || p.forms && p.heldByAnother(a.UID, id) {
+			*c = c.Settle(id)
+		}
+	})
 	if !p.calls[a.UID].unpublishedFrom(id) {
 		panic(violation("S5: finalizer off without a confirmed unpublish of " + id))
 	}
@@ -357,8 +381,32 @@ func (p *plane) removeFinalizer(a Attachment) {
 // heldByAnother: another attachment of the same node ID holds the publication.
 func (p *plane) heldByAnother(uid, nodeID string) bool {
 	for other, o := range p.api {
-		if other != uid && o.a.Finalizer && o.a.RecordedNodeID == nodeID {
+		if other != uid && o.a.Finalizer && p.place(o.a.RecordedNodeID) == p.place(nodeID) {
 			return true
+		}
+	}
+	return false
+}
+
+// place is what the storage calls the node.
+func (p *plane) place(nodeID string) string {
+	if parts := strings.SplitN(nodeID, "-", 3); p.forms && len(parts) > 1 {
+		return "id-" + parts[1]
+	}
+	return nodeID
+}
+
+// unknown: the driver knows the node by another ID now.
+func (p *plane) unknown(nodeID string) bool {
+	node := strings.TrimPrefix(p.place(nodeID), "id-")
+	return p.forms && p.latest[node] != nodeID
+}
+
+// unpublished: the driver has confirmed an unpublish from the place, under whatever ID, and was asked for nothing there since.
+func (p *plane) unpublished(c Call, nodeID string) bool {
+	for _, last := range slices.Backward(append(slices.Clone(c.Previous), c)) {
+		if p.place(last.NodeID) == p.place(nodeID) && (last.Verb == Publish || last.Confirmed) {
+			return last.confirmed(Unpublish, last.NodeID)
 		}
 	}
 	return false
@@ -420,8 +468,8 @@ func (p *plane) list() {
 	}
 	if p.random.IntN(2) == 0 {
 		p.say("another client takes the volume from %s", s.a.RecordedNodeID)
-		delete(p.published, s.a.RecordedNodeID)
-		p.taken[s.a.RecordedNodeID] = true
+		delete(p.published, p.place(s.a.RecordedNodeID))
+		p.taken[p.place(s.a.RecordedNodeID)] = true
 	}
 	if p.random.IntN(2) == 0 {
 		p.say("%s is listed as not published", s.a.UID)
@@ -436,6 +484,7 @@ func (p *plane) renode() {
 		p.nodeIDs[node] = ""
 	} else {
 		p.nodeIDs[node] = fmt.Sprintf("id-%s-%d", node, p.random.IntN(2))
+		p.latest[node] = p.nodeIDs[node]
 	}
 	p.say("node %s is now %q", node, p.nodeIDs[node])
 }
@@ -499,11 +548,12 @@ func (p *plane) deliver(part bool) {
 func (p *plane) settle() string {
 	for node := range p.nodeIDs {
 		p.nodeIDs[node] = "id-" + node
+		p.latest[node] = p.nodeIDs[node]
 	}
 	p.random = rand.New(calm{})
 	for turn := range 400 {
 		for uid, s := range p.api {
-			if turn == 200 && s.a.Attached && !p.published[s.a.RecordedNodeID] {
+			if turn == 200 && s.a.Attached && !p.published[p.place(s.a.RecordedNodeID)] {
 				p.drift[uid] = NotPublished
 			}
 		}
@@ -525,7 +575,7 @@ func (p *plane) settle() string {
 			attached++
 			// Not repaired while the node has another ID.
 			id := s.a.RecordedNodeID
-			if unmended := p.taken[id] && p.nodeIDs[s.a.Node] != id; !p.published[id] && !unmended {
+			if unmended := p.taken[p.place(id)] && p.nodeIDs[s.a.Node] != id; !p.published[p.place(id)] && !unmended {
 				return fmt.Sprintf("%s is recorded as attached and not published", s.a.UID)
 			}
 		}
@@ -536,11 +586,11 @@ func (p *plane) settle() string {
 	for id := range p.published {
 		held := false
 		for _, s := range p.api {
-			held = held || s.a.RecordedNodeID == id
+			held = held || p.place(s.a.RecordedNodeID) == id
 		}
 		for _, c := range p.calls {
 			// Removed by force after it was recorded, and no other attachment wants the volume.
-			held = held || p.stripping && c.NodeID == id && (c.Confirmed && c.Recorded || c.Republish)
+			held = held || p.stripping && p.place(c.NodeID) == id && (c.Confirmed && c.Recorded || c.Republish)
 		}
 		if !held {
 			return "orphan: published to " + id + " without a caller"
