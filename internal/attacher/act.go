@@ -49,6 +49,9 @@ func (a *Attacher) apply(ctx context.Context, snap snapshot, subj *subject, step
 		return a.writeFinalizers(ctx, snap.key, subj, s)
 	case publication.Reread:
 		return true, a.reread(ctx, subj)
+	case publication.CancelCall:
+		a.calls.cancel(subj.uid())
+		return true, nil
 	case publication.RecordAttached:
 		return true, a.recordAttached(ctx, subj)
 	case publication.RecordDetached:
@@ -99,6 +102,9 @@ func (a *Attacher) refuse(ctx context.Context, subj *subject, try attempt, err e
 	a.logFailure(log.FromContext(ctx).WithValues(subj.logValues()...), try, err)
 }
 
+// errDeleted is the cause when a call is abandoned because its attachment is being deleted.
+var errDeleted = errors.New("abandoned, because the VolumeAttachment was deleted")
+
 // send reads the secrets and makes one CSI call.
 func (a *Attacher) send(ctx context.Context, subj *subject, step publication.CallDriver) (r result) {
 	secrets, err := a.secretsOf(ctx, subj.uid(), subj.secretFor(step.Verb))
@@ -114,6 +120,9 @@ func (a *Attacher) send(ctx context.Context, subj *subject, step publication.Cal
 	begun := time.Now()
 	defer func() {
 		r.took = time.Since(begun)
+		if context.Cause(ctx) == errDeleted && r.err != nil {
+			r.err = fmt.Errorf("%w: %w", errDeleted, r.err)
+		}
 		r.err = csi.Unanswered(ctx, r.err, csi.NoAnswerError{Driver: a.driver, Call: step.Verb.String(), Node: a.nodeOf(subj, step.NodeID), Timeout: a.timeout})
 		call.End(r.err)
 	}()

@@ -235,10 +235,14 @@ func (a *Attacher) prepareCall(ctx context.Context, queue *callQueue, key public
 			return nil, 0
 		}
 		try.inputs, try.due = inputsOf(subj, a.finalizer), a.policy.Due(string(try.uid), subj.record.call, try.verb, try.nodeID)
+		ctx, abandon := context.WithCancelCause(ctx)
+		try.abandon = abandon
 		if !a.calls.begin(try, func() bool { return a.isOutdated(snap) }) {
+			abandon(nil)
 			return nil, conflictPause
 		}
 		return func() {
+			defer abandon(nil)
 			queue.inFlight[step.Verb].Add(1)
 			defer queue.inFlight[step.Verb].Add(-1)
 			a.call(ctx, subj, step, try)

@@ -1,6 +1,7 @@
 package attacher
 
 import (
+	"context"
 	"maps"
 	"slices"
 	"sync"
@@ -23,6 +24,8 @@ type record struct {
 	created time.Time
 
 	call publication.Call
+	// abandon ends the call in flight.
+	abandon context.CancelCauseFunc
 	// unconfirmedWrite: a write of the finalizer or the node ID got no response.
 	unconfirmedWrite bool
 	// untouched is publication.Attachment.Untouched, regardless of calls that were made.
@@ -84,6 +87,7 @@ type attempt struct {
 	verb       publication.Verb
 	nodeID     string
 	inputs     string
+	abandon    context.CancelCauseFunc
 	elsewhere  bool      // an unpublish of a node ID that is not the attachment's
 	attached   bool      // status.attached
 	due        time.Time // publication.Policy.Due
@@ -111,7 +115,7 @@ func (l *ledger) begin(a attempt, outdated func() bool) bool {
 	} else {
 		r.call = r.call.Begin(a.verb, a.nodeID, a.inputs, a.attached)
 	}
-	r.call.Due, r.publishContext, r.err = a.due, nil, nil
+	r.call.Due, r.publishContext, r.err, r.abandon = a.due, nil, nil, a.abandon
 	l.setRefusal(r, refusal{})
 	return true
 }
@@ -187,6 +191,16 @@ func (l *ledger) refuse(a attempt, err error, now time.Time) {
 	r.call.Due = a.due
 	l.mu.Unlock()
 	l.fail(a.uid, err, now)
+}
+
+// cancel abandons the call in flight.
+func (l *ledger) cancel(uid types.UID) {
+	l.change(uid, func(r *record) {
+		if r.call.InFlight && r.abandon != nil {
+			r.call.Cancelled = true
+			r.abandon(errDeleted)
+		}
+	})
 }
 
 // recorded records that the result of the last call is in the status.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -76,5 +77,34 @@ func TestNodeIDChangesItsFormBeforeTheRecord(t *testing.T) {
 		b.within(5*time.Minute, "attached", func() bool { return b.isAttached("vol", "node") })
 		b.detach("vol", "node")
 		b.within(time.Second, "gone", func() bool { return b.isGone("vol", "node") })
+	})
+}
+
+// A publish that takes minutes (the EBS chart sets --timeout=6m) does not hold up the detach of an attachment that is deleted: it is
+// abandoned, and its effect counts as unknown. No two calls are in flight.
+func TestDeletionEndsTheWaitForAPublish(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBubble(t)
+		b.answers(func(ctx context.Context, c call) error {
+			if c.Method == "Publish" && c.Node == "id-a" {
+				return lasting(ctx, 5*time.Minute)
+			}
+			return lasting(ctx, time.Second)
+		})
+		defer b.start(func(c *Config) { c.Timeout = 6 * time.Minute })()
+		b.pass(time.Second)
+		b.attach("vol", "a")
+		b.pass(20 * time.Second)
+		b.attach("vol", "b")
+		b.pass(time.Second)
+		b.detach("vol", "a")
+		b.within(1500*time.Millisecond, "detached", func() bool { return b.isGone("vol", "a") })
+		b.within(1500*time.Millisecond, "attached elsewhere", func() bool { return b.isAttached("vol", "b") })
+		if got, want := b.received("vol"), []string{"Publish id-a", "Unpublish id-a", "Publish id-b"}; !slices.Equal(got, want) {
+			t.Errorf("calls %v, want %v", got, want)
+		}
+		if most := b.atOnce(); most > 1 {
+			t.Errorf("S4: %d calls were in flight at once", most)
+		}
 	})
 }

@@ -14,6 +14,8 @@ type Call struct {
 	Verb     Verb
 	NodeID   string // the CSI node ID that was sent
 	InFlight bool
+	// Cancelled: the call in flight was abandoned, and is about to end.
+	Cancelled bool
 	// Sent: the driver may have received the request, or an earlier one for this node ID that was not undone; false if every attempt
 	// failed before it was sent.
 	Sent bool
@@ -91,13 +93,13 @@ func (c Call) Refuse(verb Verb, nodeID, inputs string) Call {
 
 // Confirm records the driver's OK.
 func (c Call) Confirm(now time.Time) Call {
-	c.InFlight, c.Confirmed, c.Failures, c.Ended = false, true, 0, now
+	c.InFlight, c.Cancelled, c.Confirmed, c.Failures, c.Ended = false, false, true, 0, now
 	return c
 }
 
 // Fail records an attempt that ended without OK, so its effect is unknown.
 func (c Call) Fail(now time.Time, message string, unanswered bool) Call {
-	c.InFlight, c.Confirmed, c.Recorded, c.NotFound = false, false, false, false
+	c.InFlight, c.Cancelled, c.Confirmed, c.Recorded, c.NotFound = false, false, false, false, false
 	if !now.Before(c.Due) { // it was in turn
 		c.Failures++
 		c.Due = time.Time{}

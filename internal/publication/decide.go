@@ -23,6 +23,10 @@ func Decide(now time.Time, seen Observed, policy Policy) Decision {
 	}
 	for _, a := range v.attachments {
 		switch {
+		case (a.Deleting || a.Gone) && a.Call.InFlight && a.Call.Verb == Publish && !a.Call.Cancelled:
+			// The deletion ends the wait for it: the unpublish follows as after one that was not answered.
+			v.do(CancelCall{target{a.UID}})
+			v.wait(a, CallInFlight, time.Time{})
 		case a.Call.InFlight && (!planted.S4 || !a.Deleting):
 			v.wait(a, CallInFlight, time.Time{})
 		case a.Gone:

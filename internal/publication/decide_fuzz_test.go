@@ -138,7 +138,7 @@ func checkDecision(seen Observed, d Decision) string {
 				broken = "S5: the recorded node ID is overwritten while it may be published there"
 			}
 		}
-		if a.Call.InFlight && broken == "" {
+		if _, cancel := step.(CancelCall); cancel != (a.Call.InFlight && (a.Deleting || a.Gone) && a.Call.Verb == Publish) && a.Call.InFlight && broken == "" {
 			broken = "a step is taken for an attachment whose call is in flight"
 		}
 		if broken != "" {

@@ -260,8 +260,13 @@ func TestDecide(t *testing.T) {
 			[]Step{RecordDetached{to("a")}}},
 		"deleted while the publish failed": {Observed{Attachments: []Attachment{called(deleting(begun("a")), with2(failed, func(c *Call) { c.Inputs = "live" }))}},
 			[]Step{CallDriver{to("a"), Unpublish, "id-a"}}},
-		"deleted while a publish is in flight": {Observed{Attachments: []Attachment{called(deleting(begun("a")), Call{Verb: Publish, NodeID: "id-a", InFlight: true})}}, nil},
-		"deleting without our finalizer":       {Observed{Attachments: []Attachment{deleting(fresh("a"))}}, nil},
+		"deleted while a publish is in flight: it is abandoned": {Observed{Attachments: []Attachment{
+			called(deleting(begun("a")), Call{Verb: Publish, NodeID: "id-a", InFlight: true})}}, []Step{CancelCall{to("a")}}},
+		"S4: deleted, and the publish that was abandoned has not ended": {Observed{Attachments: []Attachment{
+			called(deleting(begun("a")), Call{Verb: Publish, NodeID: "id-a", InFlight: true, Cancelled: true})}}, nil},
+		"deleted while an unpublish is in flight": {Observed{Attachments: []Attachment{
+			called(deleting(begun("a")), Call{Verb: Unpublish, NodeID: "id-a", InFlight: true})}}, nil},
+		"deleting without our finalizer": {Observed{Attachments: []Attachment{deleting(fresh("a"))}}, nil},
 		"deleting, node id unknown": {Observed{Attachments: []Attachment{with(deleting(attached("a")), func(a *Attachment) { a.UnpublishProblem = "node ID unknown" })}},
 			[]Step{RecordError{to("a"), Unpublish, "node ID unknown", false}}},
 		"node came back under another id before the attach was recorded": {Observed{Attachments: []Attachment{with(begun("a"), func(a *Attachment) { a.NodeID = "id-new" })}},
@@ -276,7 +281,7 @@ func TestDecide(t *testing.T) {
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			got := Decide(noon, tt.seen, policy)
-			if diff := cmp.Diff(tt.want, got.Steps, cmp.AllowUnexported(target{}, WriteFinalizers{}, CallDriver{}, RecordAttached{}, RecordDetached{}, RemoveFinalizer{}, RecordError{}, Forget{}, Reread{})); diff != "" {
+			if diff := cmp.Diff(tt.want, got.Steps, cmp.AllowUnexported(target{}, CancelCall{}, WriteFinalizers{}, CallDriver{}, RecordAttached{}, RecordDetached{}, RemoveFinalizer{}, RecordError{}, Forget{}, Reread{})); diff != "" {
 				t.Errorf("steps (-want +got):\n%s", diff)
 			}
 		})

@@ -111,6 +111,8 @@ type (
 		Verb   Verb
 		NodeID string
 	}
+	// CancelCall abandons the attachment's call in flight: what becomes of it is unknown.
+	CancelCall struct{ target }
 	// RecordAttached stores attached=true and the publish context.
 	RecordAttached struct{ target }
 	// RecordDetached stores attached=false, for an attachment that will outlive the finalizer.

@@ -263,6 +263,9 @@ func (p *plane) apply(a Attachment, step Step) {
 		}
 	case CallDriver:
 		p.begin(a, s)
+	case CancelCall:
+		p.note(a.UID, func(c *Call) { c.Cancelled = true })
+		p.cancelled(a.UID)
 	case RecordAttached:
 		if p.write(a.UID, func(o *Attachment) { o.Attached, o.AttachError = true, "" }) {
 			p.note(a.UID, func(c *Call) { c.Recorded = true })
@@ -327,6 +330,17 @@ func (p *plane) begin(a Attachment, s CallDriver) {
 	}
 	p.flying = append(p.flying, &inCall{uid: a.UID, step: s, inputs: a.Inputs,
 		acts: p.random.IntN(8) > 0, lost: p.random.IntN(6) == 0})
+}
+
+// cancelled lets a call end for the process: the driver, which works on one call at a time, may still do it, before the next one.
+func (p *plane) cancelled(uid string) {
+	for i, f := range p.flying {
+		if f.uid == uid && !f.dead {
+			f.lost = true
+			p.land(i)
+			return
+		}
+	}
 }
 
 // land ends a call in flight.
