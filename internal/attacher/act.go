@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"belay.dev/belay/internal/csi"
+	"belay.dev/belay/internal/decision"
 	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/publication"
 )
@@ -49,6 +50,13 @@ func (a *Attacher) apply(ctx context.Context, snap snapshot, subj *subject, step
 		return a.writeFinalizers(ctx, snap.key, subj, s)
 	case publication.Reread:
 		return true, a.reread(ctx, subj)
+	case publication.AskNodes:
+		answer := a.inUseAt(ctx, subj.source.handle, s.NodeID)
+		a.calls.answered(subj.uid(), s.NodeID, publication.NodesAnswer{InUse: answer.known, At: time.Now()})
+		if answer.known != decision.No {
+			log.FromContext(ctx).Info("Not repeating the detach from the node that had the volume before", append(subj.logValues(), "nodeID", s.NodeID, "reason", answer.why)...)
+		}
+		return true, nil
 	case publication.CancelCall:
 		a.calls.cancel(subj.uid())
 		return true, nil

@@ -24,6 +24,10 @@ type record struct {
 	created time.Time
 
 	call publication.Call
+	// exclusive: the volume could be published to one node only when the last call began.
+	exclusive bool
+	// asked is publication.Attachment.Asked.
+	asked map[string]publication.NodesAnswer
 	// abandon ends the call in flight.
 	abandon context.CancelCauseFunc
 	// unconfirmedWrite: a write of the finalizer or the node ID got no response.
@@ -46,6 +50,8 @@ type ledger struct {
 	mu       sync.Mutex
 	byUID    map[types.UID]*record
 	byVolume map[string][]*record
+	// unpublished is publication.Attachment.UnpublishedFrom, by the handle of the volume.
+	unpublished map[string][]string
 	// byRefusal holds the attachments whose last attempt a full or busy node refused.
 	byRefusal map[refusal]map[types.UID]*record
 	outage    outage
@@ -53,7 +59,7 @@ type ledger struct {
 
 func newLedger() *ledger {
 	return &ledger{byUID: map[types.UID]*record{}, byVolume: map[string][]*record{}, byRefusal: map[refusal]map[types.UID]*record{},
-		outage: outage{since: map[types.UID]*record{}}}
+		unpublished: map[string][]string{}, outage: outage{since: map[types.UID]*record{}}}
 }
 
 // of returns the record of an attachment.
@@ -88,6 +94,7 @@ type attempt struct {
 	nodeID     string
 	inputs     string
 	abandon    context.CancelCauseFunc
+	left       []string  // publication.Attachment.UnpublishedFrom
 	elsewhere  bool      // an unpublish of a node ID that is not the attachment's
 	attached   bool      // status.attached
 	due        time.Time // publication.Policy.Due
@@ -115,7 +122,10 @@ func (l *ledger) begin(a attempt, outdated func() bool) bool {
 	} else {
 		r.call = r.call.Begin(a.verb, a.nodeID, a.inputs, a.attached)
 	}
-	r.call.Due, r.publishContext, r.err, r.abandon = a.due, nil, nil, a.abandon
+	r.call.Due, r.publishContext, r.err, r.abandon, r.exclusive = a.due, nil, nil, a.abandon, exclusive
+	if exclusive && len(a.left) > 0 {
+		l.unpublished[r.handle] = a.left
+	}
 	l.setRefusal(r, refusal{})
 	return true
 }
@@ -154,18 +164,62 @@ func (l *ledger) confirm(uid types.UID, publishContext map[string]string, now ti
 	l.change(uid, func(r *record) {
 		r.call = r.call.Confirm(now)
 		r.publishContext = publishContext
+		l.remember(r)
 		if r.drift != publication.NotPublished && r.call.Verb == publication.Unpublish {
 			r.drift = publication.NoDrift // there is nothing to record
 		}
 	})
 }
 
+// maxUnpublished is of how many node IDs of a volume a confirmed unpublish is remembered.
+const maxUnpublished = 4
+
+// remember keeps the node ID of a confirmed unpublish until the driver confirms a publish of the exclusive volume; hold the lock.
+func (l *ledger) remember(r *record) {
+	switch id := r.call.NodeID; {
+	case r.call.Verb == publication.Publish:
+		delete(l.unpublished, r.handle)
+	case r.exclusive:
+		others := slices.DeleteFunc(slices.Clone(l.unpublished[r.handle]), func(other string) bool { return other == id })
+		l.unpublished[r.handle] = append([]string{id}, others[:min(len(others), maxUnpublished-1)]...)
+	}
+}
+
+// unpublishedFrom returns the node IDs of which the driver confirmed an unpublish of the volume since it last confirmed a publish.
+func (l *ledger) unpublishedFrom(handle string) []string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.unpublished[handle]
+}
+
+// forgetVolume drops what is remembered of a volume that is gone.
+func (l *ledger) forgetVolume(handle string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.unpublished, handle)
+}
+
+// answered records what Nodes answered about a node ID.
+func (l *ledger) answered(uid types.UID, nodeID string, answer publication.NodesAnswer) {
+	l.change(uid, func(r *record) {
+		r.asked = maps.Clone(r.asked) // snapshots share it
+		if r.asked == nil {
+			r.asked = map[string]publication.NodesAnswer{}
+		}
+		r.asked[nodeID] = answer
+	})
+}
+
+// refusals are the codes with which drivers refuse to publish a volume that another node has: FAILED_PRECONDITION by the CSI specification,
+// and as Hetzner's does; INVALID_ARGUMENT, GCE PD; INTERNAL, EBS, Cinder and Azure Disk; ABORTED, Dell Unity; UNKNOWN, an error without a code.
+var refusals = []codes.Code{codes.FailedPrecondition, codes.InvalidArgument, codes.Internal, codes.Aborted, codes.Unknown}
+
 // fail records that an attempt failed. Its effect is unknown.
 func (l *ledger) fail(uid types.UID, err error, now time.Time) {
 	l.change(uid, func(r *record) {
 		r.call, r.err = r.call.Fail(now, err.Error(), csi.IsUnanswered(err)), err
 		code, _ := csi.Code(err)
-		r.call.NotFound = code == codes.NotFound
+		r.call.NotFound, r.call.Refused = code == codes.NotFound, slices.Contains(refusals, code)
 		l.setRefusal(r, refusalOf(r.call, err))
 		l.outage.failed(r, err)
 	})

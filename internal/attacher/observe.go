@@ -1,6 +1,7 @@
 package attacher
 
 import (
+	"encoding/json"
 	"errors"
 	"slices"
 	"time"
@@ -102,6 +103,8 @@ func (a *Attacher) observeAttachment(va *storagev1.VolumeAttachment) *subject {
 		Call:             subj.record.call,
 		Untouched:        subj.record.untouched && !subj.record.call.Sent && !va.Status.Attached,
 		UnconfirmedWrite: subj.record.unconfirmedWrite,
+		UnpublishedFrom:  a.unpublishedFrom(va, subj.source.handle),
+		Asked:            subj.record.asked,
 		Drift:            subj.record.drift,
 		DriftNodeID:      subj.record.driftNodeID,
 	}
@@ -120,6 +123,18 @@ func (a *Attacher) observeAttachment(va *storagev1.VolumeAttachment) *subject {
 		subj.seen.Inputs = inputsOf(subj, a.finalizer)
 	}
 	return subj
+}
+
+// unpublishedFrom returns the node IDs of which the driver confirmed an unpublish of the volume since it last confirmed a publish: as this
+// process remembers, or else as an earlier one recorded when it began the attachment.
+func (a *Attacher) unpublishedFrom(va *storagev1.VolumeAttachment, handle string) (ids []string) {
+	if va.Status.Attached || handle == "" {
+		return nil
+	}
+	if ids = a.calls.unpublishedFrom(handle); len(ids) == 0 {
+		_ = json.Unmarshal([]byte(va.Annotations[kube.UnpublishedFromAnnotation]), &ids) // what cannot be read says nothing
+	}
+	return ids
 }
 
 // observeGone returns the state of an attachment that is gone, from the record of its calls.

@@ -80,7 +80,7 @@ func TestNodeIDChangesItsFormBeforeTheRecord(t *testing.T) {
 	})
 }
 
-// A publish that takes minutes (the EBS chart sets --timeout=6m) does not hold up the detach of an attachment that is deleted: it is
+// A publish that takes minutes (the EBS chart sets --timeout=6m) does not delay the detach of an attachment that is deleted: it is
 // abandoned, and its effect counts as unknown. No two calls are in flight.
 func TestDeletionEndsTheWaitForAPublish(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

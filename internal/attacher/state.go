@@ -213,6 +213,9 @@ var keptAnnotations = []string{kube.NodeIDAnnotation, kube.PublishSecretAnnotati
 // annotations are not part of the digest: a change of them must not end a back-off.
 func trimAnnotations(va *storagev1.VolumeAttachment) map[string]string {
 	kept, others := map[string]string{}, map[string]string{}
+	if left := va.Annotations[kube.UnpublishedFromAnnotation]; left != "" && !va.Status.Attached { // few attachments of a node share it
+		kept[kube.UnpublishedFromAnnotation] = left
+	}
 	for name, value := range va.Annotations {
 		switch {
 		case slices.Contains(keptAnnotations, name):

@@ -173,6 +173,13 @@ func (a *Attacher) protectOrReread(ctx context.Context, subj *subject, nodeID st
 func (a *Attacher) protectAttachment(ctx context.Context, subj *subject, nodeID string) error {
 	va, record := subj.attachment, map[string]any{kube.NodeIDAnnotation: nodeID}
 	maps.Copy(record, subj.source.identityAnnotations(subj.secretFor(publication.Publish)))
+	if left := subj.seen.UnpublishedFrom; len(left) > 0 {
+		text, err := json.Marshal(left)
+		if err != nil {
+			return err
+		}
+		record[kube.UnpublishedFromAnnotation] = string(text)
+	}
 	patch := finalizerPatch(va.UID, a.finalizer, record)
 	if !planted.S6Attacher {
 		// A node ID that is recorded but not cached yet must not be overwritten: the volume may be published there.
@@ -301,6 +308,9 @@ func (a *Attacher) releaseVolume(ctx context.Context, name string) error {
 	}
 	if len(a.objects.attachments.byIndex(indexVolumeName, name)) > 0 {
 		return nil // the deletion of the last one enqueues it again
+	}
+	if from, err := a.objects.sourceOfVolume(pv); err == nil {
+		a.calls.forgetVolume(from.handle)
 	}
 	_, err := a.patchVolume(ctx, name, removeFinalizerPatch(pv.UID, a.finalizer))
 	if err != nil && !apierrors.IsNotFound(err) {

@@ -45,6 +45,8 @@ type Call struct {
 	Unanswered bool
 	// NotFound: the driver answered the last attempt that it does not know the node, or the volume.
 	NotFound bool
+	// Refused: the driver answered the last attempt with a code that may mean that another node has the volume.
+	Refused bool
 	// Inputs are the attachment's Inputs at the last attempt.
 	Inputs string
 
@@ -99,7 +101,7 @@ func (c Call) Confirm(now time.Time) Call {
 
 // Fail records an attempt that ended without OK, so its effect is unknown.
 func (c Call) Fail(now time.Time, message string, unanswered bool) Call {
-	c.InFlight, c.Cancelled, c.Confirmed, c.Recorded, c.NotFound = false, false, false, false, false
+	c.InFlight, c.Cancelled, c.Confirmed, c.Recorded, c.NotFound, c.Refused = false, false, false, false, false, false
 	if !now.Before(c.Due) { // it was in turn
 		c.Failures++
 		c.Due = time.Time{}
@@ -139,6 +141,13 @@ func (c Call) at(nodeID string) Call {
 		return c.Previous[i]
 	}
 	return Call{}
+}
+
+// calledSince reports whether the last call for one node ID came after that for the other.
+func (c Call) calledSince(nodeID, other string) bool {
+	latest := append(slices.Clone(c.Previous), c)
+	isOf := func(id string) func(Call) bool { return func(p Call) bool { return p.NodeID == id } }
+	return slices.IndexFunc(latest, isOf(nodeID)) > slices.IndexFunc(latest, isOf(other))
 }
 
 // previousFor returns Previous for a next call with that node ID.

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"belay.dev/belay/internal/decision"
 	"belay.dev/belay/internal/planted"
 )
 
@@ -106,7 +107,40 @@ func (v *volume) attach(a Attachment) {
 		v.do(write)
 		return
 	}
+	if nodeID := v.leftBehind(a); nodeID != "" {
+		if answer := a.Asked[nodeID]; v.now.Sub(answer.At) > askedFor {
+			v.do(AskNodes{target{a.UID}, nodeID})
+		} else {
+			v.call(a, Unpublish, nodeID)
+		}
+		return
+	}
 	v.call(a, Publish, a.boundNodeID())
+}
+
+// askedFor is how long an answer of Nodes may be used.
+const askedFor = 5 * time.Second
+
+// leftBehind returns a node ID at which the volume may be although the driver confirmed the unpublish, so that it refuses to publish it
+// elsewhere: the unpublish is repeated, once before each attempt to publish. Drivers answer OK too early, for instance while their storage
+// does not show the instance. No attachment is for that ID, and no Node with it lists the volume in use: nothing is taken from anyone. Why
+// the driver refuses is not read from its text, which differs by driver and version: the repetition changes nothing for another cause.
+func (v *volume) leftBehind(a Attachment) (nodeID string) {
+	bound := a.boundNodeID()
+	if last := a.Call.at(bound); !v.exclusive || last.Verb != Publish || !last.failed() || !last.Refused {
+		return ""
+	}
+	for _, id := range a.UnpublishedFrom {
+		answer, asked := a.Asked[id]
+		inUse := asked && answer.InUse != decision.No && v.now.Sub(answer.At) <= askedFor
+		held := slices.ContainsFunc(v.attachments, func(other Attachment) bool {
+			return other.boundNodeID() == id || other.NodeID == id || slices.Contains(other.publishedTo(), id)
+		})
+		if !inUse && !held && !a.Call.calledSince(id, bound) {
+			return id
+		}
+	}
+	return ""
 }
 
 // staleNodeIDs are the node IDs from which the volume must be unpublished before it can be published for the attachment.

@@ -111,6 +111,11 @@ type (
 		Verb   Verb
 		NodeID string
 	}
+	// AskNodes reads live whether a Node with that CSI node ID lists the volume in use.
+	AskNodes struct {
+		target
+		NodeID string
+	}
 	// CancelCall abandons the attachment's call in flight: what becomes of it is unknown.
 	CancelCall struct{ target }
 	// RecordAttached stores attached=true and the publish context.

@@ -4,6 +4,7 @@ import (
 	"slices"
 	"time"
 
+	"belay.dev/belay/internal/decision"
 	"belay.dev/belay/internal/planted"
 )
 
@@ -81,11 +82,22 @@ type Attachment struct {
 	// DriftNodeID is the node that still has the volume, if Drift is Abandoned.
 	DriftNodeID string
 
+	// UnpublishedFrom are the node IDs of which the driver confirmed an unpublish of the volume since it last confirmed a publish.
+	UnpublishedFrom []string
+	// Asked is what Nodes answered, by node ID.
+	Asked map[string]NodesAnswer
+
 	// Inputs changes when anything changes that an attempt depends on. A failed call is retried at once when it differs.
 	Inputs string
 
 	// Call is the last call to the driver for this UID that this process knows of.
 	Call Call
+}
+
+// NodesAnswer is whether a Node with a CSI node ID listed the volume in use when it was asked.
+type NodesAnswer struct {
+	InUse decision.Knowledge
+	At    time.Time
 }
 
 // Verb is the kind of a call to the driver.
