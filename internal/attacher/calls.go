@@ -24,8 +24,6 @@ type record struct {
 	created time.Time
 
 	call publication.Call
-	// exclusive: the volume could be published to one node only when the last call began.
-	exclusive bool
 	// asked is publication.Attachment.Asked.
 	asked map[string]publication.NodesAnswer
 	// abandon ends the call in flight.
@@ -34,6 +32,8 @@ type record struct {
 	unconfirmedWrite bool
 	// untouched is publication.Attachment.Untouched, regardless of calls that were made.
 	untouched bool
+	// exclusive: the volume could be published to one node only when the last call began.
+	exclusive bool
 	// publishContext is the response to a confirmed Publish that is not recorded in the status yet.
 	publishContext map[string]string
 	err            error   // of the last attempt
