@@ -287,6 +287,28 @@ func (c coreClient) PersistentVolumes() corev1client.PersistentVolumeInterface {
 	return volumeClient{p: c.p}
 }
 
+func (c coreClient) Nodes() corev1client.NodeInterface { return nodeClient{p: c.p} }
+
+type nodeClient struct {
+	corev1client.NodeInterface
+
+	p *attacherProcess
+}
+
+func (c nodeClient) Get(ctx context.Context, name string, _ metav1.GetOptions) (*corev1.Node, error) {
+	answer, err := c.p.send(ctx, "GET Node "+name, true, func(*request) (any, error) {
+		node, ok := get[*corev1.Node](c.p.sim.api, name)
+		if !ok {
+			return nil, apierrors.NewNotFound(resource(nodes), name)
+		}
+		return node, nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return answer.(*corev1.Node).DeepCopy(), nil
+}
+
 type volumeClient struct {
 	corev1client.PersistentVolumeInterface
 
