@@ -20,6 +20,7 @@ type subject struct {
 	sourceErr  error
 	seen       publication.Attachment
 	record     record
+	declared   *kube.Declaration // that counts; nil for none
 }
 
 // snapshot is the input of a decision.
@@ -109,6 +110,10 @@ func (a *Attacher) observeAttachment(va *storagev1.VolumeAttachment) *subject {
 		DriftNodeID:      subj.record.driftNodeID,
 	}
 	subj.seen.VolumeUnrecorded = subj.unrecorded()
+	subj.seen.Restored = a.restored(va)
+	if subj.declared = a.declaredGone(va); subj.declared != nil {
+		subj.seen.DeclaredGone = subj.declared.NodeID
+	}
 	if subj.seen.Deleting {
 		subj.seen.DeletedAt = va.DeletionTimestamp.Time
 	}

@@ -205,6 +205,14 @@ func recordedSecret(va *storagev1.VolumeAttachment) *corev1.SecretReference {
 	return &corev1.SecretReference{Namespace: namespace, Name: name}
 }
 
+// writtenBy is a cache-only annotation: the field manager that wrote the recorded node ID, if that is no attacher. It is never written to the API
+// server.
+const writtenBy = "belay.dev/node-id-written-by"
+
+// isAttacher reports whether a field manager is an attacher: it is named after its program, csi-attacher or belay-attacher, which vendors name
+// otherwise.
+func isAttacher(manager string) bool { return strings.Contains(manager, "attacher") }
+
 // keptAnnotations are read. All attachments of a node mostly have the same values, so that they share one map.
 var keptAnnotations = []string{kube.NodeIDAnnotation, kube.PublishSecretAnnotation, kube.DetachRequestedAnnotation, kube.BootIDAnnotation,
 	kube.SameMachineAnnotation}
@@ -221,11 +229,19 @@ func trimAnnotations(va *storagev1.VolumeAttachment) map[string]string {
 		case slices.Contains(keptAnnotations, name):
 			kept[name] = value
 		case name == kube.TraceparentAnnotation:
+		case name == kube.DeclaredGoneAnnotation:
+			if kube.IsDeclaration(va.ObjectMeta) { // else it was edited or restored
+				kept[name] = value
+			}
 		case name == kube.RetryAnnotation:
 			kept[name], others[name] = value, value
 		case !kube.IsOwnAnnotation(name):
 			others[name] = value
 		}
+	}
+	if by := kube.AnnotationManagers(va.ObjectMeta, kube.NodeIDAnnotation); len(by) > 0 && !slices.ContainsFunc(by, isAttacher) {
+		kept[writtenBy] = by[0]
+		delete(kept, kube.UnpublishedFromAnnotation) // another cluster's record
 	}
 	if len(others)+len(va.Labels) > 0 {
 		kept[foreignDigest] = digest(va.Labels, others)

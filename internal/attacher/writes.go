@@ -203,10 +203,19 @@ var errDropped = errors.New(explain.WriteDropped)
 // csi-attacher's second request, which sets attached=false, would return 404. If others remain, RecordDetached has
 // written the status before.
 func (a *Attacher) removeFinalizer(ctx context.Context, subj *subject) error {
-	a.calls.settle(subj.uid(), subj.seen.RecordedNodeID)
-	stored, err := a.patchAttachment(ctx, subj.attachment.Name, types.StrategicMergePatchType, removeFinalizerPatch(subj.uid(), a.finalizer))
+	patch := removeFinalizerPatch(subj.uid(), a.finalizer)
+	if subj.declared != nil { // it may be edited or withdrawn meanwhile
+		patch["metadata"].(object)["resourceVersion"] = subj.attachment.ResourceVersion
+	} else {
+		a.calls.settle(subj.uid(), subj.seen.RecordedNodeID)
+	}
+	stored, err := a.patchAttachment(ctx, subj.attachment.Name, types.StrategicMergePatchType, patch)
 	if err != nil {
 		return explain.NotMarkedDetached(err)
+	}
+	if d := subj.declared; d != nil {
+		log.FromContext(ctx).Info("Detach ended without the driver's confirmation, because a person declared the machine and the attachment gone",
+			append(subj.logValues(), "nodeID", d.NodeID, "declaredBy", d.By, "declaredAt", publication.FormatTime(d.At), "declaredReason", d.Reason)...)
 	}
 	if stored.DeletionTimestamp != nil && len(stored.Finalizers) == 0 {
 		a.objects.attachments.Ended(stored)

@@ -11,6 +11,7 @@ import (
 	"belay.dev/belay/internal/decision"
 	"belay.dev/belay/internal/drivers"
 	"belay.dev/belay/internal/explain"
+	"belay.dev/belay/internal/publication"
 )
 
 // The codes of CSI errors, as numbers of the field errorCode and as words of gRPC's text.
@@ -46,6 +47,8 @@ func reasonOf(e *storagev1.VolumeError, driver string, call drivers.Call) (reaso
 		about = facts.Means(call, code, e.Message)
 	}
 	switch {
+	case strings.Contains(e.Message, explain.MayBeRestored):
+		return publication.RestoredAttachment, ""
 	case strings.Contains(e.Message, unconfirmed):
 		return explain.BackendDisagrees, ""
 	case about == drivers.AttachedElsewhere:

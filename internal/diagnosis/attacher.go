@@ -166,7 +166,11 @@ func (x *state) detachWait(va *storagev1.VolumeAttachment) wait {
 		return w
 	}
 	if e := va.Status.DetachError; e != nil {
-		return x.failed(w, driver, drivers.Unpublish, e)
+		w = x.failed(w, driver, drivers.Unpublish, e)
+		if w.reason == attachment.DetachFailed && codeOf(e) == "NotFound" && x.machineGone(va) {
+			w.reason = explain.MachineUnknown
+		}
+		return w
 	}
 	return x.silent(va, w, age, attachment.DetachUnanswered)
 }
@@ -197,6 +201,22 @@ func (x *state) silent(va *storagev1.VolumeAttachment, w wait, age time.Duration
 		w.reason = unanswered
 	}
 	return w
+}
+
+// machineGone reports whether the Node of a VolumeAttachment was deleted, and no other node has the recorded ID.
+func (x *state) machineGone(va *storagev1.VolumeAttachment) bool {
+	id := va.Annotations[kube.NodeIDAnnotation]
+	return id != "" && len(x.withNodeID(va.Spec.Attacher, id)) == 0 && x.exists(Ref{Resource: Nodes, Name: va.Spec.NodeName}) == decision.No
+}
+
+// withNodeID returns the nodes that have a CSI node ID, as far as they were read.
+func (x *state) withNodeID(driver, id string) (nodes []string) {
+	for _, node := range x.CSINodes {
+		if slices.ContainsFunc(node.Spec.Drivers, func(d storagev1.CSINodeDriver) bool { return d.Name == driver && d.NodeID == id }) {
+			nodes = append(nodes, node.Name)
+		}
+	}
+	return nodes
 }
 
 // attacherFacts are what the attacher said last about a VolumeAttachment.

@@ -267,6 +267,9 @@ func (x *state) situation(v *Volume, h *Holder) explain.Situation {
 	}
 	if h != nil {
 		s.Node, s.Attachment = h.Node.Name, h.Attachment
+		if va := x.attachments[h.Attachment]; va != nil {
+			s.NodeID = va.Annotations[kube.NodeIDAnnotation]
+		}
 		if len(h.Pods) > 0 {
 			s.HolderNamespace, s.HolderName, s.HolderOwner = h.Pods[0].Namespace, h.Pods[0].Name, h.Pods[0].Owner
 		}

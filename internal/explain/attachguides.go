@@ -7,6 +7,7 @@ import (
 
 	"belay.dev/belay/internal/attachment"
 	"belay.dev/belay/internal/decision"
+	"belay.dev/belay/internal/publication"
 )
 
 func init() { maps.Copy(guides, attachGuides) }
@@ -98,6 +99,22 @@ var attachGuides = map[decision.Reason]Guide{
 				forceDetachOf(s, "without the driver nothing detaches the volume at the storage, and it may stay attached there"),
 			}
 		},
+	},
+	MachineUnknown: {
+		Title:  "The driver does not know the machine, or the volume, of a detach",
+		Unsafe: true,
+		Summary: func(s Situation) string {
+			return fmt.Sprintf("the Node of %s was deleted, and CSI driver %s does not know its machine or the volume, which is no proof that the volume is detached%s", s.Node, s.Driver, because(s.Detail))
+		},
+		Next: declareGone,
+	},
+	publication.RestoredAttachment: {
+		Title:  "The VolumeAttachment may be another cluster's",
+		Unsafe: true,
+		Summary: func(s Situation) string {
+			return fmt.Sprintf("the VolumeAttachment %s was not made by an attacher, and no node has its node ID: it may be restored from a backup, and another cluster may use the volume", s.Attachment)
+		},
+		Next: declareGone,
 	},
 	SecretMissing: {
 		Title: "A Secret that the driver needs cannot be read",
@@ -254,6 +271,18 @@ func attacherLogs(s Situation) []Step {
 		steps[0].Command = fmt.Sprintf("kubectl logs -n %s %s --all-containers --tail=100", s.LeaseNamespace, s.AttacherPod)
 	}
 	return steps
+}
+
+// declareGone asks a person to look where no program of the cluster can.
+func declareGone(s Situation) []Step {
+	return []Step{
+		{Text: fmt.Sprintf("Ask the cloud or the storage whether machine %s exists, in any cluster, and whether the volume is attached to it.", cmp.Or(s.NodeID, "with the recorded node ID"))},
+		{
+			Text:    "If both are gone: state that. See what would be written, and what is checked before.",
+			Command: fmt.Sprintf("kubectl belay declare-gone va/%s --node-id %s --reason TEXT", cmp.Or(s.Attachment, "NAME"), cmp.Or(s.NodeID, "ID")),
+			Danger:  "if the machine still has the volume, two nodes may write to it",
+		},
+	}
 }
 
 func checkControllers(Situation) []Step {

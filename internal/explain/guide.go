@@ -19,6 +19,7 @@ type Situation struct {
 	Node             string // the node that has the volume
 	Wanted           string // the node of the pod that waits
 	Attachment       string // the VolumeAttachment that it is about
+	NodeID           string // the CSI node ID that it records
 	Holder           string // the pod that uses the volume, as "name" or "namespace/name"
 	HolderNamespace  string
 	HolderName       string
@@ -85,6 +86,8 @@ const (
 	DriverUnavailable decision.Reason = "DriverUnavailable"
 	// DriverRemoved: the driver was uninstalled while its finalizer is still on the VolumeAttachment.
 	DriverRemoved decision.Reason = "DriverRemoved"
+	// MachineUnknown: the driver answers NOT_FOUND to the detach from a node that was deleted.
+	MachineUnknown decision.Reason = "MachineUnknown"
 	// SecretMissing: a Secret that the driver needs does not exist or must not be read.
 	SecretMissing decision.Reason = "SecretMissing"
 	// DriverNotOnNode: the driver has not registered on the node.

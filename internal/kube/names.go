@@ -92,6 +92,9 @@ const (
 	// PersistentVolume's controllerPublishSecretRef), if it needs one. A person may change it: it is the one for the unpublish.
 	PublishSecretAnnotation = "belay.dev/publish-secret" //nolint:gosec // a name
 
+	// DeclaredGoneAnnotation on a VolumeAttachment is a Declaration, which "kubectl belay declare-gone" writes.
+	DeclaredGoneAnnotation = "belay.dev/declared-gone"
+
 	// RetryAnnotation on a VolumeAttachment, with any new value, is a person's request to call the driver now.
 	RetryAnnotation = "retry"
 

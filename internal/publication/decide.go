@@ -14,7 +14,7 @@ import (
 //
 // It guarantees: an exclusive volume is published for an attachment only while no other one exists or may be published (S1), with
 // at most one call in flight (S4); the finalizer is removed only after the driver confirmed the unpublish of the node ID recorded
-// at attach (S5); no call is sent before the finalizer is stored on that attachment (S10).
+// at attach, or a person declared that machine gone (S5); no call is sent before the finalizer is stored on that attachment (S10).
 func Decide(now time.Time, seen Observed, policy Policy) Decision {
 	v := volume{now: now, policy: policy, exclusive: seen.Exclusive, draining: seen.Draining}
 	v.attachments = slices.Clone(seen.Attachments)
@@ -35,6 +35,8 @@ func Decide(now time.Time, seen Observed, policy Policy) Decision {
 		case a.UnconfirmedWrite:
 			// The watch may still show an earlier state, in which a node ID that has changed back equals the recorded one.
 			v.do(Reread{target{a.UID}})
+		case a.Restored != "" && !(a.Deleting && a.DeclaredGone == a.RecordedNodeID):
+			v.holdRestored(a)
 		case a.Deleting:
 			v.detach(a)
 		case !a.Attached, a.unrecorded(), a.Drift == NotPublished && a.nodeUnchanged():
@@ -44,6 +46,17 @@ func Decide(now time.Time, seen Observed, policy Policy) Decision {
 		}
 	}
 	return v.decision
+}
+
+// holdRestored leaves an attachment alone that may be another cluster's. Only a person's declaration ends it.
+func (v *volume) holdRestored(a Attachment) {
+	switch {
+	case !a.Deleting:
+		v.report(a, Publish, a.Restored)
+	case a.Finalizer:
+		v.report(a, Unpublish, a.Restored)
+	}
+	v.wait(a, RestoredAttachment, time.Time{})
 }
 
 // volume is a decision in progress.
@@ -201,7 +214,9 @@ func (v *volume) detach(a Attachment) {
 		return
 	}
 	left := append(a.publishedTo(), v.currentNodeIDs(a)...)
-	left = slices.DeleteFunc(left, func(id string) bool { return id == a.RecordedNodeID && v.passedOn(a) })
+	left = slices.DeleteFunc(left, func(id string) bool {
+		return id == a.RecordedNodeID && v.passedOn(a) || a.DeclaredGone != "" && id == a.DeclaredGone
+	})
 	if len(left) == 0 || planted.S5 && a.unpublished() {
 		late := a.DetachError != "" || v.now.Sub(a.DeletedAt) > confirmAfter
 		if (a.OtherFinalizers || late) && (a.Attached || a.DetachError != "") {

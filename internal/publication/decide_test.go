@@ -124,6 +124,35 @@ func TestDecide(t *testing.T) {
 		"no request possible": {Observed{Attachments: []Attachment{with(fresh("a"), func(a *Attachment) { a.PublishProblem = "no such node" })}},
 			[]Step{RecordError{to("a"), Publish, "no such node", false}}},
 		"no request possible, said already": {Observed{Attachments: []Attachment{with(fresh("a"), func(a *Attachment) { a.PublishProblem, a.AttachError = "no such node", "no such node" })}}, nil},
+		// a machine that a person declared gone
+		"declared gone: the finalizer goes": {Observed{Attachments: []Attachment{with(deleting(begun("a")), func(a *Attachment) { a.DeclaredGone = "id-a" })}},
+			[]Step{RemoveFinalizer{to("a")}}},
+		"declared gone, not deleted": {Observed{Attachments: []Attachment{with(begun("a"), func(a *Attachment) { a.DeclaredGone = "id-a" })}},
+			[]Step{CallDriver{to("a"), Publish, "id-a"}}},
+		"declared gone, and a call is in flight": {Observed{Attachments: []Attachment{with(called(deleting(begun("a")), Call{Verb: Unpublish, NodeID: "id-a", Sent: true, InFlight: true}),
+			func(a *Attachment) { a.DeclaredGone = "id-a" })}}, nil},
+		"S5: no node ID is recorded or known, and none is declared gone": {Observed{Attachments: []Attachment{with(deleting(begun("a")), func(a *Attachment) { a.NodeID, a.RecordedNodeID = "", "" })}},
+			[]Step{CallDriver{to("a"), Unpublish, ""}}}, // for which there is an UnpublishProblem
+		"S5: another node ID is declared gone": {Observed{Attachments: []Attachment{with(deleting(begun("a")), func(a *Attachment) { a.DeclaredGone = "id-b" })}},
+			[]Step{CallDriver{to("a"), Unpublish, "id-a"}}},
+		// a restored attachment
+		"restored, wanted: nothing is called": {Observed{Attachments: []Attachment{with(begun("a"), func(a *Attachment) { a.RecordedNodeID, a.Restored = "id-other", "restored" })}},
+			[]Step{RecordError{to("a"), Publish, "restored", false}}},
+		"restored, attached": {Observed{Attachments: []Attachment{with(attached("a"), func(a *Attachment) { a.RecordedNodeID, a.Restored, a.AttachError = "id-other", "restored", "restored" })}}, nil},
+		"restored, deleted: nothing is unpublished": {Observed{Attachments: []Attachment{with(deleting(begun("a")), func(a *Attachment) { a.RecordedNodeID, a.Restored = "id-other", "restored" })}},
+			[]Step{RecordError{to("a"), Unpublish, "restored", false}}},
+		"restored, listed there": {Observed{Attachments: []Attachment{with(deleting(fresh("a")), func(a *Attachment) {
+			a.RecordedNodeID, a.Restored, a.Drift, a.OtherFinalizers = "id-other", "restored", StillPublished, true
+		})}}, nil},
+		"restored, deleted and declared gone": {Observed{Attachments: []Attachment{with(deleting(begun("a")), func(a *Attachment) {
+			a.RecordedNodeID, a.Restored, a.DeclaredGone, a.NodeID = "id-other", "restored", "id-other", ""
+		})}}, []Step{RemoveFinalizer{to("a")}}},
+		"restored, wanted and declared gone": {Observed{Attachments: []Attachment{with(begun("a"), func(a *Attachment) {
+			a.RecordedNodeID, a.Restored, a.DeclaredGone = "id-other", "restored", "id-other"
+		})}}, []Step{RecordError{to("a"), Publish, "restored", false}}},
+		"restored: its own volume waits": {Observed{Exclusive: true, Attachments: []Attachment{
+			with(deleting(begun("a")), func(a *Attachment) { a.RecordedNodeID, a.Restored, a.DetachError = "id-other", "restored", "restored" }), fresh("b")}},
+			[]Step{RecordError{to("b"), Publish, stillExists, false}}},
 		// S1
 		"S1: other one attached": {Observed{Exclusive: true, Attachments: []Attachment{attached("a"), fresh("b")}},
 			[]Step{RecordError{to("b"), Publish, stillExists, false}}},

@@ -20,6 +20,8 @@ const (
 	BackingOff Reason = "BackingOff"
 	// RequestImpossible: something that a request needs is missing or wrong.
 	RequestImpossible Reason = "RequestImpossible"
+	// RestoredAttachment: another client than an attacher wrote the recorded node ID, which no node has.
+	RestoredAttachment Reason = "RestoredAttachment"
 	// DriverBusy: the limit of calls in flight is reached.
 	DriverBusy Reason = "DriverBusy"
 	// NodeHeldBack: the driver cannot attach more volumes to the node (RESOURCE_EXHAUSTED); one attachment at a time is tried.
@@ -43,6 +45,7 @@ var exits = decision.Exits{
 	CallInFlight:        {By: "the call returns or times out"},
 	BackingOff:          {By: "the back-off ends, the driver confirms another call, or the VolumeAttachment, PersistentVolume or CSINode changes", Timed: true},
 	RequestImpossible:   {By: "the VolumeAttachment, PersistentVolume or CSINode changes"},
+	RestoredAttachment:  {By: "a person declares the machine gone (kubectl belay declare-gone), or a node has the recorded ID"},
 	DriverBusy:          {By: "another call returns or times out"},
 	NodeHeldBack:        {By: "the pause after the last RESOURCE_EXHAUSTED ends", Timed: true},
 	VolumeHeldBack:      {By: "the pause after the last ABORTED ends", Timed: true},

@@ -56,6 +56,11 @@ type Attachment struct {
 	// RecordedNodeID is the CSI node ID stored on the attachment: the one that the driver was, or may have been, asked to publish
 	// to.
 	RecordedNodeID string
+	// DeclaredGone is the recorded node ID if a person declared that machine, and the attachment to it, gone; empty otherwise.
+	DeclaredGone string
+	// Restored is why no call is sent for the attachment: another client than an attacher wrote the recorded node ID, and no node has it. The
+	// attachment may be another cluster's, from a backup, and the volume in use there. Empty otherwise.
+	Restored string
 	// VolumeUnrecorded: the attachment does not identify the volume, or the Secret, of the next publish.
 	VolumeUnrecorded bool
 	// NodeID is the node's present CSI node ID; empty if unknown.
