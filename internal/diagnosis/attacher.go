@@ -206,17 +206,17 @@ func (x *state) silent(va *storagev1.VolumeAttachment, w wait, age time.Duration
 // machineGone reports whether the Node of a VolumeAttachment was deleted, and no other node has the recorded ID.
 func (x *state) machineGone(va *storagev1.VolumeAttachment) bool {
 	id := va.Annotations[kube.NodeIDAnnotation]
-	return id != "" && len(x.withNodeID(va.Spec.Attacher, id)) == 0 && x.exists(Ref{Resource: Nodes, Name: va.Spec.NodeName}) == decision.No
+	return id != "" && x.nodes[va.Spec.NodeName] == nil && x.exists(Ref{Resource: Nodes, Name: va.Spec.NodeName}) == decision.No && x.registeredAs(id) == ""
 }
 
-// withNodeID returns the nodes that have a CSI node ID, as far as they were read.
-func (x *state) withNodeID(driver, id string) (nodes []string) {
+// registeredAs returns the node whose CSINode has a CSI node ID; empty if none that was read has it.
+func (x *state) registeredAs(id string) string {
 	for _, node := range x.CSINodes {
-		if slices.ContainsFunc(node.Spec.Drivers, func(d storagev1.CSINodeDriver) bool { return d.Name == driver && d.NodeID == id }) {
-			nodes = append(nodes, node.Name)
+		if slices.ContainsFunc(node.Spec.Drivers, func(d storagev1.CSINodeDriver) bool { return d.NodeID == id }) {
+			return node.Name
 		}
 	}
-	return nodes
+	return ""
 }
 
 // attacherFacts are what the attacher said last about a VolumeAttachment.

@@ -181,6 +181,13 @@ func (r *run) source(ctx context.Context, node string) {
 
 // Author asks the API server who the user is, and whether it may do this to the NodeFence of the node.
 func (r *Reader) Author(ctx context.Context, verb, node string) diagnosis.Author {
+	return r.author(ctx, authorizationv1.ResourceAttributes{
+		Group: fencingv1.GroupVersion.Group, Version: fencingv1.GroupVersion.Version, Resource: string(diagnosis.Fences), Verb: verb, Name: node,
+	})
+}
+
+// author asks the API server who the user is, and whether it may do something.
+func (r *Reader) author(ctx context.Context, what authorizationv1.ResourceAttributes) diagnosis.Author {
 	ctx, cancel := context.WithTimeout(ctx, Timeout)
 	defer cancel()
 	var a diagnosis.Author
@@ -191,9 +198,7 @@ func (r *Reader) Author(ctx context.Context, verb, node string) diagnosis.Author
 	}
 	a.Name = review.Status.UserInfo.Username
 	access, err := r.clients.AuthorizationV1().SelfSubjectAccessReviews().Create(ctx, &authorizationv1.SelfSubjectAccessReview{
-		Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: &authorizationv1.ResourceAttributes{
-			Group: fencingv1.GroupVersion.Group, Version: fencingv1.GroupVersion.Version, Resource: string(diagnosis.Fences), Verb: verb, Name: node,
-		}},
+		Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: &what},
 	}, metav1.CreateOptions{})
 	if err != nil {
 		a.Problem = message(err)
