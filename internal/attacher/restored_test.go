@@ -6,8 +6,10 @@ import (
 	"time"
 
 	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"belay.dev/belay/internal/kube"
+	"belay.dev/belay/internal/testing/fixture"
 )
 
 // A VolumeAttachment of a deleted node is unpublished by its recorded ID where an attacher wrote that ID. One that another client made, and whose
@@ -80,4 +82,27 @@ func TestRestoredAttachmentOfAnUnknownVolume(t *testing.T) {
 		b.declare("earlier", "node1")
 		b.within(time.Second, "ended by the declaration", func() bool { return b.isGone("earlier", "node1") })
 	})
+}
+
+// The API server tells a restore from an attacher's own write: the field manager of the node ID.
+func TestRestoredAttachmentOfAnAPIServer(t *testing.T) {
+	for manager, held := range map[string]bool{"velero-server": true, "csi-attacher": false} {
+		t.Run(manager, func(t *testing.T) {
+			w := newWorld(t)
+			w.volume("pv1")
+			va := fixture.Attachment(kube.AttachmentName(w.name("pv1"), w.driver.Name, w.name("gone")), w.driver.Name, w.name("gone"), w.name("pv1"))
+			withFinalizer(w, "id-gone")(va)
+			created, err := w.client.StorageV1().VolumeAttachments().Create(t.Context(), va, metav1.CreateOptions{FieldManager: manager})
+			must(t, err)
+			w.delete(created.Name)
+			w.start()
+			if held {
+				w.until(created.Name, "held", hasDetachError(`"velero-server" wrote it`))
+				w.wantCalls()
+				return
+			}
+			w.until(created.Name, "gone", isGone)
+			w.wantCalls("Unpublish id-gone")
+		})
+	}
 }
