@@ -190,7 +190,7 @@ func driverTurnedWhileDown(l *lab) acts {
 			l.pod("p", "a", "v")
 			l.awaitAt(name, l.name("v"), "a")
 		},
-		down:  func() { l.turn(name, false) },
+		down:  func() { l.turn(name, false); l.mounted("p") },
 		after: func() { l.awaitNotAt(name, l.name("v"), "a") },
 	}
 }

@@ -234,6 +234,7 @@ func TestStaleCacheIsHarmless(t *testing.T) {
 			tt.after(l, k)
 			l.awaitListed(k, "a")
 			l.inUse("a", k)
+			l.mounted("p") // until then a driver without attach keeps what it has
 			l.mu.Lock()
 			uid := l.vaOf(k, "a").UID
 			l.mu.Unlock()
