@@ -46,6 +46,10 @@ type Config struct {
 	Metrics          *telemetry.Attacher  // may be nil
 	Traces           *telemetry.Traces    // may be nil
 
+	// EarlyOKFor is how long a publish that had no final answer may take effect although the driver has answered OK to an unpublish since;
+	// 0 for a driver that does not answer too early.
+	EarlyOKFor time.Duration
+
 	DrainTimeout time.Duration // how long a shutdown waits for calls in flight
 }
 
@@ -120,6 +124,7 @@ func New(c Config) (*Attacher, error) {
 		throttle: newThrottle(c.RetryStart), traces: c.Traces, turns: newTurns(), attachmentHandled: make(chan struct{}, 1),
 		newBoot: make(chan struct{}, 1),
 	}
+	a.calls.doubtful = c.EarlyOKFor
 	watched.keepTraceparents = c.Traces != nil
 	// The queue names are csi-attacher's, so that dashboards keep working.
 	a.queue = newQueue("csi-attacher-va", workqueue.Queue[publication.Key](newFairQueue(a.onlyDetaches)))
@@ -173,6 +178,7 @@ func (a *Attacher) Run(ctx context.Context) error {
 	}
 	logger.Info("Started attaching and detaching volumes", "finalizer", a.finalizer, "canAttach", a.controller.Capabilities().Attach)
 	a.metrics.CountCalls(a.flow)
+	a.calls.started = time.Now()
 	a.running.Store(true)
 	a.enqueueAll()
 

@@ -55,6 +55,10 @@ type ledger struct {
 	// byRefusal holds the attachments whose last attempt a full or busy node refused.
 	byRefusal map[refusal]map[types.UID]*record
 	outage    outage
+	// doubtful is how long a publish without a final answer may take effect after the driver has confirmed an unpublish; zero if it may not.
+	doubtful time.Duration
+	// started is when this process began to send calls.
+	started time.Time
 }
 
 func newLedger() *ledger {
@@ -95,6 +99,7 @@ type attempt struct {
 	inputs     string
 	abandon    context.CancelCauseFunc
 	left       []string  // publication.Attachment.UnpublishedFrom
+	begunAlone bool      // the finalizer, but no attach, is recorded: an earlier process may have sent a publish
 	elsewhere  bool      // an unpublish of a node ID that is not the attachment's
 	attached   bool      // status.attached
 	due        time.Time // publication.Policy.Due
@@ -117,11 +122,15 @@ func (l *ledger) begin(a attempt, outdated func() bool) bool {
 		}
 	}
 	r := l.recordFor(a)
+	if l.doubtful > 0 && a.begunAlone && r.call.Verb == publication.NoCall {
+		r.call = r.call.DoubtUntil(l.started.Add(l.doubtful))
+	}
 	if a.elsewhere {
 		r.call = r.call.BeginElsewhere(a.nodeID, a.inputs)
 	} else {
 		r.call = r.call.Begin(a.verb, a.nodeID, a.inputs, a.attached)
 	}
+	r.call = r.call.BegunAt(time.Now())
 	r.call.Due, r.publishContext, r.err, r.abandon, r.exclusive = a.due, nil, nil, a.abandon, exclusive
 	if exclusive && len(a.left) > 0 {
 		l.unpublished[r.handle] = a.left
@@ -218,8 +227,11 @@ var refusals = []codes.Code{codes.FailedPrecondition, codes.InvalidArgument, cod
 func (l *ledger) fail(uid types.UID, err error, now time.Time) {
 	l.change(uid, func(r *record) {
 		r.call, r.err = r.call.Fail(now, err.Error(), csi.IsUnanswered(err)), err
-		code, _ := csi.Code(err)
+		code, ok := csi.Code(err)
 		r.call.NotFound, r.call.Refused = code == codes.NotFound, slices.Contains(refusals, code)
+		if ok && l.doubtful > 0 && r.call.Verb == publication.Publish && csi.OutcomeOf(err) != csi.Failed {
+			r.call = r.call.DoubtUntil(now.Add(l.doubtful))
+		}
 		l.setRefusal(r, refusalOf(r.call, err))
 		l.outage.failed(r, err)
 	})

@@ -84,6 +84,7 @@ func RunSidecar(ctx context.Context, o *Options) error {
 		Client: client, QPS: float32(o.Common.KubeAPIQPS), Burst: o.Common.KubeAPIBurst, Driver: driver.Name, Controller: controller,
 		Timeout: o.Timeout, RetryStart: o.RetryIntervalStart, RetryMax: o.RetryIntervalMax, Resync: o.Resync,
 		ReconcileSync: o.ReconcileSync, MaxEntries: o.MaxEntries,
+		EarlyOKFor:       earlyOKFor(driver.Name),
 		ReconcileMetrics: telemetry.NewReconcile(legacyregistry.Registerer()),
 		Metrics:          telemetry.NewAttacher(legacyregistry.Registerer()),
 		Traces:           traces,

@@ -37,11 +37,23 @@ func truncate(message string, most int) string {
 // change of what the attempt depends on ends the back-off, and so does, for a publish, that the volume was taken from another node since.
 func (v *volume) backOff(a Attachment, verb Verb, nodeID string) time.Time {
 	last := a.Call.at(nodeID)
+	if until, inDoubt := a.inDoubt(verb, nodeID); inDoubt {
+		return until
+	}
 	taken := verb == Publish && a.Call.NodeID != nodeID && a.Call.confirmed(Unpublish, a.Call.NodeID)
 	if !last.failed() || last.Verb != verb || last.Inputs != a.Inputs || taken {
 		return time.Time{}
 	}
 	return v.policy.NextAttempt(a.UID, last)
+}
+
+// inDoubt reports whether an unpublish was confirmed, and has to be confirmed again after that time.
+func (a Attachment) inDoubt(verb Verb, nodeID string) (until time.Time, yes bool) {
+	last := a.Call.at(nodeID)
+	if yes = verb == Unpublish && last.confirmed(Unpublish, nodeID) && last.Doubt != nil; yes {
+		until = *last.Doubt
+	}
+	return until, yes
 }
 
 // NextAttempt returns when a failed call is repeated, unless what it depends on changes before.

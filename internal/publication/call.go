@@ -11,8 +11,8 @@ import (
 // off by itself, with its own back-off. Unless a call is Confirmed, its effect is unknown: the driver may have carried it out, may do
 // so later, or not at all.
 type Call struct {
-	Verb     Verb
 	NodeID   string // the CSI node ID that was sent
+	Verb     Verb
 	InFlight bool
 	// Cancelled: the call in flight was abandoned, and is about to end.
 	Cancelled bool
@@ -31,6 +31,16 @@ type Call struct {
 	// Republish: the attachment was recorded as attached when the call was sent.
 	Republish bool
 
+	// Unanswered: the driver did not answer the last attempt within its timeout.
+	Unanswered bool
+	// NotFound: the driver answered the last attempt that it does not know the node, or the volume.
+	NotFound bool
+	// Refused: the driver answered the last attempt with a code that may mean that another node has the volume.
+	Refused bool
+	// Doubt is until when a publish may take effect that had no answer, or none that is final, whatever the driver answers to an unpublish
+	// before: that one does not count. Nil for none, and for a driver that does not answer too early.
+	Doubt *time.Time
+
 	// Failures is the number of attempts in a row that failed.
 	Failures int
 	// Ended is when the last attempt ended.
@@ -41,12 +51,6 @@ type Call struct {
 	RetryAt time.Time
 	// Message is the last attempt's error.
 	Message string
-	// Unanswered: the driver did not answer the last attempt within its timeout.
-	Unanswered bool
-	// NotFound: the driver answered the last attempt that it does not know the node, or the volume.
-	NotFound bool
-	// Refused: the driver answered the last attempt with a code that may mean that another node has the volume.
-	Refused bool
 	// Inputs are the attachment's Inputs at the last attempt.
 	Inputs string
 
@@ -66,7 +70,39 @@ func (c Call) Begin(verb Verb, nodeID, inputs string, attached bool) Call {
 		previous = slices.DeleteFunc(previous, func(p Call) bool { return p.confirmed(Unpublish, p.NodeID) })
 	}
 	return Call{Verb: verb, NodeID: nodeID, InFlight: true, Sent: true, Failures: failures, Inputs: inputs,
-		Republish: attached && verb == Publish, Previous: previous}
+		Republish: attached && verb == Publish, Doubt: c.latestDoubt(), Previous: previous}
+}
+
+// latestDoubt is the Doubt of all places: several node IDs may be those of one machine.
+func (c Call) latestDoubt() (latest *time.Time) {
+	for _, last := range append([]Call{c}, c.Previous...) {
+		if last.Doubt != nil && (latest == nil || last.Doubt.After(*latest)) {
+			latest = last.Doubt
+		}
+	}
+	return latest
+}
+
+// DoubtUntil records until when a publish may take effect; a zero time is no doubt.
+func (c Call) DoubtUntil(until time.Time) Call {
+	if !until.IsZero() {
+		c.Doubt = &until
+	}
+	return c
+}
+
+// BegunAt ends a doubt that an unpublish begins after: its answer counts.
+func (c Call) BegunAt(now time.Time) Call {
+	if c.Verb == Unpublish && c.Doubt != nil && !now.Before(*c.Doubt) {
+		c.Doubt = nil
+		c.Previous = slices.Clone(c.Previous)
+		for i := range c.Previous {
+			if p := &c.Previous[i]; p.Doubt != nil && !p.confirmed(Unpublish, p.NodeID) && !now.Before(*p.Doubt) {
+				p.Doubt = nil
+			}
+		}
+	}
+	return c
 }
 
 // BeginElsewhere returns an unpublish of a node ID that is not recorded for the attachment.
@@ -87,7 +123,7 @@ func (c Call) Refuse(verb Verb, nodeID, inputs string) Call {
 	before := c.at(nodeID)
 	before.Previous = c.previousFor(nodeID)
 	if before.Verb != verb || before.Confirmed {
-		before = Call{Verb: verb, NodeID: nodeID, Sent: before.Sent && !before.confirmed(Unpublish, nodeID), Previous: before.Previous}
+		before = Call{Verb: verb, NodeID: nodeID, Sent: before.Sent && !before.confirmed(Unpublish, nodeID), Doubt: before.Doubt, Previous: before.Previous}
 	}
 	before.Inputs = inputs
 	return before
@@ -96,6 +132,9 @@ func (c Call) Refuse(verb Verb, nodeID, inputs string) Call {
 // Confirm records the driver's OK.
 func (c Call) Confirm(now time.Time) Call {
 	c.InFlight, c.Cancelled, c.Confirmed, c.Failures, c.Ended = false, false, true, 0, now
+	if c.Verb == Publish {
+		c.Doubt = nil // what was doubted has taken effect
+	}
 	return c
 }
 
@@ -169,13 +208,16 @@ func (c Call) confirmed(verb Verb, nodeID string) bool {
 	return c.Verb == verb && c.Confirmed && !c.InFlight && c.NodeID == nodeID
 }
 
-// unpublishedFrom reports whether the driver confirmed an unpublish of the node ID, and no later call was sent for it.
-func (c Call) unpublishedFrom(nodeID string) bool { return c.at(nodeID).confirmed(Unpublish, nodeID) }
+// unpublishedFrom reports whether the driver confirmed an unpublish of the node ID without a doubt, and no later call was sent for it.
+func (c Call) unpublishedFrom(nodeID string) bool {
+	last := c.at(nodeID)
+	return last.confirmed(Unpublish, nodeID) && last.Doubt == nil
+}
 
 // unknownAt reports whether the driver answered the last unpublish of the node ID that it knows no such place.
 func (c Call) unknownAt(nodeID string) bool {
 	last := c.at(nodeID)
-	return last.Verb == Unpublish && last.failed() && last.NotFound
+	return last.Verb == Unpublish && last.failed() && last.NotFound && last.Doubt == nil
 }
 
 // called reports whether a call was sent for the node ID, other than as a precaution.

@@ -31,6 +31,8 @@ const (
 	// DetachRequested: the controller is about to delete the attachment. The wait ends when it does, when it withdraws the request,
 	// or withdrawalLimit after the request.
 	DetachRequested Reason = "DetachRequested"
+	// PublishInDoubt: the driver is known to confirm an unpublish while a publish is pending that it gave no final answer to.
+	PublishInDoubt Reason = "PublishInDoubt"
 	// DriverGone: the connection to the driver is lost.
 	DriverGone Reason = "DriverGone"
 	// RecordingFailed: a decision or a result could not be written to the API server.
@@ -50,6 +52,7 @@ var exits = decision.Exits{
 	NodeHeldBack:        {By: "the pause after the last RESOURCE_EXHAUSTED ends", Timed: true},
 	VolumeHeldBack:      {By: "the pause after the last ABORTED ends", Timed: true},
 	DetachRequested:     {By: "the VolumeAttachment is deleted, or the request is withdrawn or a minute old", Timed: true},
+	PublishInDoubt:      {By: "the publish can no longer take effect, and the unpublish that follows is confirmed", Timed: true},
 	DriverGone:          {By: "the driver is connected again"},
 	RecordingFailed:     {By: "the API server accepts the write, which is retried"},
 	ShuttingDown:        {By: "the next leader takes over"},

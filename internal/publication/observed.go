@@ -106,7 +106,7 @@ type NodesAnswer struct {
 }
 
 // Verb is the kind of a call to the driver.
-type Verb int
+type Verb int8
 
 const (
 	// NoCall is the zero value: this process has not called the driver.

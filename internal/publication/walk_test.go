@@ -35,12 +35,13 @@ type stored struct {
 
 // inCall is a call in flight: the driver has acted already, or will act when it ends, or never does.
 type inCall struct {
-	uid    string
-	step   CallDriver
-	acts   bool // the driver does it
-	lost   bool // and its result has no receiver
-	inputs string
-	dead   bool // the process that sent it has crashed
+	uid       string
+	step      CallDriver
+	acts      bool // the driver does it
+	lost      bool // and its result has no receiver
+	inputs    string
+	republish bool // recorded as attached: a crash loses that this one had no answer (docs/not-guaranteed.md)
+	dead      bool // the process that sent it has crashed
 }
 
 // plane is the world of the walk: API server, driver, and one attacher process.
@@ -65,6 +66,7 @@ type plane struct {
 	flying    []*inCall
 	published map[string]bool   // node IDs that the storage gives access to
 	taken     map[string]bool   // node IDs that another client took the volume from
+	started   time.Time         // when the process was
 	drift     map[string]Drift  // by UID, in the process's memory: what a list said
 	recorded  map[string]string // node ID by UID, as the finalizer was stored with it
 
@@ -76,6 +78,10 @@ type plane struct {
 	// machine's.
 	forms  bool
 	latest map[string]string // by node
+
+	// early: the driver answers OK to unpublish while a publish that was abandoned may still take effect. late are those.
+	early bool
+	late  []latePublish
 
 	// rough: requests get lost more often, the cache lags more, and nodes come
 	// back under other node IDs all the time.
@@ -96,6 +102,7 @@ func newPlane(seed uint64, decide func(time.Time, Observed, Policy) Decision) *p
 	p.rough = p.random.IntN(3) == 0
 	p.forms = p.random.IntN(3) == 0 && !p.stripping // which machine an attachment was for is lost with it
 	p.latest = maps.Clone(p.nodeIDs)
+	p.early = p.random.IntN(4) == 0 && !p.stripping
 	p.restart()
 	return p
 }
@@ -117,6 +124,7 @@ func (p *plane) restart() {
 	for uid, s := range p.api {
 		p.cache[uid] = *s
 	}
+	p.started = p.now
 	for _, c := range p.flying {
 		c.dead = true
 	}
@@ -323,12 +331,16 @@ func (p *plane) begin(a Attachment, s CallDriver) {
 	if c := p.calls[a.UID]; s.Verb == Publish && c.confirmed(Publish, s.NodeID) && !c.Recorded {
 		panic(violation("once: publish repeated although the driver had confirmed it"))
 	}
+	if before := p.calls[a.UID]; p.early && a.Finalizer && !a.Attached && !a.Untouched && before.Verb == NoCall {
+		p.calls[a.UID] = before.DoubtUntil(p.started.Add(earlyFor))
+	}
 	if a.Elsewhere(s) {
 		p.calls[a.UID] = p.calls[a.UID].BeginElsewhere(s.NodeID, a.Inputs)
 	} else {
 		p.calls[a.UID] = p.calls[a.UID].Begin(s.Verb, s.NodeID, a.Inputs, a.Attached)
 	}
-	p.flying = append(p.flying, &inCall{uid: a.UID, step: s, inputs: a.Inputs,
+	p.calls[a.UID] = p.calls[a.UID].BegunAt(p.now)
+	p.flying = append(p.flying, &inCall{uid: a.UID, step: s, inputs: a.Inputs, republish: a.Attached,
 		acts: p.random.IntN(8) > 0, lost: p.random.IntN(6) == 0})
 }
 
@@ -349,10 +361,16 @@ func (p *plane) land(i int) {
 	p.flying = append(p.flying[:i], p.flying[i+1:]...)
 	place, unknown := p.place(f.step.NodeID), p.unknown(f.step.NodeID)
 	f.acts = f.acts && !unknown
+	uncertain := f.step.Verb == Publish && (!f.acts || f.lost || f.dead) && !unknown && !f.republish
+	if late := p.early && uncertain && p.random.IntN(2) == 0; late {
+		f.acts = false
+		p.late = append(p.late, latePublish{place, p.now.Add(earlyFor)})
+	}
 	if f.acts {
 		if f.step.Verb == Publish {
 			p.published[place] = true
 			delete(p.taken, place)
+			p.late = slices.DeleteFunc(p.late, func(l latePublish) bool { return l.place == place }) // this is it
 		} else {
 			delete(p.published, place)
 		}
@@ -367,6 +385,9 @@ func (p *plane) land(i int) {
 		} else {
 			*c = c.Fail(p.now, "lost", false)
 			c.NotFound = unknown
+			if p.early && uncertain {
+				*c = c.DoubtUntil(p.now.Add(earlyFor))
+			}
 		}
 	})
 }
@@ -401,6 +422,27 @@ func (p *plane) heldByAnother(uid, nodeID string) bool {
 	}
 	return false
 }
+
+// latePublish takes effect before its time, or not at all.
+type latePublish struct {
+	place  string
+	before time.Time
+}
+
+// takeEffect carries out the publishes that are late, those that are due by a time, or any of them.
+func (p *plane) takeEffect(by time.Time) {
+	p.late = slices.DeleteFunc(p.late, func(l latePublish) bool {
+		if by.Before(l.before) && p.random.IntN(3) > 0 {
+			return false
+		}
+		p.say("a late publish to %s takes effect", l.place)
+		p.published[l.place] = true
+		return true
+	})
+}
+
+// earlyFor is how long a publish may be late.
+const earlyFor = 5 * time.Second
 
 // place is what the storage calls the node.
 func (p *plane) place(nodeID string) string {
@@ -446,7 +488,9 @@ func (p *plane) step() {
 			p.land(p.random.IntN(len(p.flying)))
 		}
 	case n == 17:
-		p.now = p.now.Add(time.Duration(p.random.IntN(3000)) * time.Millisecond)
+		next := p.now.Add(time.Duration(p.random.IntN(3000)) * time.Millisecond)
+		p.takeEffect(next)
+		p.now = next
 	case n == 18 && p.stripping:
 		if uids := sorted(p.api); len(uids) > 0 && p.random.IntN(3) == 0 {
 			uid := uids[p.random.IntN(len(uids))]
@@ -564,6 +608,7 @@ func (p *plane) settle() string {
 		p.nodeIDs[node] = "id-" + node
 		p.latest[node] = p.nodeIDs[node]
 	}
+	p.takeEffect(p.now.Add(earlyFor))
 	p.random = rand.New(calm{})
 	for turn := range 400 {
 		for uid, s := range p.api {
@@ -717,6 +762,9 @@ func TestWalkFindsPlantedFaults(t *testing.T) {
 				a.Finalizer, a.VolumeProtected, a.RecordedNodeID = true, true, a.NodeID
 			}
 		}), want: "S10"},
+		"an OK that came too early is taken for the end": {lie: each(func(a *Attachment) {
+			a.Call.Doubt = nil
+		}), want: "S"},
 		"the last call's result is forgotten": {lie: each(func(a *Attachment) {
 			if !a.Call.InFlight {
 				a.Call = Call{}
