@@ -24,7 +24,7 @@ func Decide(now time.Time, seen Observed, policy Policy) Decision {
 	}
 	for _, a := range v.attachments {
 		switch {
-		case (a.Deleting || a.Gone) && a.Call.InFlight && a.Call.Verb == Publish && !a.Call.Cancelled:
+		case (a.Deleting || a.Gone) && a.Call.InFlight && a.Call.Verb == Publish && !a.Call.Cancelled && !planted.S4:
 			// The deletion ends the wait for it: the unpublish follows as after one that was not answered.
 			v.do(CancelCall{target{a.UID}})
 			v.wait(a, CallInFlight, time.Time{})

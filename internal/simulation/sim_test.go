@@ -87,7 +87,7 @@ type sim struct {
 
 func newSim(seed uint64) *sim {
 	s := &sim{
-		rng: rand.New(rand.NewPCG(seed, 1)), others: rand.New(rand.NewPCG(seed, 2)), forms: rand.New(rand.NewPCG(seed, 4)), api: newServer(), net: &network{}, storage: newStorage(),
+		rng: rand.New(rand.NewPCG(seed, 1)), others: rand.New(rand.NewPCG(seed, 2)), forms: rand.New(rand.NewPCG(seed, 5)), api: newServer(), net: &network{}, storage: newStorage(),
 		machines: map[string]*machine{}, left: map[*machine]int{}, takenOver: map[*machine]bool{}, leases: map[string]bool{},
 		byHand: map[string]*disk{}, remade: map[*disk]bool{},
 	}
