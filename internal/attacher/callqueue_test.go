@@ -281,7 +281,7 @@ func TestFinishedCallEnqueuesOnlyAChangedKey(t *testing.T) {
 }
 
 // A call that has been in flight for 30 s counts as hanging, and up to a quarter of the bound may hang beside it: where the driver's charts allow six
-// minutes for a call, stuck attaches hold up a healthy volume for 30 s.
+// minutes for a call, stuck attaches delay a healthy volume for 30 s.
 func TestStuckCallsLeaveTheBound(t *testing.T) {
 	tests := map[string]struct {
 		bound, stuck int
