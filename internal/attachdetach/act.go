@@ -215,18 +215,29 @@ func (w *work) annotateAttachment(ctx context.Context, s attachment.AnnotateAtta
 			values[name] = value
 		}
 	}
+	return w.patchAttachment(ctx, s.Attachment, values)
+}
+
+// patchAttachment writes annotations on the version of the attachment that was decided on.
+func (w *work) patchAttachment(ctx context.Context, ref attachment.Ref, annotations map[string]any) error {
 	body, err := json.Marshal(map[string]any{"metadata": map[string]any{
-		"uid": s.Attachment.UID, "resourceVersion": s.Attachment.ResourceVersion, "annotations": values,
+		"uid": ref.UID, "resourceVersion": ref.ResourceVersion, "annotations": annotations,
 	}})
 	if err != nil {
 		return fmt.Errorf("encode the patch: %w", err)
 	}
-	va := &storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: s.Attachment.Name}}
+	va := &storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: ref.Name}}
 	if err := w.client.Patch(ctx, va, client.RawPatch(types.MergePatchType, body)); err != nil {
-		return fmt.Errorf("annotate VolumeAttachment %s: %w", s.Attachment.Name, err)
+		return fmt.Errorf("annotate VolumeAttachment %s: %w", ref.Name, err)
 	}
 	w.state.attachments.Wrote(kube.StripAttachment(va))
 	return nil
+}
+
+// recordSameMachine records on the attachment that the node's present CSI node ID is one of the same machine.
+func (w *work) recordSameMachine(ctx context.Context, s attachment.RecordSameMachine) error {
+	w.loggerAt(s.Node).Info("Same machine has another CSI node ID", "attachment", s.Attachment.Name, "nodeID", s.NodeID)
+	return w.patchAttachment(ctx, s.Attachment, map[string]any{kube.SameMachineAnnotation: s.NodeID})
 }
 
 // annotateNode stores the time of the detach request of a volume without a VolumeAttachment on the Node, or removes it.

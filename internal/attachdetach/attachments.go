@@ -128,7 +128,7 @@ func (w *clusterState) observeOrphan(k key, reads *nodeReads, d writeTracker) sn
 	n := w.node(va.Spec.NodeName, w.sourceUnique(va), reads, d)
 	n.Reported, n.DetachRequested = false, time.Time{} // these belong to another volume
 	s.seen.Nodes = map[attachment.NodeName]attachment.Node{a.Node: n}
-	w.addShared(&s)
+	w.addMachines(&s, va.Spec.Attacher)
 	return s
 }
 

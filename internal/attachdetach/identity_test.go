@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"belay.dev/belay/internal/attachment"
@@ -94,5 +96,52 @@ func TestManyNodesWithOneUUIDAreNotWoken(t *testing.T) {
 	m, k := aReturnedNode(t, uuid, others...)
 	if woken := m.put(twin("another", uuid)); slices.Contains(woken, k) {
 		t.Errorf("woken: %v", woken)
+	}
+}
+
+func aCSINode(name, nodeID string) *storagev1.CSINode {
+	return &storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: storagev1.CSINodeSpec{Drivers: []storagev1.CSINodeDriver{
+		{Name: driver, NodeID: nodeID}, {Name: "other.test", NodeID: "other-" + nodeID},
+	}}}
+}
+
+// TestNodeIDsWake: a CSINode wakes the volumes whose driver has another ID for the node than the recorded one, and no others; so does the
+// attacher's record of an ID that is not the node's any more.
+func TestNodeIDsWake(t *testing.T) {
+	m, k := newModel(t), key{Driver: driver, Handle: "h"}
+	m.put(aVolume("v", "h"))
+	m.put(aNode("n", isReady))
+	va := anAttachment(k, "n", "v", true)
+	va.Annotations[kube.BootIDAnnotation] = "boot-n"
+	m.put(va)
+	m.put(aCSINode("n", "i-1"))
+	va.Annotations[kube.NodeIDAnnotation] = "i-1"
+	for _, step := range []struct {
+		what  string
+		event func() []key
+		woken bool
+	}{
+		{"the attacher records the ID", func() []key { return m.put(va) }, false},
+		{"another driver has another ID", func() []key {
+			n := aCSINode("n", "i-1")
+			n.Spec.Drivers[1].NodeID = "x"
+			return m.put(n)
+		}, false},
+		{"the driver has another ID", func() []key { return m.put(aCSINode("n", "i-2")) }, true},
+		{"the driver is removed", func() []key { return m.remove(aCSINode("n", "i-2")) }, true},
+		{"the driver is back", func() []key { return m.put(aCSINode("n", "i-1")) }, false},
+		{"an ID is recorded that is no more the node's", func() []key {
+			late := va.DeepCopy()
+			late.Annotations[kube.NodeIDAnnotation] = "i-0"
+			return m.put(late)
+		}, true},
+	} {
+		if woken := step.event(); slices.Contains(woken, k) != step.woken {
+			t.Errorf("%s: woken %v", step.what, woken)
+		}
+	}
+	d := m.decide(k)
+	if want := (attachment.RecordSameMachine{Node: "n", NodeID: "i-1"}); len(d.Steps) != 1 || !does[attachment.RecordSameMachine](d) {
+		t.Errorf("%+v, want %+v", d.Steps, want)
 	}
 }

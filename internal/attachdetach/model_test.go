@@ -107,6 +107,8 @@ func (m *model) event(obj client.Object, gone bool) []key {
 		return occur(m, "VolumeAttachment", kube.StripAttachment(o), gone, m.attachmentChanged)
 	case *storagev1.CSIDriver:
 		return occur(m, "CSIDriver", o, gone, m.driverChanged)
+	case *storagev1.CSINode:
+		return occur(m, "CSINode", kube.StripCSINode(o), gone, m.csiNodeChanged)
 	}
 	m.Fatalf("no watch of a %T", obj)
 	return nil

@@ -136,16 +136,18 @@ func (w *clusterState) snapshotOf(key attachment.VolumeKey, reads *nodeReads, d 
 		}
 	}
 	s.addImplied(implied)
-	w.addShared(&s)
+	w.addMachines(&s, key.Driver)
 	return s
 }
 
-// addShared looks for other Nodes with the identities of a machine where a decision may rest on them: at a Node object other than the one that
-// was recorded.
-func (w *clusterState) addShared(s *snapshot) {
+// addMachines adds the CSI node IDs of the nodes with an attachment. It looks for other Nodes with the identities of a machine where a decision
+// may rest on them: at a Node object other than the one that was recorded.
+func (w *clusterState) addMachines(s *snapshot, driver string) {
 	for i := range s.seen.Attachments {
 		a := &s.seen.Attachments[i]
 		n := s.seen.Nodes[a.Node]
+		n.NodeID = w.nodeID(string(a.Node), driver)
+		s.seen.Nodes[a.Node] = n
 		node, ok := w.nodes.Get(string(a.Node))
 		if !ok || n.Exists != attachment.Yes || n.Machine.NodeUID == a.Machine.NodeUID {
 			continue
@@ -192,6 +194,8 @@ func (w *clusterState) attachment(key attachment.VolumeKey, va *storagev1.Volume
 		Created:             va.CreationTimestamp.Time,
 		DetachRequested:     kube.DetachRequested(va),
 		Machine:             kube.RecordedMachine(va),
+		NodeID:              va.Annotations[kube.NodeIDAnnotation],
+		SameMachineAs:       va.Annotations[kube.SameMachineAnnotation],
 	}
 	if at := va.DeletionTimestamp; at != nil && at.Unix() != 0 { // 0: our own delete, not yet in the cache
 		a.DeletingSince = at.Time

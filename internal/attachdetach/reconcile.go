@@ -111,6 +111,8 @@ func (w *work) step(ctx context.Context, step attachment.Step) (again bool, err 
 		return w.detach(ctx, s)
 	case attachment.AnnotateAttachment:
 		return false, w.annotateAttachment(ctx, s)
+	case attachment.RecordSameMachine:
+		return true, w.recordSameMachine(ctx, s)
 	case attachment.AnnotateNode:
 		return w.annotateNode(ctx, s)
 	case attachment.Wait:

@@ -61,5 +61,5 @@ func checkRights() error {
 var rare = map[string]bool{
 	"patch /events": true, // only when an event repeats
 	// Only where lists cannot be streamed, or a watch fails; TestRights of the lab covers both.
-	"list storage.k8s.io/csidrivers": true, "list /persistentvolumeclaims": true, "list /persistentvolumes": true,
+	"list storage.k8s.io/csidrivers": true, "list storage.k8s.io/csinodes": true, "list /persistentvolumeclaims": true, "list /persistentvolumes": true,
 }

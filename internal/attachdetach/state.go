@@ -30,7 +30,7 @@ const (
 
 // clusterState is the cached state of the cluster.
 type clusterState struct {
-	pods, claims, volumes, drivers toolscache.Indexer
+	pods, claims, volumes, drivers, csiNodes toolscache.Indexer
 
 	nodes       *kube.Newest[*corev1.Node]
 	attachments *kube.Newest[*storagev1.VolumeAttachment]
@@ -84,6 +84,7 @@ var kinds = []struct {
 		byVolume: attachmentVolume, byPersistentVolume: attachmentSource, byNode: attachmentNode, byDriver: attachmentDriver,
 	}},
 	{storagev1.SchemeGroupVersion, "CSIDriver", &storagev1.CSIDriver{}, nil},
+	{storagev1.SchemeGroupVersion, "CSINode", &storagev1.CSINode{}, nil},
 }
 
 func newClusterState(ctx context.Context, caches cache.Cache, clock Clock) (*clusterState, error) {
@@ -115,7 +116,7 @@ func clusterStateOf(stores map[string]toolscache.Indexer, clock Clock) *clusterS
 		proofs: noProofs{},
 		clock:  clock,
 		pods:   stores["Pod"], claims: stores["PersistentVolumeClaim"],
-		volumes: stores["PersistentVolume"], drivers: stores["CSIDriver"],
+		volumes: stores["PersistentVolume"], drivers: stores["CSIDriver"], csiNodes: stores["CSINode"],
 		departed: map[string]*corev1.Node{}, releasedBy: map[string]releasedVolumes{},
 	}
 	for _, kind := range kinds {

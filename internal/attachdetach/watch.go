@@ -3,7 +3,6 @@ package attachdetach
 import (
 	"cmp"
 	"context"
-	"maps"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
@@ -40,6 +39,7 @@ func (w *clusterState) sources(caches cache.Cache, d writeTracker) []source.Type
 		source.TypedKind(caches, &corev1.PersistentVolume{}, on(w, w.volumeChanged)),
 		source.TypedKind(caches, &storagev1.VolumeAttachment{}, on(w, attachmentChanged)),
 		source.TypedKind(caches, &storagev1.CSIDriver{}, on(w, w.driverChanged)),
+		source.TypedKind(caches, &storagev1.CSINode{}, on(w, w.csiNodeChanged)),
 	}
 }
 
@@ -196,7 +196,7 @@ func (w *clusterState) attachmentChanged(before, after *storagev1.VolumeAttachme
 	if after != nil {
 		w.handled.Store(after.Name, after)
 	}
-	if before != nil && after != nil && sameAttachment(before, after) && !d.deleteMayBeUnderway(before) {
+	if before != nil && after != nil && sameAttachment(before, after) && !w.renamed(after) && !d.deleteMayBeUnderway(before) {
 		return nil
 	}
 	var keys []key
@@ -218,9 +218,9 @@ func (w *clusterState) attachmentChanged(before, after *storagev1.VolumeAttachme
 	return keys
 }
 
-// sameAttachment compares the cached fields of an attachment (kube.StripAttachment) except the resource version.
+// sameAttachment compares the cached fields of an attachment (kube.StripAttachment) except the resource version, and the CSI node ID.
 func sameAttachment(a, b *storagev1.VolumeAttachment) bool {
-	return a.UID == b.UID && a.DeletionTimestamp.Equal(b.DeletionTimestamp) && maps.Equal(a.Annotations, b.Annotations) &&
+	return a.UID == b.UID && a.DeletionTimestamp.Equal(b.DeletionTimestamp) && kube.SameAnnotations(a, b) &&
 		equality.Semantic.DeepEqual(a.Status, b.Status)
 }
 

@@ -18,6 +18,7 @@ func Decide(now time.Time, want Desired, seen Observed, policy Policy) Decision 
 	p.chooseKeeper()
 	for _, a := range p.attachments {
 		switch {
+		case p.recordsSameMachine(a):
 		case p.isKept(a):
 			p.keep(a)
 		case a.Implied && p.wanted(a) && !want.NoVolumeAttachment:

@@ -17,8 +17,8 @@ type Decision struct {
 	RecheckAt time.Time
 }
 
-// Step is one of Attach, Report, WithdrawReport, Check, CheckKubelet, Detach, ForceDetach, AnnotateAttachment, AnnotateNode and
-// Wait. Steps for one node are executed in order, those for different nodes in parallel.
+// Step is one of Attach, Report, WithdrawReport, Check, CheckKubelet, Detach, ForceDetach, AnnotateAttachment, RecordSameMachine,
+// AnnotateNode and Wait. Steps for one node are executed in order, those for different nodes in parallel.
 type Step interface{ OnNode() NodeName }
 
 // Attach creates the VolumeAttachment of the volume on a node.
@@ -104,6 +104,14 @@ type AnnotateAttachment struct {
 	CalledOff time.Time
 }
 
+// RecordSameMachine records on the VolumeAttachment that the node's present CSI node ID is one of the same machine, so that the attacher may
+// take the driver's word about that ID for the recorded one. The volume is decided on again.
+type RecordSameMachine struct {
+	Node       NodeName
+	Attachment Ref
+	NodeID     string
+}
+
 // AnnotateNode stores on the Node since when the detach of an Implied attachment waits, or removes that.
 type AnnotateNode struct {
 	Node    NodeName
@@ -162,6 +170,9 @@ func (s ForceDetach) OnNode() NodeName { return s.Node }
 
 // OnNode returns the step's node.
 func (s AnnotateAttachment) OnNode() NodeName { return s.Node }
+
+// OnNode returns the step's node.
+func (s RecordSameMachine) OnNode() NodeName { return s.Node }
 
 // OnNode returns the step's node.
 func (s AnnotateNode) OnNode() NodeName { return s.Node }

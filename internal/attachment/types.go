@@ -125,6 +125,10 @@ type Attachment struct {
 	Created time.Time
 	// DetachRequested is when a detach first had to wait; zero if none waits.
 	DetachRequested time.Time
+	// NodeID is the CSI node ID that the attacher recorded; empty if it has not, or there is none.
+	NodeID string
+	// SameMachineAs is the present CSI node ID of the node that was recorded as that of the same machine; empty for none.
+	SameMachineAs string
 	// Machine is what the node was when the attachment was created or last verified; fields that were not recorded are empty.
 	Machine Machine
 	// AttachError and DetachError are the driver's messages in the status.
@@ -139,6 +143,8 @@ type Node struct {
 	// Machine identifies the Node object and the machine behind it. For a deleted Node it is that of the last known version, empty
 	// if there is none.
 	Machine Machine
+	// NodeID is the CSI node ID that the volume's driver has for the node now; empty if that is unknown, or there is none.
+	NodeID string
 	// Shared says which identities of Machine another Node carries too.
 	Shared Shared
 	// Created is the creation time of that Node object.

@@ -92,6 +92,22 @@ func (n Node) SameMachine(a *Attachment) bool {
 	return n.Exists == Yes && (boot || hardware && !n.Machine.another(a.Machine))
 }
 
+// renamed reports whether the driver has another CSI node ID for the node than the one that was recorded.
+func (n Node) renamed(a *Attachment) bool {
+	return a.NodeID != "" && n.NodeID != "" && a.NodeID != n.NodeID
+}
+
+// recordsSameMachine records that the node has another CSI node ID and still the machine that the volume was attached to, if that is not
+// recorded yet.
+func (p *plan) recordsSameMachine(a *Attachment) bool {
+	node := p.seen.Nodes[a.Node]
+	if a.Implied || !a.Computed || !node.renamed(a) || a.SameMachineAs == node.NodeID || !node.SameMachine(a) {
+		return false
+	}
+	p.do(RecordSameMachine{Node: a.Node, Attachment: a.Ref, NodeID: node.NodeID})
+	return true
+}
+
 // Replaces reports whether this is known to be another machine than an earlier one of the same name. An equal boot ID proves the
 // same machine, whatever else differs.
 func (m Machine) Replaces(was Machine) bool {

@@ -24,6 +24,7 @@ func CacheOptions() cache.Options {
 		&corev1.PersistentVolume{}:      {Transform: transform(StripVolume)},
 		&storagev1.VolumeAttachment{}:   {Transform: transform(StripAttachment)},
 		&storagev1.CSIDriver{}:          {Transform: transform(stripDriver)},
+		&storagev1.CSINode{}:            {Transform: transform(StripCSINode)},
 		// Of the leases only those of nodes, for recovery.
 		&coordinationv1.Lease{}: {Transform: transform(stripLease), Namespaces: map[string]cache.Config{corev1.NamespaceNodeLease: {}}},
 	}
@@ -258,7 +259,27 @@ func CalledByBelay(attachment *storagev1.VolumeAttachment) bool {
 // attachmentAnnotations are those that the controller reads.
 var attachmentAnnotations = []string{
 	DetachRequestedAnnotation, VolumeHandleAnnotation, NodeUIDAnnotation, BootIDAnnotation, SystemUUIDAnnotation,
-	ProviderIDAnnotation, UnfencedBootAnnotation, TraceparentAnnotation,
+	ProviderIDAnnotation, UnfencedBootAnnotation, TraceparentAnnotation, NodeIDAnnotation, SameMachineAnnotation,
+}
+
+// SameAnnotations compares what the cache keeps of two versions of an attachment, except the CSI node ID, which its attacher records with the
+// finalizer: the controller has nothing to do with most of them.
+func SameAnnotations(a, b *storagev1.VolumeAttachment) bool {
+	return !slices.ContainsFunc(attachmentAnnotations, func(name string) bool {
+		was, had := a.Annotations[name]
+		is, has := b.Annotations[name]
+		return name != NodeIDAnnotation && (had != has || was != is)
+	})
+}
+
+// StripCSINode keeps the names of the drivers and their IDs of the node.
+func StripCSINode(node *storagev1.CSINode) *storagev1.CSINode {
+	kept := &storagev1.CSINode{ObjectMeta: meta(node.ObjectMeta)}
+	for i := range node.Spec.Drivers {
+		d := &node.Spec.Drivers[i]
+		kept.Spec.Drivers = append(kept.Spec.Drivers, storagev1.CSINodeDriver{Name: d.Name, NodeID: d.NodeID})
+	}
+	return kept
 }
 
 func stripDriver(driver *storagev1.CSIDriver) *storagev1.CSIDriver {
