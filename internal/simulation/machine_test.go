@@ -1,6 +1,7 @@
 package simulation
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -30,10 +31,11 @@ type machine struct {
 	boot   int
 	// hung: unmounts do not end.
 	hung bool
-	// replaced: another machine has its name now; held are the attachments that it had then.
-	replaced bool
-	held     map[string]types.UID
-	local    map[string]*local // by volume handle
+	// replaced: another machine has its name now; held are the attachments that it had then. alike: nothing that the two show is different but
+	// their boots.
+	replaced, alike bool
+	held            map[string]types.UID
+	local           map[string]*local // by volume handle
 	// runs is the volume that each pod was started with, which outlives a PersistentVolume that is recreated under its name.
 	runs map[use]string
 	// due is when kubelet will have sent its list, and unmounted what no pod wants and it does
@@ -149,11 +151,22 @@ type identity struct {
 	boot, system, provider bool
 	// idsByName: the driver knows a machine by its Node's name, not by its hardware.
 	idsByName bool
+	// uuid is the system UUID of all machines: what their firmware shows where none was set, or that of an image. Empty: each has its own.
+	uuid string
 }
+
+// What all machines of a seed may show.
+const defaultUUID, clonedUUID = "03000200-0400-0500-0006-000700080009", "4c4c4544-0051-3910-8052-b4c04f4d3532"
 
 func (s *sim) drawIdentity() {
 	s.identity = identity{boot: !s.chance(15), system: !s.chance(20), provider: s.chance(50), idsByName: s.chance(50)}
 	s.storage.perNode = s.others.IntN(2) == 0
+	if s.identity.system {
+		s.identity.uuid = []string{"", defaultUUID, clonedUUID}[s.boxes.IntN(3)]
+	}
+	if s.identity.uuid != "" && s.boxes.IntN(4) > 0 { // nor does anything else tell them apart
+		s.identity.provider, s.identity.idsByName, s.swapIn = false, true, 1+s.boxes.IntN(steps/4)
+	}
 }
 
 // nodeID is what the driver of a volume calls the machine.
@@ -197,7 +210,7 @@ func (s *sim) bootID(m *machine) string {
 // cannot be changed once it is there.
 func (s *sim) introduce(m *machine, node *corev1.Node) {
 	node.Status.NodeInfo.BootID = s.bootID(m)
-	node.Status.NodeInfo.SystemUUID = said(s.identity.system, fmt.Sprintf("machine-%s-%d", m.name, m.nth))
+	node.Status.NodeInfo.SystemUUID = said(s.identity.system, cmp.Or(s.identity.uuid, fmt.Sprintf("machine-%s-%d", m.name, m.nth)))
 	if node.Spec.ProviderID == "" {
 		node.Spec.ProviderID = said(s.identity.provider, fmt.Sprintf("cloud://%s-%d", m.name, m.nth))
 	}

@@ -153,6 +153,9 @@ func (s *sim) judgeDetach(w write, va *storagev1.VolumeAttachment) {
 		case v.unrecorded == va.UID && s.excuse(excuse.UnrecordedBoot):
 			v.forced = true
 			s.say("nothing recorded that this boot of %s has %s", m, d.handle)
+		case s.misled(m, va, w.request.heard[name]) && s.excuse(excuse.UnknownMachine):
+			v.forced = true
+			s.say("nothing tells any more that %s has %s", m, d.handle)
 		case s.authority(d, m, w.request.heard[name]):
 			v.forced = true
 			s.say(forces+" %s off %s", d.handle, m)
@@ -418,6 +421,7 @@ func (s *sim) judgeMount(m *machine, handle string, same func(m, other *machine)
 	for _, other := range s.everyMachine() {
 		switch v := other.of(handle); {
 		case other == m || same(m, other) || !v.mounted || !s.counts(other, handle):
+		case other.alike && other.name == m.name && s.excuse(excuse.UnknownMachine):
 		case handle == fibre && s.released(d, other, by):
 			v.forced = true
 			s.say("%s of %s no longer counts", handle, other)

@@ -113,6 +113,85 @@ func (s *sim) loseNode(m *machine) (did bool) {
 	return true
 }
 
+// swap waits until a machine has mounted something, and puts another box in its place that shows the same but its boot, and that the driver
+// knows by the same name: its Node is deleted, and the other registers. The first runs on without network, with what it has mounted.
+func (s *sim) swap() {
+	s.swapIn = 1 + s.boxes.IntN(steps/4)
+	s.bustle(30, func() bool { return s.swappable() != nil })
+	m := s.swappable()
+	if m == nil {
+		return
+	}
+	node, _ := get[*corev1.Node](s.api, m.name)
+	s.losePatience(m)
+	s.deleteNode(m, node)
+	m.alike = !s.tellsApart(m, node, true)
+	s.replace(m)
+	s.bustle(4, func() bool { return false })
+}
+
+// swappable is a machine that has a volume mounted. The report of a Fibre Channel volume goes with its Node, and says nothing of the machine.
+func (s *sim) swappable() *machine {
+	for _, name := range machineNames {
+		m := s.machines[name]
+		_, ok := get[*corev1.Node](s.api, name)
+		mounts := slices.ContainsFunc(s.disks, func(d *disk) bool { return m.of(d.handle).mounted })
+		if ok && m.on && mounts && !m.of(fibre).mounted && !m.of(fibre).verified {
+			return m
+		}
+	}
+	return nil
+}
+
+// bustle has everybody act for some ticks, until something holds.
+func (s *sim) bustle(ticks int, until func() bool) {
+	for range ticks {
+		if s.begun && s.boxes.IntN(3) == 0 {
+			s.comePod()
+		}
+		for range 3 {
+			s.controller.work()
+			s.settleDown()
+			for _, name := range machineNames {
+				for _, d := range s.disks {
+					s.kubelet(s.machines[name], d.handle)
+				}
+			}
+			for len(s.net.waiting()) > 0 {
+				s.serveOne()
+			}
+			s.landOne()
+			if until() || s.broken != "" {
+				return
+			}
+		}
+		s.passBusily(tick)
+	}
+}
+
+// misled reports whether nothing shows any more that a volume may be at a machine whose name another one like it has: that one's kubelet has
+// listed nothing for long enough, or has listed and released what was reported to it, so that the attachment records its Node; or the UUID that
+// both show was no other Node's at some moment since the writer last looked.
+func (s *sim) misled(m *machine, va *storagev1.VolumeAttachment, since int) bool {
+	if !m.alike {
+		return false
+	}
+	if last := s.lastNode(m.name); time.Since(last.CreationTimestamp.Time) >= attachment.SyncWindow-clockBound || va.Annotations[kube.NodeUIDAnnotation] == string(last.UID) {
+		return true
+	}
+	alone := func(version int) bool {
+		for name, obj := range s.api.at(nodes, version) {
+			if n, ok := obj.(*corev1.Node); ok && name != m.name && n.Status.NodeInfo.SystemUUID == s.identity.uuid {
+				return false
+			}
+		}
+		return true
+	}
+	return s.identity.uuid == clonedUUID && (alone(since) || slices.ContainsFunc(s.api.history[nodes], func(e event) bool {
+		return e.version > since && alone(e.version)
+	}))
+}
+
 // mounts: the machine has one of the volumes mounted.
 func (m *machine) mounts(handles []string) bool {
 	return slices.ContainsFunc(handles, func(handle string) bool { return m.of(handle).mounted })
@@ -145,6 +224,9 @@ const providerIDAnnotation = "belay.dev/provider-id"
 // does what was attached to it.
 func (s *sim) tellsApart(m *machine, last *corev1.Node, newNode bool) bool {
 	system := last.Status.NodeInfo.SystemUUID
+	if s.identity.uuid != "" {
+		system = "" // another has it too
+	}
 	provider := last.Spec.ProviderID
 	if !newNode {
 		provider = "" // cannot be changed

@@ -28,6 +28,10 @@ type sim struct {
 	others *rand.Rand
 	// forms draws when a driver gives its nodes IDs of another form, separate from both.
 	forms *rand.Rand
+	// boxes draws which machines are alike, separate from both.
+	boxes *rand.Rand
+	// swapIn is how many steps are left until a machine is swapped for another that is like it; never if it is not positive.
+	swapIn int
 	// calm: nothing goes wrong any more.
 	calm bool
 	// What the seed has drawn once for all. Restless: kubelets are late with their status.
@@ -87,7 +91,8 @@ type sim struct {
 
 func newSim(seed uint64) *sim {
 	s := &sim{
-		rng: rand.New(rand.NewPCG(seed, 1)), others: rand.New(rand.NewPCG(seed, 2)), forms: rand.New(rand.NewPCG(seed, 5)), api: newServer(), net: &network{}, storage: newStorage(),
+		rng: rand.New(rand.NewPCG(seed, 1)), others: rand.New(rand.NewPCG(seed, 2)), boxes: rand.New(rand.NewPCG(seed, 3)),
+		forms: rand.New(rand.NewPCG(seed, 5)), api: newServer(), net: &network{}, storage: newStorage(),
 		machines: map[string]*machine{}, left: map[*machine]int{}, takenOver: map[*machine]bool{}, leases: map[string]bool{},
 		byHand: map[string]*disk{}, remade: map[*disk]bool{},
 	}
@@ -149,6 +154,9 @@ func (s *sim) disk(handle string) *disk {
 
 // step lets one thing happen, and what follows from it without a choice. An actor without work skips its turn.
 func (s *sim) step() {
+	if s.swapIn--; s.swapIn == 0 {
+		s.swap()
+	}
 	for tries := 0; tries < 20 && !s.try(s.rng.IntN(100)); tries++ {
 		continue
 	}
