@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"belay.dev/belay/internal/attachment"
 	"belay.dev/belay/internal/kube"
 	"belay.dev/belay/internal/testing/excuse"
 )
@@ -162,10 +163,11 @@ func (s *sim) drawIdentity() {
 	s.identity = identity{boot: !s.chance(15), system: !s.chance(20), provider: s.chance(50), idsByName: s.chance(50)}
 	s.storage.perNode = s.others.IntN(2) == 0
 	if s.identity.system {
-		s.identity.uuid = []string{"", defaultUUID, clonedUUID}[s.boxes.IntN(3)]
+		s.identity.uuid = []string{"", defaultUUID, defaultUUID, clonedUUID}[s.boxes.IntN(4)]
 	}
 	if s.identity.uuid != "" && s.boxes.IntN(4) > 0 { // nor does anything else tell them apart
-		s.identity.provider, s.identity.idsByName, s.swapIn = false, true, 1+s.boxes.IntN(steps/4)
+		s.identity.provider, s.identity.idsByName, s.swapIn = false, true, 1+s.boxes.IntN(steps/8)
+		s.policy.DeletedNode = attachment.DeletedNodeWait
 	}
 }
 

@@ -116,27 +116,35 @@ func (s *sim) loseNode(m *machine) (did bool) {
 // swap waits until a machine has mounted something, and puts another box in its place that shows the same but its boot, and that the driver
 // knows by the same name: its Node is deleted, and the other registers. The first runs on without network, with what it has mounted.
 func (s *sim) swap() {
-	s.swapIn = 1 + s.boxes.IntN(steps/4)
-	s.bustle(30, func() bool { return s.swappable() != nil })
+	s.swapIn = 1 + s.boxes.IntN(steps/8)
+	for range s.slots {
+		s.comePod()
+	}
+	s.bustle(20, func() bool { return s.swappable() != nil })
 	m := s.swappable()
 	if m == nil {
 		return
 	}
 	node, _ := get[*corev1.Node](s.api, m.name)
-	s.losePatience(m)
+	s.say("the pods of %s are deleted by force", m)
+	for _, pod := range list[*corev1.Pod](s.api) {
+		if pod.Spec.NodeName == m.name {
+			s.api.drop(pod)
+		}
+	}
 	s.deleteNode(m, node)
 	m.alike = !s.tellsApart(m, node, true)
 	s.replace(m)
 	s.bustle(4, func() bool { return false })
 }
 
-// swappable is a machine that has a volume mounted. The report of a Fibre Channel volume goes with its Node, and says nothing of the machine.
+// swappable is the first machine of its name, if it has a volume mounted. The report of a Fibre Channel volume goes with its Node, and says nothing of the machine.
 func (s *sim) swappable() *machine {
 	for _, name := range machineNames {
 		m := s.machines[name]
 		_, ok := get[*corev1.Node](s.api, name)
 		mounts := slices.ContainsFunc(s.disks, func(d *disk) bool { return m.of(d.handle).mounted })
-		if ok && m.on && mounts && !m.of(fibre).mounted && !m.of(fibre).verified {
+		if ok && m.on && m.nth == 0 && mounts && !m.of(fibre).mounted && !m.of(fibre).verified {
 			return m
 		}
 	}
@@ -146,9 +154,6 @@ func (s *sim) swappable() *machine {
 // bustle has everybody act for some ticks, until something holds.
 func (s *sim) bustle(ticks int, until func() bool) {
 	for range ticks {
-		if s.begun && s.boxes.IntN(3) == 0 {
-			s.comePod()
-		}
 		for range 3 {
 			s.controller.work()
 			s.settleDown()
@@ -170,13 +175,15 @@ func (s *sim) bustle(ticks int, until func() bool) {
 }
 
 // misled reports whether nothing shows any more that a volume may be at a machine whose name another one like it has: that one's kubelet has
-// listed nothing for long enough, or has listed and released what was reported to it, so that the attachment records its Node; or the UUID that
-// both show was no other Node's at some moment since the writer last looked.
+// listed nothing for long enough, lists the volume for pods of its own, or has listed and released what was reported to it, so that the
+// attachment records its Node; or the UUID that both show was no other Node's at some moment since the writer last looked.
 func (s *sim) misled(m *machine, va *storagev1.VolumeAttachment, since int) bool {
 	if !m.alike {
 		return false
 	}
-	if last := s.lastNode(m.name); time.Since(last.CreationTimestamp.Time) >= attachment.SyncWindow-clockBound || va.Annotations[kube.NodeUIDAnnotation] == string(last.UID) {
+	last := s.lastNode(m.name)
+	old := time.Since(last.CreationTimestamp.Time) >= attachment.SyncWindow-clockBound
+	if old || va.Annotations[kube.NodeUIDAnnotation] == string(last.UID) || listsInUse(last, s.diskOf(va).handle) {
 		return true
 	}
 	alone := func(version int) bool {
