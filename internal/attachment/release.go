@@ -56,9 +56,9 @@ func (p *plan) awaitDetach(a *Attachment, node Node, wait Wait) {
 // machine.
 //
 // Another machine that took over the Node object with its report may have mounted the volume because of it: while it lists the
-// volume, it is not gone.
+// volume, it is not gone. One that the driver has another ID for has nothing to mount, whatever it lists.
 func (n Node) goneFor(a *Attachment) bool {
-	return n.Exists == No || n.Exists == Yes && n.runSince(a) == Replaced && (!n.Reported || n.InUse != Yes)
+	return n.Exists == No || n.Exists == Yes && n.runSince(a) == Replaced && (n.renamed(a) || !n.Reported || n.InUse != Yes)
 }
 
 // since is when a detach was first requested; now if it was not. A time in the future, from a clock that is ahead or a person's
@@ -119,6 +119,9 @@ func (p *plan) waitDetaching(wait Wait) {
 func (p *plan) waitForUnmount(a *Attachment, node Node, wait Wait) {
 	gone := node.goneFor(a)
 	wait.Reason, wait.Overdue = p.waitReason(node, gone), p.policy.overdue(wait.Since)
+	if gone && node.Reported && node.renamed(a) { // S9: what it was reported for is attached elsewhere
+		p.do(WithdrawReport{Node: a.Node, NodeUID: node.Machine.NodeUID, Expect: node.Facts()})
+	}
 	if a.Confirmed != Yes {
 		wait.Unconfirmed, wait.Detail = a.Created, a.AttachError
 	}

@@ -1,6 +1,7 @@
 package attachment
 
 import (
+	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -56,6 +57,68 @@ func TestRecordsSameMachine(t *testing.T) {
 			record := RecordSameMachine{Node: "a", Attachment: a.Ref, NodeID: n.NodeID}
 			if got := slices.Contains(steps, Step(record)); got != c.want || got && len(steps) != 1 {
 				t.Errorf("%v, want %v", steps, c.want)
+			}
+		})
+	}
+}
+
+// TestAttachedToMachineNotName (S9): where the driver has another ID for the node, the boot is another, and no identity agrees, the volume is
+// at another machine. What the new one lists in use says nothing about that one: the report is withdrawn at once, and the policy for a deleted
+// Node decides when the recorded ID is unpublished. Then it is attached again.
+func TestAttachedToMachineNotName(t *testing.T) {
+	unknown := func(n *Node) { rebooted(n); n.Machine.SystemUUID, n.Machine.ProviderID = board, "" }
+	for name, machine := range map[string]func(*Node){
+		"another UUID": func(n *Node) { rebooted(n); n.Machine.SystemUUID = system }, "nothing says that it is the same": unknown,
+	} {
+		for _, p := range []Policy{{}, {DeletedNode: DeletedNodeDetach}} {
+			for _, wanted := range []bool{true, false} {
+				t.Run(fmt.Sprintf("%s, %v, wanted %v", name, p.DeletedNode, wanted), func(t *testing.T) {
+					a, n := renamed(machine)
+					steps := decideRenamed(a, n, wanted, p)
+					if !slices.ContainsFunc(steps, func(s Step) bool { _, ok := s.(WithdrawReport); return ok }) {
+						t.Fatalf("not withdrawn: %v", steps)
+					}
+					n.Reported, n.Checked = false, true
+					steps = decideRenamed(a, n, wanted, p)
+					forced := slices.ContainsFunc(steps, func(s Step) bool { f, ok := s.(ForceDetach); return ok && f.Authority == DeletedNode{} })
+					waits := slices.ContainsFunc(steps, func(s Step) bool { w, ok := s.(Wait); return ok && w.Reason == NodeReplaced })
+					if forced != (p.DeletedNode == DeletedNodeDetach) || waits == forced {
+						t.Errorf("%v", steps)
+					}
+				})
+			}
+		}
+	}
+}
+
+// TestNodeIDAloneTouchesNothing: without another boot, or with an identity that agrees, the volume stays, and so does a volume whose IDs are not
+// both known, or that has none.
+func TestNodeIDAloneTouchesNothing(t *testing.T) {
+	for name, c := range map[string]struct {
+		machine func(*Node)
+		edit    func(*Attachment)
+	}{
+		"the same boot":               {func(*Node) {}, func(*Attachment) {}},
+		"the same UUID":               {rebooted, func(*Attachment) {}},
+		"the boot was not recorded":   {rebooted, func(a *Attachment) { a.Machine = Machine{NodeUID: a.Machine.NodeUID} }},
+		"the present ID is unknown":   {func(n *Node) { rebooted(n); n.Machine.SystemUUID, n.NodeID = board, "" }, func(*Attachment) {}},
+		"the ID was not recorded":     {func(n *Node) { rebooted(n); n.Machine.SystemUUID = board }, func(a *Attachment) { a.NodeID = "" }},
+		"the ID is the same":          {func(n *Node) { rebooted(n); n.Machine.SystemUUID, n.NodeID = board, "i-1" }, func(*Attachment) {}},
+		"another UUID, IDs not known": {func(n *Node) { rebooted(n); n.Machine.SystemUUID, n.NodeID = system, "" }, func(*Attachment) {}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a, n := renamed(c.machine, c.edit)
+			a.Machine.ProviderID, n.Machine.ProviderID = "", ""
+			a.SameMachineAs = n.NodeID
+			steps := decideRenamed(a, n, true, Policy{DeletedNode: DeletedNodeDetach})
+			if slices.ContainsFunc(steps, func(s Step) bool {
+				switch s.(type) {
+				case WithdrawReport, Detach, ForceDetach:
+					return true
+				}
+				return false
+			}) {
+				t.Errorf("%v", steps)
 			}
 		})
 	}

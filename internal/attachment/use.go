@@ -48,7 +48,7 @@ const (
 	SameObject
 	// Restarted: the same machine in a later boot. Its mounts are gone.
 	Restarted
-	// Replaced: another machine under the same name. It has no information about the earlier one, which may be cut off and still
+	// Replaced: another machine under the same name, as its identities say, or the CSI node ID and the boot ID together. It has no information about the earlier one, which may be cut off and still
 	// write.
 	Replaced
 )
@@ -58,7 +58,7 @@ func (n Node) runSince(a *Attachment) Run {
 	was, is := a.Machine, n.Machine
 	boot, hardware := n.same(a)
 	switch {
-	case !boot && is.another(was):
+	case !boot && is.another(was), !boot && !hardware && n.renamed(a) && differ(was.BootID, is.BootID):
 		return Replaced
 	case agree(was.NodeUID, is.NodeUID):
 		return SameObject
