@@ -26,7 +26,7 @@ func (w *work) attach(ctx context.Context, s attachment.Attach) (again bool, err
 			Name: kube.AttachmentName(w.key.Handle, w.key.Driver, string(s.Node)),
 			Annotations: annotations(map[string]string{
 				kube.VolumeHandleAnnotation: annotatable(w.key.Handle),
-				kube.NodeUIDAnnotation:      s.Machine.NodeUID,
+				kube.NodeUIDAnnotation:      w.state.doubts.uid(w.unique(), s),
 				kube.BootIDAnnotation:       s.Machine.BootID,
 				kube.SystemUUIDAnnotation:   s.Machine.SystemUUID,
 				kube.ProviderIDAnnotation:   s.Machine.ProviderID,
@@ -53,6 +53,7 @@ func (w *work) attach(ctx context.Context, s attachment.Attach) (again bool, err
 	switch {
 	case err == nil:
 		w.state.attachments.Wrote(kube.StripAttachment(va))
+		w.state.doubts.end(w.unique(), s.Node)
 		return false, nil
 	case apierrors.IsAlreadyExists(err):
 		// The cache does not have it yet.
@@ -147,6 +148,7 @@ func (w *work) withdraw(ctx context.Context, s attachment.WithdrawReport) (again
 // detach deletes the attachment, or forgets an attachment without an object. The authority of the step permits it if
 // the volume may be in use.
 func (w *work) detach(ctx context.Context, s attachment.ForceDetach) (again bool, err error) {
+	w.state.doubts.add(w.unique(), s, w.now.seen.Nodes[s.Node])
 	if s.Attachment.Name != "" {
 		return false, w.delete(ctx, s)
 	}

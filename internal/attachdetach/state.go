@@ -42,6 +42,7 @@ type clusterState struct {
 	proofs       Proofs
 	ledger       ledger
 	kubelets     kubelets
+	doubts       doubts
 	unidentified unidentified
 	largeNodes   largeNodes
 	// withoutAttach outlives CSIDrivers.

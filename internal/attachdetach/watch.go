@@ -232,6 +232,7 @@ func (w *clusterState) nodeChanged(before, after *corev1.Node) []key {
 	case after == nil:
 		keys := w.keysOfNode(before)
 		w.kubelets.forget(before.Name)
+		w.doubts.forget(before.Name)
 		w.reports.forget(before.Name)
 		w.nodeDeleted(before)
 		w.forget(before.Name)

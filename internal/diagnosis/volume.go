@@ -103,6 +103,10 @@ func (x *state) decide(key attachment.VolumeKey) attachment.Decision {
 			seen.Attachments = append(seen.Attachments, attachment.Attachment{Node: n2(name), Implied: true, Computed: true, Confirmed: attachment.Yes})
 		}
 	}
+	for name, n := range seen.Nodes {
+		n.NodeID = x.nodeID(string(name), key.Driver)
+		seen.Nodes[name] = n
+	}
 	return attachment.Decide(x.Now, want, seen, attachment.Policy{OutOfService: true})
 }
 
@@ -129,6 +133,9 @@ func (x *state) attachmentOf(key attachment.VolumeKey, va *storagev1.VolumeAttac
 		Created:          va.CreationTimestamp.Time,
 		DetachRequested:  kube.DetachRequested(va),
 		Machine:          kube.RecordedMachine(va),
+		NodeID:           va.Annotations[kube.NodeIDAnnotation],
+		// What the controller records next is no step that anybody waits for.
+		SameMachineAs: x.nodeID(va.Spec.NodeName, va.Spec.Attacher),
 	}
 	if va.DeletionTimestamp != nil {
 		a.DeletingSince = va.DeletionTimestamp.Time
@@ -164,6 +171,18 @@ func (x *state) facts(name, unique string) attachment.Node {
 		DetachRequested: kube.ParseTime(kube.DetachesRequested(node)[unique]), OutOfService: kube.OutOfService(node), Checked: true,
 		ListSynced: kube.Ready(node) && x.Now.Sub(node.CreationTimestamp.Time) > 2*attachment.SyncWindow,
 	}
+}
+
+// nodeID returns the CSI node ID that a driver has for a node now, empty if that is unknown.
+func (x *state) nodeID(node, driver string) string {
+	if n := x.csiNodes[node]; n != nil {
+		for i := range n.Spec.Drivers {
+			if n.Spec.Drivers[i].Name == driver {
+				return n.Spec.Drivers[i].NodeID
+			}
+		}
+	}
+	return ""
 }
 
 // sharedIdentities says which identities of a machine other Nodes carry too.
