@@ -162,8 +162,8 @@ const defaultUUID, clonedUUID = "03000200-0400-0500-0006-000700080009", "4c4c454
 func (s *sim) drawIdentity() {
 	s.identity = identity{boot: !s.chance(15), system: !s.chance(20), provider: s.chance(50), idsByName: s.chance(50)}
 	s.storage.perNode = s.others.IntN(2) == 0
-	if s.identity.system {
-		s.identity.uuid = []string{"", defaultUUID, defaultUUID, clonedUUID}[s.boxes.IntN(4)]
+	if s.identity.system && s.alike {
+		s.identity.uuid = []string{defaultUUID, defaultUUID, clonedUUID}[s.boxes.IntN(3)]
 	}
 	if s.identity.uuid != "" && s.boxes.IntN(4) > 0 { // nor does anything else tell them apart
 		s.identity.provider, s.identity.idsByName, s.swapIn = false, true, 1+s.boxes.IntN(steps/8)

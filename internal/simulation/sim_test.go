@@ -30,6 +30,8 @@ type sim struct {
 	forms *rand.Rand
 	// boxes draws which machines are alike, separate from both.
 	boxes *rand.Rand
+	// alike: machines show one system UUID.
+	alike bool
 	// swapIn is how many steps are left until a machine is swapped for another that is like it; never if it is not positive.
 	swapIn int
 	// calm: nothing goes wrong any more.
@@ -106,7 +108,7 @@ func newSim(seed uint64) *sim {
 	s.hangs = []int{0, 2, 5}[s.others.IntN(3)]
 	s.losses = []int{0, 5, 12, 30}[s.rng.IntN(4)]
 	s.crashes, s.troubles = []int{0, 3, 10, 40}[s.rng.IntN(4)], []int{5, 20, 60}[s.rng.IntN(3)]
-	s.restless = seed%4 == 3
+	s.restless, s.alike = seed%4 == 3, seed%3 == 0
 	s.meddler, s.rival, s.skewed = s.chance(15), s.chance(30), s.chance(40)
 	s.loses = s.chance(40)
 	s.policy = attachment.Policy{OutOfService: !s.chance(15)}
