@@ -61,7 +61,13 @@ func TestSharedUUIDNeverSaysTheSame(t *testing.T) {
 			t.Errorf("the other Node is gone: %+v, want it to be detached", d)
 		}
 	}
-	// The Node that was recorded keeps its identity, and another UUID is another machine, however many have it.
+	// So it is when the Node that came back is deleted again: its last version had an empty list.
+	m.put(twin("other", same))
+	m.remove(aNode("n"))
+	if d := m.decide(k); d.Reason != attachment.NodeGone {
+		t.Errorf("the Node is gone again: %+v, want to wait for %s", d, attachment.NodeGone)
+	}
+	// Another UUID is another machine, however many have it.
 	other := "4c4c4544-0051-3910-8052-b4c04f4d3533"
 	m.put(twin("other", other))
 	m.put(aNode("n", isReady, func(n *corev1.Node) {

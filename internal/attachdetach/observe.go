@@ -148,8 +148,14 @@ func (w *clusterState) addMachines(s *snapshot, driver string) {
 		n := s.seen.Nodes[a.Node]
 		n.NodeID = w.nodeID(string(a.Node), driver)
 		s.seen.Nodes[a.Node] = n
+		if n.Machine.NodeUID == a.Machine.NodeUID {
+			continue
+		}
 		node, ok := w.nodes.Get(string(a.Node))
-		if !ok || n.Exists != attachment.Yes || n.Machine.NodeUID == a.Machine.NodeUID {
+		if !ok {
+			node, ok = w.lastSeen(string(a.Node))
+		}
+		if !ok {
 			continue
 		}
 		others := kube.SharedWith(w.nodes, node)
