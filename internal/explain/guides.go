@@ -219,6 +219,7 @@ var guides = map[decision.Reason]Guide{
 			return []Step{
 				{Text: fmt.Sprintf("Make sure that the machine of node %s is off, at its BMC, hypervisor or cloud.", s.Node)},
 				forceDetach(s, "the machine may still write while another node mounts the volume"),
+				{Text: deletedNodePolicyFits},
 			}
 		},
 	},
@@ -245,6 +246,7 @@ var guides = map[decision.Reason]Guide{
 			return []Step{
 				{Text: "Make sure that the earlier machine is off."},
 				forceDetach(s, "the earlier machine may still write while another node mounts the volume"),
+				{Text: deletedNodePolicyFits},
 			}
 		},
 	},
@@ -461,6 +463,10 @@ func endHolder(s Situation) Step {
 	}
 	return step
 }
+
+// deletedNodePolicyFits says which policy spares the wait.
+const deletedNodePolicyFits = "If your cloud deletes or replaces a Node only once its instance is gone, belay-controller with " +
+	"--deleted-node-policy=detach ends this wait by itself."
 
 // forceDetach is the last resort: it shows what it would do until it is confirmed.
 func forceDetach(s Situation, danger string) Step {

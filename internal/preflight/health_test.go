@@ -353,3 +353,34 @@ func TestIdentities(t *testing.T) {
 		})
 	}
 }
+
+// TestDeletedNodes: where a cloud controller deletes Nodes, the policy that fits is named.
+func TestDeletedNodes(t *testing.T) {
+	for name, c := range map[string]struct {
+		provider string
+		args     []string
+		want     []Result
+	}{
+		"wait":           {"aws:///eu-west-1a/i-1", nil, []Result{Warning}},
+		"detach":         {"gce://p/z/n", []string{"--deleted-node-policy=detach"}, []Result{OK}},
+		"set to wait":    {"azure:///x", []string{"--deleted-node-policy", "wait"}, []Result{Warning}},
+		"no such cloud":  {"vsphere://1", nil, nil},
+		"no provider ID": {"", nil, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := clusterOf()
+			s.Nodes[0].Spec.ProviderID = c.provider
+			clients := fake.NewClientset(runs("belay-system", "a", "belay-controller:v1", c.args...))
+			s.Leases = append(s.Leases, heldLease("kube-system", kube.FieldManager, "a"))
+			var got []Result
+			for _, check := range Health(t.Context(), Config{Clients: clients}, s, false).Checks {
+				if check.Name == "deleted Nodes" {
+					got = append(got, check.Result)
+				}
+			}
+			if !slices.Equal(got, c.want) {
+				t.Errorf("%v, want %v", got, c.want)
+			}
+		})
+	}
+}

@@ -92,3 +92,28 @@ func together(names []string) string {
 	slices.Sort(names)
 	return "nodes " + strings.Join(names, ", ")
 }
+
+// clouds begin the provider IDs of nodes whose cloud controller deletes a Node once its instance is gone.
+var clouds = []string{"aws://", "gce://", "azure://"}
+
+// checkDeletedNodes looks at the policy for deleted Nodes where a cloud controller deletes them.
+func (h *health) checkDeletedNodes() []Check {
+	var cloud []string
+	for _, n := range h.Nodes {
+		if slices.ContainsFunc(clouds, func(prefix string) bool { return strings.HasPrefix(n.Spec.ProviderID, prefix) }) {
+			cloud = append(cloud, "node "+n.Name)
+		}
+	}
+	i := slices.IndexFunc(h.programs, func(p program) bool { return p.name == kube.FieldManager })
+	if i < 0 || len(cloud) == 0 {
+		return nil
+	}
+	p := h.programs[i]
+	c := Check{Category: CategoryControllers, Name: "deleted Nodes", Result: OK, Message: "their volumes are detached when no pod needs them"}
+	if !slices.Contains(flagValues(slices.Concat(p.container.Command, p.container.Args), "deleted-node-policy"), "detach") {
+		c.Result, c.Hint = Warning, "docs/adopt-controller.md#volumes-of-dead-and-deleted-nodes"
+		c.Message = fmt.Sprintf("a cloud controller deletes Nodes of this cluster, %d of which it may manage, and their volumes wait for the unmount timeout: if it "+
+			"does so only after the instance is gone, set --deleted-node-policy=detach", len(cloud))
+	}
+	return []Check{c}
+}
