@@ -106,3 +106,15 @@ func TestRestoredAttachmentOfAnAPIServer(t *testing.T) {
 		})
 	}
 }
+
+// What another cluster's attacher unpublished is no record of this cluster's.
+func TestRestoredRecordOfUnpublishes(t *testing.T) {
+	for manager, want := range map[string]string{"velero-server": "", "belay-attacher": `["id-old"]`} {
+		va := fixture.Attachment("va", bubbleDriver, "node1", "v")
+		va.Annotations = map[string]string{kube.NodeIDAnnotation: "id-node1", kube.UnpublishedFromAnnotation: `["id-old"]`}
+		owns(va, manager, kube.NodeIDAnnotation)
+		if got := trimAnnotations(va)[kube.UnpublishedFromAnnotation]; got != want {
+			t.Errorf("%s: %q, want %q", manager, got, want)
+		}
+	}
+}
