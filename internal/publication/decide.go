@@ -24,7 +24,7 @@ func Decide(now time.Time, seen Observed, policy Policy) Decision {
 	}
 	for _, a := range v.attachments {
 		switch {
-		case (a.Deleting || a.Gone) && a.Call.InFlight && a.Call.Verb == Publish && !a.Call.Cancelled && !planted.S4:
+		case a.endsPublish() && !planted.S4:
 			// The deletion ends the wait for it: the unpublish follows as after one that was not answered.
 			v.do(CancelCall{target{a.UID}})
 			v.wait(a, CallInFlight, time.Time{})
@@ -35,7 +35,7 @@ func Decide(now time.Time, seen Observed, policy Policy) Decision {
 		case a.UnconfirmedWrite:
 			// The watch may still show an earlier state, in which a node ID that has changed back equals the recorded one.
 			v.do(Reread{target{a.UID}})
-		case a.Restored != "" && !(a.Deleting && a.DeclaredGone == a.RecordedNodeID):
+		case a.mayBeAnothers():
 			v.holdRestored(a)
 		case a.Deleting:
 			v.detach(a)
@@ -46,6 +46,16 @@ func Decide(now time.Time, seen Observed, policy Policy) Decision {
 		}
 	}
 	return v.decision
+}
+
+// endsPublish reports whether the attachment ended while a publish for it is in flight that was not cancelled yet.
+func (a Attachment) endsPublish() bool {
+	return (a.Deleting || a.Gone) && a.Call.InFlight && a.Call.Verb == Publish && !a.Call.Cancelled
+}
+
+// mayBeAnothers reports whether the attachment may be another cluster's, and no person has declared its machine gone.
+func (a Attachment) mayBeAnothers() bool {
+	return a.Restored != "" && !(a.Deleting && a.DeclaredGone == a.RecordedNodeID)
 }
 
 // holdRestored leaves an attachment alone that may be another cluster's. Only a person's declaration ends it.
