@@ -42,6 +42,10 @@ type record struct {
 	drift publication.Drift
 	// driftNodeID is the node that an Abandoned volume is published to.
 	driftNodeID string
+	// driftAsOf is before the observations that the drift rests on.
+	driftAsOf time.Time
+	// held is why a volume that may be Abandoned is not unpublished.
+	held string
 }
 
 // ledger remembers calls by the UID of their attachment. It is empty when a process starts: the finalizers alone show

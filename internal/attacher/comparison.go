@@ -9,8 +9,11 @@ import (
 
 	"github.com/go-logr/logr"
 	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
+	"belay.dev/belay/internal/decision"
+	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/kube"
 	"belay.dev/belay/internal/publication"
 )
@@ -21,6 +24,7 @@ type reconciler struct {
 	attacher   *Attacher
 	list       lister
 	comparison *publication.Comparison
+	held       map[string]string // by UID, what was logged last
 }
 
 // bootShare is the share of the pause (a quarter) that follows a list before a new boot may ask for the next one.
@@ -76,14 +80,47 @@ func (r *reconciler) pass(ctx context.Context) {
 	}
 	expected := r.expected(volumes)
 	list := publication.Listing{Began: began, Volumes: volumes, Nodes: expected.nodes}
+	asOf, nodes := time.Now(), a.newNodeReader()
+	list.Ask(expected.attachments, func(of *publication.ExpectedAttachment, nodeID string) decision.Knowledge {
+		return nodes.inUseAt(ctx, r.handleOf(of), nodeID).known
+	})
 	result := r.comparison.Compare(time.Now(), list, expected.attachments)
 	a.reconcileMetrics.Compared(took, entries, result)
 	logger.V(1).Info("Compared VolumeAttachments with the driver's list", "attachments", expected.all, "entries", entries, "took", took)
-	r.act(logger, result, expected.attachments)
+	r.act(logger, result, expected.attachments, asOf)
+	r.hold(ctx, result.Held, expected.attachments, nodes)
+}
+
+// handleOf returns the handle of a compared attachment as Kubernetes has it.
+func (r *reconciler) handleOf(want *publication.ExpectedAttachment) string {
+	if va, ok := r.attacher.objects.attachments.Get(want.Name); ok && string(va.UID) == want.UID {
+		if from, err := r.attacher.objects.sourceOf(va); err == nil {
+			return from.handle
+		}
+	}
+	return want.Handle
+}
+
+// hold logs why volumes are not unpublished from nodes without an attachment, and has the next error of their publish say so.
+func (r *reconciler) hold(ctx context.Context, held map[string]string, expected []publication.ExpectedAttachment, nodes *nodeReader) {
+	logged := r.held
+	r.held = make(map[string]string, len(held))
+	for i := range expected { // they are large
+		want, why := &expected[i], ""
+		if nodeID, ok := held[want.UID]; ok {
+			why = explain.NotFreed(nodeID, nodes.inUseAt(ctx, r.handleOf(want), nodeID).why)
+			r.held[want.UID] = why
+		}
+		r.attacher.calls.change(types.UID(want.UID), func(of *record) { of.held = why })
+		if why != "" && why != logged[want.UID] {
+			log.FromContext(ctx).Info("The driver lists the volume as published to a node that no VolumeAttachment is for, not unpublishing it there",
+				append(r.attacher.expectedLogValues(*want), "publishedAt", held[want.UID], "reason", why)...)
+		}
+	}
 }
 
 // act logs the differences and enqueues the attachments concerned.
-func (r *reconciler) act(logger logr.Logger, result publication.Result, expected []publication.ExpectedAttachment) {
+func (r *reconciler) act(logger logr.Logger, result publication.Result, expected []publication.ExpectedAttachment, asOf time.Time) {
 	for _, want := range expected {
 		if drift, confirmed := result.Confirmed[want.UID]; confirmed {
 			values := append(r.attacher.expectedLogValues(want), "drift", drift)
@@ -91,10 +128,10 @@ func (r *reconciler) act(logger logr.Logger, result publication.Result, expected
 				values = append(values, "publishedAt", at)
 			}
 			logger.Info(disagreements[drift], values...)
-			r.attacher.recordDrift(want, drift, result.At[want.UID])
+			r.attacher.recordDrift(want, drift, result.At[want.UID], asOf)
 		}
 		if slices.Contains(result.Resolved, want.UID) {
-			r.attacher.recordDrift(want, publication.NoDrift, "")
+			r.attacher.recordDrift(want, publication.NoDrift, "", asOf)
 		}
 	}
 	if result.Distrusted != "" {
@@ -103,7 +140,7 @@ func (r *reconciler) act(logger logr.Logger, result publication.Result, expected
 }
 
 // recordDrift records a difference and enqueues the volume.
-func (a *Attacher) recordDrift(want publication.ExpectedAttachment, drift publication.Drift, nodeID string) {
+func (a *Attacher) recordDrift(want publication.ExpectedAttachment, drift publication.Drift, nodeID string, asOf time.Time) {
 	va, ok := a.objects.attachments.Get(want.Name)
 	if !ok || string(va.UID) != want.UID {
 		return // it was recreated
@@ -112,19 +149,30 @@ func (a *Attacher) recordDrift(want publication.ExpectedAttachment, drift public
 	if err != nil {
 		return
 	}
-	a.calls.recordDrift(attempt{uid: va.UID, attachment: va, volume: from.identity, node: want.Node}, drift, nodeID)
+	a.calls.recordDrift(attempt{uid: va.UID, attachment: va, volume: from.identity, node: want.Node}, drift, nodeID, asOf)
 	a.queue.Add(a.objects.keyOfVolume(from.handle, want.Node))
 }
 
 // recordDrift records how ListVolumes contradicts an attachment; NoDrift clears it.
-func (l *ledger) recordDrift(a attempt, drift publication.Drift, nodeID string) {
+func (l *ledger) recordDrift(a attempt, drift publication.Drift, nodeID string, asOf time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if drift == publication.NoDrift && l.byUID[a.uid] == nil {
 		return
 	}
 	r := l.recordFor(a)
-	r.drift, r.driftNodeID = drift, nodeID
+	r.drift, r.driftNodeID, r.driftAsOf = drift, nodeID, asOf
+}
+
+// unusedFor is how long it counts that no Node lists a volume in use. Then the next comparison has to ask again.
+const unusedFor = 30 * time.Second
+
+// currentDrift returns the drift, unless it rests on a Node that was read too long ago.
+func (r record) currentDrift() publication.Drift {
+	if r.drift == publication.Abandoned && time.Since(r.driftAsOf) > unusedFor {
+		return publication.NoDrift
+	}
+	return r.drift
 }
 
 // forEachAttachment calls f for those of the attachments that are ours and have a known volume, with its handle as the driver lists it.
@@ -228,7 +276,7 @@ func (a *Attacher) expectedAttachment(va *storagev1.VolumeAttachment, from sourc
 			Finalizer:      slices.Contains(va.Finalizers, a.finalizer),
 			RecordedNodeID: va.Annotations[kube.NodeIDAnnotation], NodeID: nodeID,
 			AttachError: messageOf(va.Status.AttachError), DetachError: messageOf(va.Status.DetachError),
-			Call: record.call, Drift: record.drift,
+			Call: record.call, Drift: record.currentDrift(),
 		},
 		Version: contentOf(va), Handle: handle, Exclusive: func() bool { return a.objects.exclusive(from.handle) },
 	}

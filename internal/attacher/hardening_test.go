@@ -154,7 +154,7 @@ func TestUnpublishElsewhereForgetsThePublish(t *testing.T) {
 		b.pass(100 * time.Millisecond)
 		va := b.attachment("v", "node-b")
 		b.attacher.recordDrift(publication.ExpectedAttachment{Attachment: publication.Attachment{UID: string(va.UID), Name: va.Name, Node: "node-b"}},
-			publication.Abandoned, "id-node-x")
+			publication.Abandoned, "id-node-x", time.Now())
 		b.pass(5 * time.Second)
 		if got := b.received("v"); !slices.Equal(got, []string{"Publish id-node-b", "Unpublish id-node-x"}) {
 			t.Fatalf("calls %q", got)

@@ -106,8 +106,9 @@ func (a *Attacher) observeAttachment(va *storagev1.VolumeAttachment) *subject {
 		UnconfirmedWrite: subj.record.unconfirmedWrite,
 		UnpublishedFrom:  a.unpublishedFrom(va, subj.source.handle),
 		Asked:            subj.record.asked,
-		Drift:            subj.record.drift,
+		Drift:            subj.record.currentDrift(),
 		DriftNodeID:      subj.record.driftNodeID,
+		Held:             subj.record.held,
 	}
 	subj.seen.VolumeUnrecorded = subj.unrecorded()
 	subj.seen.Restored = a.restored(va)

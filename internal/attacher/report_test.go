@@ -173,7 +173,7 @@ func TestDriftsInTheLog(t *testing.T) {
 		(&reconciler{attacher: b.attacher}).act(b.logger, publication.Result{
 			Confirmed: map[string]publication.Drift{v.UID: publication.Abandoned, w.UID: publication.NotPublished},
 			At:        map[string]string{v.UID: "id-node-x"},
-		}, []publication.ExpectedAttachment{v, w})
+		}, []publication.ExpectedAttachment{v, w}, time.Now())
 		b.pass(10 * time.Millisecond)
 		for message, at := range map[string]any{
 			"The driver lists the volume as published to a node that no VolumeAttachment is for, unpublishing it there": "id-node-x",

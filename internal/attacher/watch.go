@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"slices"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -85,7 +86,7 @@ func (a *Attacher) publishAgain(va *storagev1.VolumeAttachment) {
 		return
 	}
 	if a.calls.of(va.UID).drift == publication.NoDrift {
-		a.calls.recordDrift(attempt{uid: va.UID, attachment: va, volume: from.identity, node: va.Spec.NodeName}, publication.NotPublished, "")
+		a.calls.recordDrift(attempt{uid: va.UID, attachment: va, volume: from.identity, node: va.Spec.NodeName}, publication.NotPublished, "", time.Now())
 	}
 }
 

@@ -31,6 +31,8 @@ var (
 	// S10: the driver is called before the finalizers are stored.
 	S10 = is("s10")
 
+	// Abandoned: what the driver lists at a node without an attachment is unpublished there, whether the Node lists it in use or not.
+	Abandoned = is("abandoned")
 	// Bogus: a UUID that a maker of boards leaves, or that another Node has too, identifies a machine (S1, S2).
 	Bogus = is("bogus")
 	// Identity: a missing bootID or systemUUID counts as a different one, so that a volume in use is released (S2).

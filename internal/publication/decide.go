@@ -453,6 +453,9 @@ func (v *volume) reportCall(a Attachment, verb Verb) (reported bool) {
 	if next := v.backOff(a, a.Call.Verb, a.Call.NodeID); a.Call.Unanswered && next.After(v.now) {
 		message += "; next attempt at " + FormatTime(next)
 	}
+	if a.Held != "" && verb == Publish {
+		message = truncate(message, maxQuotedError) + "; " + a.Held
+	}
 	v.do(RecordError{target: target{a.UID}, Verb: verb, Message: Truncate(message), OfCall: true})
 	return true
 }

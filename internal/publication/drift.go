@@ -4,6 +4,9 @@ import (
 	"cmp"
 	"slices"
 	"time"
+
+	"belay.dev/belay/internal/decision"
+	"belay.dev/belay/internal/planted"
 )
 
 // Drift is how the driver's list of volumes contradicts an attachment.
@@ -22,7 +25,8 @@ const (
 	// it also does at this one or not. Nothing is done: a publish could make a second writer (S1), and an unpublish take it from one.
 	PublishedElsewhere Drift = "PublishedElsewhere"
 	// Abandoned: the volume is exclusive and wanted, its publish fails, and the driver lists it at nodes of the cluster that have
-	// no attachment: another client removed the attachment before the detach. It is unpublished there.
+	// no attachment, and that are known not to list it in use: another client removed the attachment before the detach. It is
+	// unpublished there.
 	Abandoned Drift = "Abandoned"
 )
 
@@ -49,6 +53,24 @@ type Listing struct {
 	Volumes map[string]*Entry
 	// Nodes are the known CSI node IDs. An unknown ID may be one of these nodes in another form.
 	Nodes map[string]bool
+
+	inUse map[place]decision.Knowledge // by Ask
+}
+
+// Ask asks, for each place at which a volume may be Abandoned, whether a Node with that ID lists it in use. Ask it after the listing
+// and before each Compare: an entry of the storage that no attachment explains may be of a pod that runs, after a backup of etcd was
+// restored for instance (openshift/openshift-docs#29532).
+func (l *Listing) Ask(claims []ExpectedAttachment, inUse func(of *ExpectedAttachment, nodeID string) decision.Knowledge) {
+	holders := holdersOf(claims)
+	l.inUse = map[place]decision.Knowledge{}
+	for i := range claims { // they are large
+		c := &claims[i]
+		for _, id := range c.abandoned(*l, holders) {
+			if at := (place{c.Handle, id}); l.inUse[at] == decision.Unknown {
+				l.inUse[at] = inUse(c, id)
+			}
+		}
+	}
 }
 
 // ExpectedAttachment is an attachment, as of the end of a listing, to compare with it.
@@ -67,6 +89,8 @@ type Result struct {
 	Confirmed map[string]Drift
 	// At is the node ID of each of them that is Abandoned or PublishedElsewhere.
 	At map[string]string
+	// Held has, by UID, a node ID at which a volume would be Abandoned, if it were known that no Node lists it in use there.
+	Held map[string]string
 	// Resolved are attachments whose drift no longer exists, and for which no repair failed.
 	Resolved []string
 
@@ -118,7 +142,8 @@ func (c *Comparison) Confirms(list Listing, handle string, a Attachment) bool {
 // Compare compares a complete listing with all attachments as of its end. Those that it Confirms may be left out, except those of a volume in
 // HoldersNeeded.
 func (c *Comparison) Compare(now time.Time, list Listing, claims []ExpectedAttachment) Result {
-	result := Result{Confirmed: map[string]Drift{}, At: map[string]string{}, Seen: map[Drift]int{}, Repaired: map[Drift]int{}, Repeated: map[Drift]int{}}
+	result := Result{Confirmed: map[string]Drift{}, At: map[string]string{}, Held: map[string]string{},
+		Seen: map[Drift]int{}, Repaired: map[Drift]int{}, Repeated: map[Drift]int{}}
 	holders := holdersOf(claims)
 	kept := make(map[string]*suspect, len(c.suspect))
 	var confirmed []*ExpectedAttachment
@@ -126,6 +151,9 @@ func (c *Comparison) Compare(now time.Time, list Listing, claims []ExpectedAttac
 	for i := range claims { // they are large
 		claim := &claims[i]
 		drift, known := claim.compare(list, holders)
+		if ids := claim.abandoned(list, holders); drift != Abandoned && len(ids) > 0 {
+			result.Held[claim.UID] = ids[0]
+		}
 		s := c.suspect[claim.UID]
 		if s == nil {
 			if drift == NoDrift && claim.Drift == NoDrift {
@@ -288,7 +316,7 @@ func (c *ExpectedAttachment) compare(list Listing, holders map[place]int) (drift
 	switch unchanged := c.nodeUnchanged(); {
 	case c.Deleting:
 		return c.compareReleased(here, holders)
-	case c.publishFails() && c.abandonedAt(list, holders) != "":
+	case c.abandonedAt(list, holders) != "":
 		return Abandoned, true
 	case !c.Attached:
 		return NoDrift, false // in progress
@@ -329,18 +357,25 @@ func (c *ExpectedAttachment) publishFails() bool {
 	return !c.Deleting && !c.Attached && c.Call.Verb == Publish && c.Call.failed() && c.Exclusive()
 }
 
-// abandonedAt returns a node at which the driver lists the volume although it has no attachment; empty if there is none, or if an
-// ID is unknown: it may be a node of another cluster.
+// abandoned returns the nodes at which the driver lists a volume that cannot be published, although it has no attachment there; none if
+// an ID is unknown: it may be a node of another cluster.
+func (c *ExpectedAttachment) abandoned(list Listing, holders map[place]int) (nodeIDs []string) {
+	entry := list.Volumes[c.Handle]
+	if entry == nil || !c.publishFails() || slices.ContainsFunc(entry.NodeIDs, func(id string) bool { return !list.Nodes[id] }) {
+		return nil
+	}
+	held := func(id string) bool { return holders[place{c.Handle, id}] > 0 }
+	return slices.DeleteFunc(slices.Sorted(slices.Values(entry.NodeIDs)), held)
+}
+
+// abandonedAt returns the first of these nodes that is known not to use the volume; empty if there is none.
 func (c *ExpectedAttachment) abandonedAt(list Listing, holders map[place]int) (nodeID string) {
-	for _, id := range slices.Sorted(slices.Values(list.Volumes[c.Handle].NodeIDs)) {
-		switch {
-		case !list.Nodes[id]:
-			return ""
-		case nodeID == "" && holders[place{c.Handle, id}] == 0:
-			nodeID = id
+	for _, id := range c.abandoned(list, holders) {
+		if list.inUse[place{c.Handle, id}] == decision.No || planted.Abandoned {
+			return id
 		}
 	}
-	return nodeID
+	return ""
 }
 
 // nodeUnchanged: the node still has the ID that was recorded at attach. Otherwise it is another machine, or the driver names its

@@ -11,6 +11,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"belay.dev/belay/internal/decision"
 )
 
 // claimed is a claim of an attachment whose handle is "vol".
@@ -40,6 +42,9 @@ func listing(began time.Time, ids ...string) Listing {
 	return Listing{Began: began, Volumes: map[string]*Entry{"vol": {NodeIDs: ids}},
 		Nodes: map[string]bool{"id-a": true, "id-b": true, "id-c": true}}
 }
+
+// unused: no Node lists anything in use.
+func unused(*ExpectedAttachment, string) decision.Knowledge { return decision.No }
 
 func TestDriftOfAnAttachment(t *testing.T) {
 	tests := map[string]struct {
@@ -95,8 +100,10 @@ func TestDriftOfAnAttachment(t *testing.T) {
 			c := NewComparison(time.Minute)
 			seen := map[Drift]int{}
 			for i := range 2 {
-				at := noon.Add(time.Duration(i) * time.Minute)
-				result := c.Compare(at.Add(time.Second), listing(at, tt.list...), append([]ExpectedAttachment{tt.claim}, tt.others...))
+				at, claims := noon.Add(time.Duration(i)*time.Minute), append([]ExpectedAttachment{tt.claim}, tt.others...)
+				list := listing(at, tt.list...)
+				list.Ask(claims, unused)
+				result := c.Compare(at.Add(time.Second), list, claims)
 				maps.Copy(seen, result.Seen)
 				if confirmed := result.Confirmed["uid-a"] != NoDrift; confirmed != (i == 1 && tt.want != NoDrift) {
 					t.Errorf("listing %d: confirmed %v", i+1, result.Confirmed)
@@ -104,6 +111,45 @@ func TestDriftOfAnAttachment(t *testing.T) {
 			}
 			if tt.want == NoDrift && len(seen) > 0 || tt.want != NoDrift && seen[tt.want] == 0 {
 				t.Errorf("drifts %v, want %q", seen, tt.want)
+			}
+		})
+	}
+}
+
+// S2: what the driver lists at a node without an attachment is Abandoned only if two listings in a row, and a look at the Nodes after
+// each, say that it is not used there.
+func TestAbandonedOnlyWhereNoNodeListsIt(t *testing.T) {
+	type looks [2]map[string]decision.Knowledge // by node ID, after each listing
+	no, yes := decision.No, decision.Yes
+	for name, tt := range map[string]struct {
+		list  []string
+		looks looks
+		want  string // node ID
+		held  string
+	}{
+		"in use nowhere":              {[]string{"id-b"}, looks{{"id-b": no}, {"id-b": no}}, "id-b", ""},
+		"in use":                      {[]string{"id-b"}, looks{{"id-b": yes}, {"id-b": yes}}, "", "id-b"},
+		"not known":                   {[]string{"id-b"}, looks{}, "", "id-b"},
+		"in use by the second look":   {[]string{"id-b"}, looks{{"id-b": no}, {"id-b": yes}}, "", "id-b"},
+		"not known by the first":      {[]string{"id-b"}, looks{{}, {"id-b": no}}, "", ""},
+		"another place is not in use": {[]string{"id-b", "id-c"}, looks{{"id-b": yes, "id-c": no}, {"id-b": yes, "id-c": no}}, "id-c", ""},
+		// A kubelet lists what it wants to mount. Where the storage does not have it, that holds nothing back.
+		"in use where it is not listed": {[]string{"id-b"}, looks{{"id-b": no, "id-c": yes}, {"id-b": no, "id-c": yes}}, "id-b", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c, claims := NewComparison(time.Minute), []ExpectedAttachment{claimed(refusedHere())}
+			var result Result
+			for i, look := range tt.looks {
+				at := noon.Add(time.Duration(i) * time.Minute)
+				list := listing(at, tt.list...)
+				list.Ask(claims, func(_ *ExpectedAttachment, nodeID string) decision.Knowledge { return look[nodeID] })
+				result = c.Compare(at.Add(time.Second), list, claims)
+			}
+			if got := result.At["uid-a"]; got != tt.want || (result.Confirmed["uid-a"] == Abandoned) != (tt.want != "") {
+				t.Errorf("unpublished at %q (%v), want %q", got, result.Confirmed, tt.want)
+			}
+			if got := result.Held["uid-a"]; got != tt.held {
+				t.Errorf("held back at %q, want %q", got, tt.held)
 			}
 		})
 	}
@@ -306,6 +352,7 @@ func TestConfirmedAttachmentsMayBeLeftOut(t *testing.T) {
 			}
 			some := unconfirmed(few, list, claims)
 			left += len(claims) - len(some)
+			list.Ask(some, func(*ExpectedAttachment, string) decision.Knowledge { return decision.Knowledge(random.IntN(3)) })
 			want, got := all.Compare(now, list, claims), few.Compare(now, list, some)
 			if diff := cmp.Diff(want, got); diff != "" {
 				t.Fatalf("listing %d (-all +few):\n%s", n, diff)

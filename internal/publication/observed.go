@@ -86,6 +86,8 @@ type Attachment struct {
 	Drift Drift
 	// DriftNodeID is the node that still has the volume, if Drift is Abandoned.
 	DriftNodeID string
+	// Held is why the volume is not unpublished from a node that the driver lists without an attachment; empty if that is not so.
+	Held string
 
 	// UnpublishedFrom are the node IDs of which the driver confirmed an unpublish of the volume since it last confirmed a publish.
 	UnpublishedFrom []string
