@@ -19,7 +19,11 @@ const (
 	forgetful         // names no node of any volume
 	sparse            // leaves the volumes out
 	shouting          // names nodes in another form
+	untidy            // as honest, with empty and repeated node IDs, as the GCE PD driver
 )
+
+// truthful: what the list says of a volume is so.
+func (h honesty) truthful() bool { return h == honest || h == untidy }
 
 // listVolumes returns what the storage gives access to now, or what the seed makes of it. The attacher's own clock triggers it, so
 // it waits for no event.
@@ -39,8 +43,11 @@ func (p *attacherProcess) listVolumes() *csispec.ListVolumesResponse {
 				ids[i] = strings.ToUpper(ids[i])
 			}
 		}
-		if p.driver.honesty == forgetful {
+		switch p.driver.honesty {
+		case forgetful:
 			ids = nil
+		case untidy:
+			ids = slices.Concat(make([]string, len(ids)), ids, ids)
 		}
 		reply.Entries = append(reply.Entries, &csispec.ListVolumesResponse_Entry{
 			Volume: &csispec.Volume{VolumeId: d.key().Handle},
@@ -71,7 +78,7 @@ func (s *sim) busyWith(handle string) bool {
 // driver's list says so.
 func (s *sim) unmended() string {
 	for _, d := range s.disks {
-		if of := s.driverOf(d); of == nil || of.honesty != honest {
+		if of := s.driverOf(d); of == nil || !of.honesty.truthful() {
 			continue
 		}
 		for _, name := range machineNames {

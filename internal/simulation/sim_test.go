@@ -103,6 +103,9 @@ func newSim(seed uint64) *sim {
 	s.makers, s.excused = map[types.UID]*actor{}, map[excuse.Name]int{}
 	for _, name := range []string{driverName, otherDriver}[:1+s.rng.IntN(2)] {
 		honesty := []honesty{honest, honest, honest, forgetful, sparse, shouting}[s.others.IntN(6)]
+		if honesty == honest && seed%5 == 2 {
+			honesty = untidy
+		}
 		s.drivers = append(s.drivers, &driver{name: name, honesty: honesty, upgrades: s.forms.IntN(3) == 0})
 	}
 	s.hangs = []int{0, 2, 5}[s.others.IntN(3)]
