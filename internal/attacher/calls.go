@@ -38,14 +38,27 @@ type record struct {
 	publishContext map[string]string
 	err            error   // of the last attempt
 	refused        refusal // of the last attempt
+	// unanswered: a publish got no answer since the driver confirmed an unpublish.
+	unanswered bool
 	// drift is how ListVolumes contradicts the attachment, until a call that corrects it was confirmed and recorded.
 	drift publication.Drift
-	// driftNodeID is the node that an Abandoned volume is published to.
-	driftNodeID string
-	// driftAsOf is before the observations that the drift rests on.
-	driftAsOf time.Time
-	// held is why a volume that may be Abandoned is not unpublished.
-	held string
+	// found is nil if there was neither a drift nor a reason to hold one back: most records have none.
+	found *finding
+}
+
+// finding is what a comparison found about an attachment. It is never changed.
+type finding struct {
+	nodeID string    // that an Abandoned or HalfPublished volume is published to
+	asOf   time.Time // before the observations that the drift rests on
+	held   string    // why a volume that may be Abandoned is not unpublished
+}
+
+// finding returns what the last comparison found; the zero value for nothing.
+func (r record) finding() finding {
+	if r.found == nil {
+		return finding{}
+	}
+	return *r.found
 }
 
 // ledger remembers calls by the UID of their attachment. It is empty when a process starts: the finalizers alone show
@@ -178,6 +191,7 @@ func (l *ledger) confirm(uid types.UID, publishContext map[string]string, now ti
 		r.call = r.call.Confirm(now)
 		r.publishContext = publishContext
 		l.remember(r)
+		r.unanswered = r.unanswered && r.call.Verb == publication.Publish
 		if r.drift != publication.NotPublished && r.call.Verb == publication.Unpublish {
 			r.drift = publication.NoDrift // there is nothing to record
 		}
@@ -233,6 +247,9 @@ func (l *ledger) fail(uid types.UID, err error, now time.Time) {
 		r.call, r.err = r.call.Fail(now, err.Error(), csi.IsUnanswered(err)), err
 		code, ok := csi.Code(err)
 		r.call.NotFound, r.call.Refused = code == codes.NotFound, slices.Contains(refusals, code)
+		if r.call.Verb == publication.Publish && slices.Contains(noAnswer, code) {
+			r.unanswered = true
+		}
 		if ok && l.doubtful > 0 && r.call.Verb == publication.Publish && csi.OutcomeOf(err) != csi.Failed {
 			r.call = r.call.DoubtUntil(now.Add(l.doubtful))
 		}
@@ -240,6 +257,10 @@ func (l *ledger) fail(uid types.UID, err error, now time.Time) {
 		l.outage.failed(r, err)
 	})
 }
+
+// noAnswer are the codes of a call that may have taken effect without the driver's answer: the deadline passed, here or at the driver, or
+// the connection was lost.
+var noAnswer = []codes.Code{codes.DeadlineExceeded, codes.Unavailable, codes.Canceled}
 
 // release ends the back-off of the attachments that a full node rejected: one now, the longest waiting first, and one
 // more after each pause. It returns them in this order.

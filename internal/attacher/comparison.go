@@ -111,7 +111,11 @@ func (r *reconciler) hold(ctx context.Context, held map[string]string, expected 
 			why = explain.NotFreed(nodeID, nodes.inUseAt(ctx, r.handleOf(want), nodeID).why)
 			r.held[want.UID] = why
 		}
-		r.attacher.calls.change(types.UID(want.UID), func(of *record) { of.held = why })
+		r.attacher.calls.change(types.UID(want.UID), func(of *record) {
+			if why != of.finding().held {
+				of.found = &finding{held: why}
+			}
+		})
 		if why != "" && why != logged[want.UID] {
 			log.FromContext(ctx).Info("The driver lists the volume as published to a node that no VolumeAttachment is for, not unpublishing it there",
 				append(r.attacher.expectedLogValues(*want), "publishedAt", held[want.UID], "reason", why)...)
@@ -161,7 +165,7 @@ func (l *ledger) recordDrift(a attempt, drift publication.Drift, nodeID string, 
 		return
 	}
 	r := l.recordFor(a)
-	r.drift, r.driftNodeID, r.driftAsOf = drift, nodeID, asOf
+	r.drift, r.found = drift, &finding{nodeID: nodeID, asOf: asOf}
 }
 
 // unusedFor is how long it counts that no Node lists a volume in use. Then the next comparison has to ask again.
@@ -169,7 +173,7 @@ const unusedFor = 30 * time.Second
 
 // currentDrift returns the drift, unless it rests on a Node that was read too long ago.
 func (r record) currentDrift() publication.Drift {
-	if r.drift == publication.Abandoned && time.Since(r.driftAsOf) > unusedFor {
+	if r.drift == publication.Abandoned && time.Since(r.finding().asOf) > unusedFor {
 		return publication.NoDrift
 	}
 	return r.drift
@@ -269,16 +273,19 @@ func (r *reconciler) expectedBut(without func(va *storagev1.VolumeAttachment, ha
 func (a *Attacher) expectedAttachment(va *storagev1.VolumeAttachment, from source, handle string) publication.ExpectedAttachment {
 	record := a.calls.of(va.UID)
 	nodeID, _ := a.nodeID(va.Spec.NodeName)
+	finalizer := slices.Contains(va.Finalizers, a.finalizer)
 	return publication.ExpectedAttachment{
 		Attachment: publication.Attachment{
 			UID: string(va.UID), Name: va.Name, Node: va.Spec.NodeName, Created: va.CreationTimestamp.Time,
 			Deleting: va.DeletionTimestamp != nil, Attached: va.Status.Attached,
-			Finalizer:      slices.Contains(va.Finalizers, a.finalizer),
+			Finalizer:      finalizer,
 			RecordedNodeID: va.Annotations[kube.NodeIDAnnotation], NodeID: nodeID,
 			AttachError: messageOf(va.Status.AttachError), DetachError: messageOf(va.Status.DetachError),
 			Call: record.call, Drift: record.currentDrift(),
 		},
 		Version: contentOf(va), Handle: handle, Exclusive: func() bool { return a.objects.exclusive(from.handle) },
+		// The answers to an earlier process are not known, and it stored the finalizer.
+		Unanswered: record.unanswered || finalizer && !record.untouched,
 	}
 }
 

@@ -120,3 +120,76 @@ func TestAbandonedByAnOldLookIsNotUnpublished(t *testing.T) {
 		})
 	}
 }
+
+// A publish got no answer and took effect later; the driver refuses to repeat it (kubernetes/cloud-provider-openstack#3124,
+// harvester/harvester#10889). The driver's list ends that.
+func TestPublishThatTookEffectWithoutAnAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBubble(t)
+		s := b.listing()
+		b.answers(func(ctx context.Context, c call) error {
+			switch first := len(b.received("v")) == 1; {
+			case c.Method == "Publish" && first:
+				time.AfterFunc(3*time.Minute, func() { s.put("v", c.Node) })
+				return unanswered(ctx)
+			case c.Method == "Publish" && !slices.Contains(b.received("v"), "Unpublish id-n"):
+				return status.Error(codes.Internal, "volume with that name already exists")
+			}
+			s.serve(c)
+			return nil
+		})
+		b.attach("v", "n")
+		defer b.start(everyMinute)()
+		b.within(15*time.Minute, "attached", func() bool { return b.isAttached("v", "n") })
+		calls := slices.Compact(b.received("v"))
+		if want := []string{"Publish id-n", "Unpublish id-n", "Publish id-n"}; !slices.Equal(calls, want) {
+			t.Errorf("calls %q, want %q", calls, want)
+		}
+	})
+}
+
+// S5: the driver answers NOT_FOUND to an unpublish forever. The finalizer is removed if its lists show other volumes, and this one nowhere.
+func TestUnpublishAnsweredNotFound(t *testing.T) {
+	for name, tt := range map[string]struct {
+		other bool   // a volume that is listed
+		at    string // the node ID that the volume stays at
+		want  bool
+	}{
+		"listed nowhere":           {other: true, want: true},
+		"listed":                   {other: true, at: "id-n"},
+		"listed at an unknown ID":  {other: true, at: "what"},
+		"nothing is listed at all": {},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := newBubble(t)
+				s := b.listing()
+				s.put("v", tt.at)
+				b.answers(func(_ context.Context, c call) error {
+					if c.Method == "Unpublish" {
+						return status.Error(codes.NotFound, "no such instance")
+					}
+					s.serve(c)
+					return nil
+				})
+				if tt.other {
+					b.attach("other", "m")
+				}
+				b.attachedBefore("v", "n")
+				b.detach("v", "n")
+				defer b.start(everyMinute)()
+				b.pass(9 * time.Minute)
+				if b.isGone("v", "n") {
+					t.Error("released before the time")
+				}
+				b.pass(11 * time.Minute)
+				if got := b.isGone("v", "n"); got != tt.want {
+					t.Errorf("released: %v, want %v", got, tt.want)
+				}
+				if lines := b.log.of(disagreements[publication.Vanished]); (len(lines) == 1) != tt.want {
+					t.Errorf("logged %v", lines)
+				}
+			})
+		})
+	}
+}

@@ -116,6 +116,8 @@ var disagreements = map[publication.Drift]string{
 	publication.NotPublished:       "The driver does not list the volume as published to the node, publishing it again",
 	publication.StillPublished:     "The driver still lists the volume as published to the node after the detach, unpublishing it again",
 	publication.PublishedElsewhere: "The driver lists the volume as published to another node too, which may write to it; nothing is changed",
+	publication.HalfPublished:      "The driver lists the volume as published to the node and does not confirm it, unpublishing it before the next attempt",
+	publication.Vanished:           "The driver does not know the volume or the node, and has listed the volume as published nowhere for ten minutes, releasing it without an unpublish",
 	publication.Abandoned:          "The driver lists the volume as published to a node that no VolumeAttachment is for, unpublishing it there",
 }
 

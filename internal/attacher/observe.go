@@ -107,8 +107,8 @@ func (a *Attacher) observeAttachment(va *storagev1.VolumeAttachment) *subject {
 		UnpublishedFrom:  a.unpublishedFrom(va, subj.source.handle),
 		Asked:            subj.record.asked,
 		Drift:            subj.record.currentDrift(),
-		DriftNodeID:      subj.record.driftNodeID,
-		Held:             subj.record.held,
+		DriftNodeID:      subj.record.finding().nodeID,
+		Held:             subj.record.finding().held,
 	}
 	subj.seen.VolumeUnrecorded = subj.unrecorded()
 	subj.seen.Restored = a.restored(va)

@@ -170,7 +170,7 @@ func (v *volume) leftBehind(a Attachment) (nodeID string) {
 func (v *volume) staleNodeIDs(a Attachment) []string {
 	stale := a.Finalizer && !a.Untouched && a.RecordedNodeID != "" && a.RecordedNodeID != a.NodeID
 	switch {
-	case a.Drift == Abandoned:
+	case a.Drift == Abandoned, a.Drift == HalfPublished:
 		return []string{a.DriftNodeID}
 	case !stale || a.unpublishedFrom(a.RecordedNodeID):
 		return nil
@@ -227,7 +227,7 @@ func (v *volume) detach(a Attachment) {
 	left = slices.DeleteFunc(left, func(id string) bool {
 		return id == a.RecordedNodeID && v.passedOn(a) || a.DeclaredGone != "" && id == a.DeclaredGone
 	})
-	if len(left) == 0 || planted.S5 && a.unpublished() {
+	if len(left) == 0 || a.Drift == Vanished || planted.S5 && a.unpublished() {
 		late := a.DetachError != "" || v.now.Sub(a.DeletedAt) > confirmAfter
 		if (a.OtherFinalizers || late) && (a.Attached || a.DetachError != "") {
 			// The object stays for other finalizers, or its detach was slow: if it ended as attached, that would mean that another

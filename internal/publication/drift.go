@@ -28,7 +28,16 @@ const (
 	// no attachment, and that are known not to list it in use: another client removed the attachment before the detach. It is
 	// unpublished there.
 	Abandoned Drift = "Abandoned"
+	// HalfPublished: the attachment is wanted, its publish fails, and one before got no answer. Lists had the volume nowhere, and now have
+	// it at this node alone: that publish took effect, and the driver refuses another one. It is unpublished, and published again.
+	HalfPublished Drift = "HalfPublished"
+	// Vanished: the attachment is being deleted, the driver answers NOT_FOUND to its unpublish, and has listed the volume nowhere for
+	// vanishedAfter, in lists that show others at nodes of the cluster. The finalizer is removed without the driver's OK.
+	Vanished Drift = "Vanished"
 )
+
+// followsFailures: the drift is about a call that fails again and again. Each attempt changes the attachment, and nothing at the storage.
+func (d Drift) followsFailures() bool { return d == Abandoned || d == HalfPublished || d == Vanished }
 
 const (
 	// initialRepairs is how many drifts the first pass repairs. The next listing shows whether the list can be trusted.
@@ -37,6 +46,11 @@ const (
 	repairsFactor = 4
 	// maxRepairs limits it, far above the size of any cluster.
 	maxRepairs = 1 << 20
+	// nowhereLists is how many lists must have had a volume nowhere before one that has it shows that a publish took effect.
+	nowhereLists = 2
+	// vanishedAfter is how long lists must have had a volume nowhere: longer than drivers were seen to leave out a volume that exists, and
+	// than the longest back-off.
+	vanishedAfter = 10 * time.Minute
 	// maxRepairDelay is the longest wait before a drift that recurred is repaired again.
 	maxRepairDelay = 24 * time.Hour
 )
@@ -81,13 +95,15 @@ type ExpectedAttachment struct {
 	Handle  string // the volume's handle as the driver lists it
 	// Exclusive: the volume may be published to one node only. It is asked for the few attachments that the list does not confirm.
 	Exclusive func() bool
+	// Unanswered: a publish got no answer since the driver confirmed an unpublish. That may also be one of an earlier process.
+	Unanswered bool
 }
 
 // Result is the result of a comparison.
 type Result struct {
 	// Confirmed are the drifts to repair, by the attachment's UID, and those that are PublishedElsewhere.
 	Confirmed map[string]Drift
-	// At is the node ID of each of them that is Abandoned or PublishedElsewhere.
+	// At is the node ID of each of them that is Abandoned, HalfPublished or PublishedElsewhere.
 	At map[string]string
 	// Held has, by UID, a node ID at which a volume would be Abandoned, if it were known that no Node lists it in use there.
 	Held map[string]string
@@ -120,6 +136,7 @@ type suspect struct {
 	since   time.Time // when the first listing that showed it began
 	version string    // the attachment's Version after that listing
 
+	nowhere   int       // lists that had the volume nowhere while it was wanted and not attached
 	repair    Drift     // the last drift that was confirmed; NoDrift for none
 	tries     int       // number of repairs
 	acted     time.Time // time of the last repair
@@ -135,7 +152,7 @@ func NewComparison(period time.Duration) *Comparison {
 // Of a, UID, Attached, Deleting, Drift and the node IDs are read.
 func (c *Comparison) Confirms(list Listing, handle string, a Attachment) bool {
 	entry := list.Volumes[handle]
-	return entry != nil && a.Attached && !a.Deleting && len(entry.NodeIDs) == 1 && entry.NodeIDs[0] == a.boundNodeID() &&
+	return entry != nil && a.Attached && !a.Deleting && entry.hasOnly(a.boundNodeID()) &&
 		a.Drift == NoDrift && c.suspect[a.UID] == nil
 }
 
@@ -150,16 +167,14 @@ func (c *Comparison) Compare(now time.Time, list Listing, claims []ExpectedAttac
 	unproven := 0
 	for i := range claims { // they are large
 		claim := &claims[i]
-		drift, known := claim.compare(list, holders)
-		if ids := claim.abandoned(list, holders); drift != Abandoned && len(ids) > 0 {
-			result.Held[claim.UID] = ids[0]
-		}
 		s := c.suspect[claim.UID]
 		if s == nil {
-			if drift == NoDrift && claim.Drift == NoDrift {
-				continue
-			}
 			s = &suspect{}
+		}
+		drift, known := claim.compare(list, holders, s.nowhere)
+		s.countNowhere(list, claim)
+		if ids := claim.abandoned(list, holders); drift != Abandoned && len(ids) > 0 {
+			result.Held[claim.UID] = ids[0]
 		}
 		c.judge(&result, now, list, claim, s, drift, known)
 		if known && s.unproven(claim) {
@@ -173,10 +188,11 @@ func (c *Comparison) Compare(now time.Time, list Listing, claims []ExpectedAttac
 		case !s.confirm(&result, list, claim, drift):
 		case drift == PublishedElsewhere:
 			result.Confirmed[claim.UID], result.At[claim.UID] = drift, claim.elsewhere(list)
+		case drift == Vanished && c.distrusts():
 		case !now.Before(s.notBefore):
 			confirmed = append(confirmed, claim)
 		}
-		if s.drift != NoDrift || s.repair != NoDrift {
+		if s.drift != NoDrift || s.repair != NoDrift || s.nowhere > 0 {
 			kept[claim.UID] = s
 		}
 	}
@@ -184,8 +200,11 @@ func (c *Comparison) Compare(now time.Time, list Listing, claims []ExpectedAttac
 	c.trust(result)
 	c.act(&result, now, confirmed, max(0, c.repairs-unproven))
 	for _, claim := range confirmed {
-		if result.Confirmed[claim.UID] == Abandoned {
+		switch result.Confirmed[claim.UID] {
+		case Abandoned:
 			result.At[claim.UID] = claim.abandonedAt(list, holders)
+		case HalfPublished:
+			result.At[claim.UID] = claim.boundNodeID()
 		}
 	}
 	return result
@@ -217,22 +236,57 @@ func (c *Comparison) judge(result *Result, now time.Time, list Listing, claim *E
 // confirm reports whether a drift is confirmed and is not being repaired already.
 func (s *suspect) confirm(result *Result, list Listing, claim *ExpectedAttachment, drift Drift) bool {
 	busy := claim.Call.InFlight || !claim.Call.Ended.Before(list.Began)
-	if drift == Abandoned {
-		// Each failed publish changes the attachment, and has no effect on the other node.
-		busy, s.version, s.since = claim.Call.InFlight, claim.Version, claim.Call.Ended.Add(1)
+	changed := s.version != claim.Version || !claim.Call.Ended.Before(s.since)
+	if drift.followsFailures() {
+		busy, changed = claim.Call.InFlight, false
 	}
 	if drift == NoDrift || busy {
 		s.drift = NoDrift
 		return false
 	}
-	if s.drift != drift || s.version != claim.Version || !claim.Call.Ended.Before(s.since) {
+	if s.drift != drift || changed {
 		if s.drift != drift {
 			result.Seen[drift]++
 		}
 		s.drift, s.since, s.version = drift, list.Began, claim.Version
 		return false
 	}
-	return claim.Drift != drift
+	return claim.Drift != drift && s.lasted(list, claim)
+}
+
+// lasted reports whether the call has failed again since the first list that showed the drift, and for as long as it takes.
+func (s *suspect) lasted(list Listing, claim *ExpectedAttachment) bool {
+	switch again := claim.Call.at(claim.boundNodeID()).Ended.After(s.since); s.drift {
+	case HalfPublished:
+		return again
+	case Vanished:
+		return again && !list.Began.Before(s.since.Add(vanishedAfter))
+	default:
+		return true
+	}
+}
+
+// countNowhere counts the lists that had the volume of a wanted attachment nowhere. Elsewhere is not nowhere.
+func (s *suspect) countNowhere(list Listing, claim *ExpectedAttachment) {
+	switch entry := list.Volumes[claim.Handle]; {
+	case claim.Deleting || claim.Attached:
+		s.nowhere = 0
+	case entry == nil: // unknown
+	case len(entry.NodeIDs) == 0:
+		s.nowhere++
+	case !entry.hasOnly(claim.boundNodeID()):
+		s.nowhere = 0
+	}
+}
+
+// distrusts: a list contradicted what the driver had confirmed, and none agreed since.
+func (c *Comparison) distrusts() bool {
+	for _, s := range c.suspect {
+		if !s.notBefore.IsZero() {
+			return true
+		}
+	}
+	return false
 }
 
 // trust allows more repairs in one pass if they helped, and one if they did not.
@@ -257,7 +311,7 @@ func (c *Comparison) act(result *Result, now time.Time, confirmed []*ExpectedAtt
 	})
 	for _, claim := range confirmed[:min(len(confirmed), most)] {
 		s := c.suspect[claim.UID]
-		s.repair, s.acted = s.drift, now
+		s.repair, s.acted, s.nowhere = s.drift, now, 0
 		s.tries++
 		result.Confirmed[claim.UID] = s.drift
 	}
@@ -269,8 +323,8 @@ func (c *ExpectedAttachment) isResolved(drift Drift, known bool) bool {
 	switch {
 	case c.Drift == NoDrift || c.Call.InFlight:
 		return false
-	case c.Drift == Abandoned:
-		return drift != Abandoned
+	case c.Drift.followsFailures():
+		return drift != c.Drift
 	default:
 		return known && drift != c.Drift && !c.Call.failed() && c.AttachError == "" && c.DetachError == ""
 	}
@@ -307,17 +361,21 @@ func holdersOf(claims []ExpectedAttachment) map[place]int {
 }
 
 // compare returns how a listing contradicts an attachment. If known is false, it allows no conclusion.
-func (c *ExpectedAttachment) compare(list Listing, holders map[place]int) (drift Drift, known bool) {
+func (c *ExpectedAttachment) compare(list Listing, holders map[place]int, nowhere int) (drift Drift, known bool) {
 	entry := list.Volumes[c.Handle]
 	if entry == nil {
 		return NoDrift, false // created since
 	}
 	here := slices.Contains(entry.NodeIDs, c.boundNodeID())
 	switch unchanged := c.nodeUnchanged(); {
+	case c.Deleting && c.Finalizer && c.Call.unknownAt(c.boundNodeID()) && len(entry.NodeIDs) == 0 && list.showsNodes():
+		return Vanished, true
 	case c.Deleting:
 		return c.compareReleased(here, holders)
 	case c.abandonedAt(list, holders) != "":
 		return Abandoned, true
+	case unchanged && nowhere >= nowhereLists && entry.hasOnly(c.boundNodeID()) && c.Unanswered && c.notPublished():
+		return HalfPublished, true
 	case !c.Attached:
 		return NoDrift, false // in progress
 	case here && (!unchanged || c.elsewhere(list) == ""):
@@ -352,9 +410,25 @@ func (c *ExpectedAttachment) compareReleased(here bool, holders map[place]int) (
 	return NoDrift, !here
 }
 
-// publishFails: the volume is exclusive and wanted, and the last publish failed.
-func (c *ExpectedAttachment) publishFails() bool {
-	return !c.Deleting && !c.Attached && c.Call.Verb == Publish && c.Call.failed() && c.Exclusive()
+// notPublished: the volume is wanted, and the last publish failed.
+func (c *ExpectedAttachment) notPublished() bool {
+	return !c.Deleting && !c.Attached && c.Call.Verb == Publish && c.Call.failed()
+}
+
+// publishFails: the same for an exclusive volume.
+func (c *ExpectedAttachment) publishFails() bool { return c.notPublished() && c.Exclusive() }
+
+// hasOnly: the volume is listed at that node and at no other.
+func (e *Entry) hasOnly(nodeID string) bool { return len(e.NodeIDs) == 1 && e.NodeIDs[0] == nodeID }
+
+// showsNodes: the list has volumes at nodes of the cluster, so one that it has nowhere is not left out with all others.
+func (l Listing) showsNodes() bool {
+	for _, entry := range l.Volumes {
+		if slices.ContainsFunc(entry.NodeIDs, func(id string) bool { return l.Nodes[id] }) {
+			return true
+		}
+	}
+	return false
 }
 
 // abandoned returns the nodes at which the driver lists a volume that cannot be published, although it has no attachment there; none if

@@ -155,6 +155,124 @@ func TestAbandonedOnlyWhereNoNodeListsIt(t *testing.T) {
 	}
 }
 
+// A list that shows the volume at this node alone, after lists that had it nowhere and a publish without an answer, shows that the publish
+// took effect (kubernetes/cloud-provider-openstack#3124, harvester/harvester#10889).
+func TestPublishThatTookEffectIsFoundInTheList(t *testing.T) {
+	nowhere, here := []string{}, []string{"id-a"}
+	unanswered := func(c *ExpectedAttachment) { c.Unanswered = true }
+	after := [][]string{nowhere, nowhere, here, here}
+	for name, tt := range map[string]struct {
+		lists  [][]string
+		change func(*ExpectedAttachment)
+		quiet  bool // the publish is not tried again
+		want   bool
+	}{
+		"nowhere, then here":                   {lists: after, change: unanswered, want: true},
+		"shared, the same":                     {lists: after, change: func(c *ExpectedAttachment) { *c = sharing(*c); c.Unanswered = true }, want: true},
+		"once nowhere":                         {lists: [][]string{nowhere, here, here, here}, change: unanswered},
+		"here from the start: a pod may run":   {lists: [][]string{here, here, here, here}, change: unanswered},
+		"here in one list":                     {lists: after[:3], change: unanswered},
+		"here, and elsewhere":                  {lists: [][]string{nowhere, nowhere, {"id-a", "id-b"}, {"id-a", "id-b"}}, change: unanswered},
+		"elsewhere in between":                 {lists: [][]string{nowhere, nowhere, {"id-b"}, here, here}, change: unanswered},
+		"every publish was answered":           {lists: after, change: func(*ExpectedAttachment) {}},
+		"the publish is not tried again":       {lists: after, change: unanswered, quiet: true},
+		"the node has another ID":              {lists: after, change: func(c *ExpectedAttachment) { c.Unanswered, c.NodeID = true, "id-new" }},
+		"attached":                             {lists: after, change: func(c *ExpectedAttachment) { c.Unanswered, c.Attached = true, true }},
+		"not wanted any more":                  {lists: after, change: func(c *ExpectedAttachment) { *c = claimed(deleting(c.Attachment)); c.Unanswered = true }},
+		"listed under an ID that is not known": {lists: [][]string{nowhere, nowhere, {"what"}, {"what"}}, change: unanswered},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c, claim := NewComparison(time.Minute), claimed(refusedHere())
+			tt.change(&claim)
+			var result Result
+			for i, ids := range tt.lists {
+				at := noon.Add(time.Duration(i) * time.Minute)
+				if !tt.quiet {
+					claim.Call.Ended, claim.Version = at.Add(-10*time.Second), fmt.Sprint(i)
+				}
+				result = c.Compare(at.Add(time.Second), listing(at, ids...), []ExpectedAttachment{claim})
+			}
+			if got := result.Confirmed["uid-a"] == HalfPublished; got != tt.want || got && result.At["uid-a"] != "id-a" {
+				t.Errorf("confirmed %v at %q, want %v", result.Confirmed, result.At["uid-a"], tt.want)
+			}
+		})
+	}
+}
+
+// S5: NOT_FOUND to an unpublish is no OK. Together with lists that show others, and have had the volume nowhere for vanishedAfter, it is.
+func TestNotFoundAndListedNowhere(t *testing.T) {
+	minutes := int(vanishedAfter / time.Minute)
+	for name, tt := range map[string]struct {
+		lists  int // one a minute, after the first
+		change func(*ExpectedAttachment)
+		ids    func(minute int) []string
+		others []string // where the list has another volume
+		once   bool     // the unpublish is not tried again
+		want   bool
+	}{
+		"for long enough":              {lists: minutes, others: []string{"id-b"}, want: true},
+		"not yet":                      {lists: minutes - 1, others: []string{"id-b"}},
+		"the list shows no others":     {lists: 3 * minutes},
+		"the list shows unknown nodes": {lists: 3 * minutes, others: []string{"what"}},
+		"listed in between": {lists: minutes, others: []string{"id-b"}, ids: func(minute int) []string {
+			return map[int][]string{3: {"id-a"}}[minute]
+		}},
+		"listed at an unknown node in between": {lists: minutes, others: []string{"id-b"}, ids: func(minute int) []string {
+			return map[int][]string{3: {"what"}}[minute]
+		}},
+		"another answer":  {lists: 3 * minutes, others: []string{"id-b"}, change: func(c *ExpectedAttachment) { c.Call.NotFound = false }},
+		"wanted":          {lists: 3 * minutes, others: []string{"id-b"}, change: func(c *ExpectedAttachment) { c.Deleting = false }},
+		"released before": {lists: 3 * minutes, others: []string{"id-b"}, change: func(c *ExpectedAttachment) { c.Finalizer = false }},
+		"asked once":      {lists: 3 * minutes, others: []string{"id-b"}, once: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c, claim := NewComparison(time.Minute), claimed(deleting(attached("a")))
+			claim.Call = Call{Verb: Unpublish, NodeID: "id-a", Sent: true, Failures: 1, NotFound: true, Ended: noon.Add(-time.Hour)}
+			if tt.change != nil {
+				tt.change(&claim)
+			}
+			confirmed := -1
+			for i := range tt.lists + 1 {
+				at := noon.Add(time.Duration(i) * time.Minute)
+				if claim.Version = fmt.Sprint(i); !tt.once {
+					claim.Call.Ended = at.Add(-10 * time.Second)
+				}
+				list := listing(at)
+				if tt.ids != nil {
+					list = listing(at, tt.ids(i)...)
+				}
+				list.Volumes["other"] = &Entry{NodeIDs: tt.others}
+				if c.Compare(at.Add(time.Second), list, []ExpectedAttachment{claim}).Confirmed["uid-a"] == Vanished && confirmed < 0 {
+					confirmed = i
+				}
+			}
+			if got := confirmed >= 0; got != tt.want || got && confirmed != minutes {
+				t.Errorf("confirmed in minute %d, want %v", confirmed, tt.want)
+			}
+		})
+	}
+}
+
+// While a list contradicts what the driver has confirmed, it shows nothing of a volume that it leaves out.
+func TestNotFoundAndAListThatIsDistrusted(t *testing.T) {
+	c, claim, other := NewComparison(time.Minute), claimed(deleting(attached("a"))), claimed(attached("b"))
+	other.Handle = "other"
+	claim.Call = Call{Verb: Unpublish, NodeID: "id-a", Sent: true, Failures: 1, NotFound: true}
+	for i := range 40 {
+		at := noon.Add(time.Duration(i) * time.Minute)
+		claim.Call.Ended = at.Add(-10 * time.Second)
+		list := listing(at)
+		list.Volumes["other"], list.Volumes["third"] = &Entry{}, &Entry{NodeIDs: []string{"id-c"}}
+		result := c.Compare(at.Add(time.Second), list, []ExpectedAttachment{claim, other})
+		if result.Confirmed["uid-a"] != NoDrift {
+			t.Fatalf("minute %d: %v", i, result.Confirmed)
+		}
+		if result.Confirmed["uid-b"] == NotPublished {
+			other.Call = Call{Verb: Publish, NodeID: "id-b", Sent: true, Confirmed: true, Recorded: true, Ended: at.Add(10 * time.Second)}
+		}
+	}
+}
+
 // round is one listing of a life: its result, in words.
 type round struct {
 	listed bool // at id-a
@@ -298,22 +416,32 @@ func TestDecideOnDrift(t *testing.T) {
 		seen []Attachment
 		want []Step
 	}{
-		"not published: publish again":                         {[]Attachment{lost(attached("a"))}, []Step{CallDriver{to("a"), Publish, "id-a"}}},
-		"not published, published by this process: the same":   {[]Attachment{called(lost(attached("a")), recorded)}, []Step{CallDriver{to("a"), Publish, "id-a"}}},
-		"published again: record":                              {[]Attachment{called(lost(attached("a")), with2(recorded, func(c *Call) { c.Recorded = false }))}, []Step{RecordAttached{to("a")}}},
-		"failed: the error is recorded":                        {[]Attachment{called(lost(attached("a")), failed)}, []Step{RecordError{to("a"), Publish, "no", true}}},
-		"failed, recorded: waits":                              {[]Attachment{called(lost(attached("a")), with2(failed, func(c *Call) { c.Recorded = true }))}, nil},
-		"failed, back-off over: it is tried again":             {[]Attachment{called(lost(attached("a")), with2(failed, func(c *Call) { c.Ended = noon.Add(-time.Second) }))}, []Step{CallDriver{to("a"), Publish, "id-a"}}},
-		"S10: not published, without our finalizer":            {[]Attachment{lost(with(attached("a"), func(a *Attachment) { a.Finalizer = false }))}, []Step{WriteFinalizers{to("a"), "id-a", true, false}}},
-		"not published, being deleted: only detached":          {[]Attachment{lost(deleting(attached("a")))}, []Step{CallDriver{to("a"), Unpublish, "id-a"}}},
-		"S1: not published, another one may be published":      {[]Attachment{lost(attached("a")), deleting(attached("b"))}, []Step{CallDriver{to("b"), Unpublish, "id-b"}}},
-		"S4: not published, a call for another one in flight":  {[]Attachment{lost(attached("a")), called(deleting(attached("b")), Call{Verb: Unpublish, NodeID: "id-b", InFlight: true})}, nil},
-		"S5: not published, the node has another id: no call":  {[]Attachment{lost(with(attached("a"), func(a *Attachment) { a.NodeID = "id-new" }))}, nil},
-		"not published, and the next one waits":                {[]Attachment{lost(attached("a")), with(fresh("b"), func(b *Attachment) { b.AttachError = stillExists })}, []Step{CallDriver{to("a"), Publish, "id-a"}}},
-		"still published: unpublish the recorded id":           {[]Attachment{still(with(letGo("a"), func(a *Attachment) { a.NodeID = "id-new" }))}, []Step{CallDriver{to("a"), Unpublish, "id-a"}}},
-		"still published, another one may need it there":       {[]Attachment{still(letGo("a")), with(attached("b"), func(b *Attachment) { b.RecordedNodeID, b.NodeID = "id-a", "id-a" })}, nil},
-		"S4: still published, a call for another one":          {[]Attachment{still(letGo("a")), called(attached("b"), Call{Verb: Publish, NodeID: "id-b", InFlight: true})}, nil},
-		"unpublished again":                                    {[]Attachment{called(letGo("a"), Call{Verb: Unpublish, NodeID: "id-a", Confirmed: true})}, nil},
+		"not published: publish again":                        {[]Attachment{lost(attached("a"))}, []Step{CallDriver{to("a"), Publish, "id-a"}}},
+		"not published, published by this process: the same":  {[]Attachment{called(lost(attached("a")), recorded)}, []Step{CallDriver{to("a"), Publish, "id-a"}}},
+		"published again: record":                             {[]Attachment{called(lost(attached("a")), with2(recorded, func(c *Call) { c.Recorded = false }))}, []Step{RecordAttached{to("a")}}},
+		"failed: the error is recorded":                       {[]Attachment{called(lost(attached("a")), failed)}, []Step{RecordError{to("a"), Publish, "no", true}}},
+		"failed, recorded: waits":                             {[]Attachment{called(lost(attached("a")), with2(failed, func(c *Call) { c.Recorded = true }))}, nil},
+		"failed, back-off over: it is tried again":            {[]Attachment{called(lost(attached("a")), with2(failed, func(c *Call) { c.Ended = noon.Add(-time.Second) }))}, []Step{CallDriver{to("a"), Publish, "id-a"}}},
+		"S10: not published, without our finalizer":           {[]Attachment{lost(with(attached("a"), func(a *Attachment) { a.Finalizer = false }))}, []Step{WriteFinalizers{to("a"), "id-a", true, false}}},
+		"not published, being deleted: only detached":         {[]Attachment{lost(deleting(attached("a")))}, []Step{CallDriver{to("a"), Unpublish, "id-a"}}},
+		"S1: not published, another one may be published":     {[]Attachment{lost(attached("a")), deleting(attached("b"))}, []Step{CallDriver{to("b"), Unpublish, "id-b"}}},
+		"S4: not published, a call for another one in flight": {[]Attachment{lost(attached("a")), called(deleting(attached("b")), Call{Verb: Unpublish, NodeID: "id-b", InFlight: true})}, nil},
+		"S5: not published, the node has another id: no call": {[]Attachment{lost(with(attached("a"), func(a *Attachment) { a.NodeID = "id-new" }))}, nil},
+		"not published, and the next one waits":               {[]Attachment{lost(attached("a")), with(fresh("b"), func(b *Attachment) { b.AttachError = stillExists })}, []Step{CallDriver{to("a"), Publish, "id-a"}}},
+		"still published: unpublish the recorded id":          {[]Attachment{still(with(letGo("a"), func(a *Attachment) { a.NodeID = "id-new" }))}, []Step{CallDriver{to("a"), Unpublish, "id-a"}}},
+		"still published, another one may need it there":      {[]Attachment{still(letGo("a")), with(attached("b"), func(b *Attachment) { b.RecordedNodeID, b.NodeID = "id-a", "id-a" })}, nil},
+		"S4: still published, a call for another one":         {[]Attachment{still(letGo("a")), called(attached("b"), Call{Verb: Publish, NodeID: "id-b", InFlight: true})}, nil},
+		"half published: unpublish first": {[]Attachment{with(called(begun("a"), with2(failed, func(c *Call) { c.Republish = false })),
+			func(a *Attachment) { a.Drift, a.DriftNodeID = HalfPublished, "id-a" })}, []Step{CallDriver{to("a"), Unpublish, "id-a"}}},
+		"half published, that unpublish failed": {[]Attachment{with(called(begun("a"), with2(failed, func(c *Call) { c.Verb, c.Recorded = Unpublish, true })),
+			func(a *Attachment) { a.Drift, a.DriftNodeID = HalfPublished, "id-a" })}, nil},
+		"half published, unpublished: publish": {[]Attachment{called(with(begun("a"), func(a *Attachment) { a.AttachError = "no" }), Call{Verb: Unpublish, NodeID: "id-a", Sent: true, Confirmed: true})},
+			[]Step{CallDriver{to("a"), Publish, "id-a"}}},
+		"vanished: released": {[]Attachment{with(called(with(deleting(attached("a")), func(a *Attachment) { a.Attached = false }), Call{Verb: Unpublish, NodeID: "id-a", Sent: true, Failures: 1, Ended: noon}),
+			func(a *Attachment) { a.Drift = Vanished })}, []Step{RemoveFinalizer{to("a")}}},
+		"S4: vanished, a call in flight": {[]Attachment{with(called(deleting(attached("a")), Call{Verb: Unpublish, NodeID: "id-a", Sent: true, InFlight: true}),
+			func(a *Attachment) { a.Drift = Vanished })}, nil},
+		"unpublished again": {[]Attachment{called(letGo("a"), Call{Verb: Unpublish, NodeID: "id-a", Confirmed: true})}, nil},
 		"unpublished again after a failure: the error goes":    {[]Attachment{called(with(letGo("a"), func(a *Attachment) { a.DetachError = "no" }), Call{Verb: Unpublish, NodeID: "id-a", Confirmed: true})}, []Step{RecordDetached{to("a")}}},
 		"unpublished again, failed":                            {[]Attachment{called(still(letGo("a")), Call{Verb: Unpublish, NodeID: "id-a", Failures: 1, Ended: noon, Message: "no", Inputs: "i"})}, []Step{RecordError{to("a"), Unpublish, "no", true}}},
 		"gone by force after a failed second publish: it runs": {[]Attachment{{UID: "uid-a", Name: "a", Gone: true, Call: failed}}, nil},

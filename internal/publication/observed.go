@@ -84,7 +84,7 @@ type Attachment struct {
 
 	// Drift is the confirmed drift of the driver's list. It stays until the driver confirmed the repair and that is recorded.
 	Drift Drift
-	// DriftNodeID is the node that still has the volume, if Drift is Abandoned.
+	// DriftNodeID is the node that still has the volume, if Drift is Abandoned or HalfPublished.
 	DriftNodeID string
 	// Held is why the volume is not unpublished from a node that the driver lists without an attachment; empty if that is not so.
 	Held string

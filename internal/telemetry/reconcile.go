@@ -39,13 +39,14 @@ func NewReconcile(registry prometheus.Registerer) *Reconcile {
 	for _, result := range []string{"complete", "failed"} {
 		r.passes.WithLabelValues(result)
 	}
-	for _, drift := range []publication.Drift{publication.NotPublished, publication.StillPublished, publication.Abandoned} {
+	for _, drift := range []publication.Drift{publication.NotPublished, publication.StillPublished, publication.Abandoned, publication.HalfPublished} {
 		for _, result := range []string{"seen", "confirmed", "repaired", "repeated"} {
 			r.drifts.WithLabelValues(string(drift), result)
 		}
 	}
-	for _, result := range []string{"seen", "confirmed"} { // nothing is done about it
+	for _, result := range []string{"seen", "confirmed"} { // nothing is done about the one, and the other's attachment is gone
 		r.drifts.WithLabelValues(string(publication.PublishedElsewhere), result)
+		r.drifts.WithLabelValues(string(publication.Vanished), result)
 	}
 	registry.MustRegister(r.passes, r.entries, r.drifts)
 	return r
