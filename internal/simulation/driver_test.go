@@ -222,6 +222,12 @@ func (s *sim) receive() {
 			synctest.Wait()
 			continue
 		}
+		if s.refuses(c) {
+			s.say("driver: %s: refused", c)
+			c.reply <- status.Error(codes.FailedPrecondition, "the volume is attached to another node")
+			synctest.Wait()
+			continue
+		}
 		s.judgeCall(c)
 		switch {
 		case c.by.driver.hangs == mute:

@@ -351,6 +351,7 @@ func (s *sim) judgeCall(c *call) {
 		}
 	}
 	if !c.publish {
+		s.judgeUnpublish(c)
 		return
 	}
 	if !s.protected(d, c.called) {

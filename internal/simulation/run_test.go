@@ -65,6 +65,9 @@ func (s *sim) calmDown() {
 	s.isolate()
 	s.restore()
 	s.move()
+	if s.broken == "" {
+		s.restoreEtcd()
+	}
 	s.comeToRest()
 	if missing := cmp.Or(s.settled(), s.leftOver(), s.unmended()); missing != "" && s.broken == "" {
 		s.breaks("liveness", "%s", missing)
@@ -237,7 +240,7 @@ var particulars = regexp.MustCompile(`\b(?:other[/-])?(?:(?:id-)?n\d(?:-\d+)?|a\
 var notable = []string{
 	"CREATE", "DELETE", "volumesAttached", "arrives", "busy", "mounts", "unmounts", "late, from", "answer lost", "modified", "crashes", "deposed", "killed",
 	"loses its power", "out of service", "not ready", "online: false", "is deleted by force", "registers, ", "restarts", "a person", "another client", "nothing recorded", "comes in the place", "caller gone true",
-	forces, lateEffect, returns, isMadeFor, "driver hangs", "driver fails", "moves to", " and claim-",
+	forces, lateEffect, returns, isMadeFor, "driver hangs", "driver fails", "etcd is restored", "moves to", " and claim-",
 }
 
 // Words of the log for the rare things that a run is there for.

@@ -64,8 +64,9 @@ type sim struct {
 	identity  identity
 	disks     []*disk
 	slots     []*slot
-	byHand    map[string]*disk // of attachments under names that another client chose
-	remade    map[*disk]bool   // whose PersistentVolume was deleted by force
+	byHand    map[string]*disk   // of attachments under names that another client chose
+	restored  map[*disk]*machine // that has it, and a restored backup does not know
+	remade    map[*disk]bool     // whose PersistentVolume was deleted by force
 	// strips: of the attachments that are made some do not say what they are of, nor which
 	// machine they were made for: those of another controller, or after a webhook that takes
 	// annotations off. Which ones is drawn beforehand, so that the order in which the processes
@@ -96,7 +97,7 @@ func newSim(seed uint64) *sim {
 		rng: rand.New(rand.NewPCG(seed, 1)), others: rand.New(rand.NewPCG(seed, 2)), boxes: rand.New(rand.NewPCG(seed, 3)),
 		forms: rand.New(rand.NewPCG(seed, 5)), api: newServer(), net: &network{}, storage: newStorage(),
 		machines: map[string]*machine{}, left: map[*machine]int{}, takenOver: map[*machine]bool{}, leases: map[string]bool{},
-		byHand: map[string]*disk{}, remade: map[*disk]bool{},
+		byHand: map[string]*disk{}, remade: map[*disk]bool{}, restored: map[*disk]*machine{},
 	}
 	s.api.judge, s.api.changed, s.requests = s.judge, s.observe, newRequests()
 	s.net.version = s.api.now

@@ -72,6 +72,8 @@ const (
 	SharedPublication Name = "shared-publication"
 	// ForcedVolume: a PersistentVolume is deleted by force, without regard to its finalizers.
 	ForcedVolume Name = "forced-volume"
+	// RestoredBackup: an exclusive volume is published although another node has it, because a backup of etcd knows nothing of that.
+	RestoredBackup Name = "restored-backup"
 	// AbandonedCall: a driver carries out a call after its caller has abandoned it.
 	AbandonedCall Name = "abandoned-call"
 	// UnseenReattach: a volume is attached again between the node's read of the VolumeAttachment and the call that follows.
