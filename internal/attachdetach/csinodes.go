@@ -21,10 +21,12 @@ func (w *clusterState) csiNodeChanged(before, after *storagev1.CSINode) []key {
 	return keys
 }
 
-// renamed reports whether the driver has another ID for the node than the one that is recorded on the attachment.
-func (w *clusterState) renamed(va *storagev1.VolumeAttachment) bool {
-	recorded, is := va.Annotations[kube.NodeIDAnnotation], w.nodeID(va.Spec.NodeName, va.Spec.Attacher)
-	return recorded != "" && is != "" && recorded != is
+// renamed reports whether the recorded node ID of an attachment has become another than the driver has for the node now, or was one: all others
+// that attachers record with their finalizers change no decision.
+func (w *clusterState) renamed(before, after *storagev1.VolumeAttachment) bool {
+	was, recorded := before.Annotations[kube.NodeIDAnnotation], after.Annotations[kube.NodeIDAnnotation]
+	is := w.nodeID(after.Spec.NodeName, after.Spec.Attacher)
+	return was != recorded && is != "" && (was != "" && was != is || recorded != "" && recorded != is)
 }
 
 // nodeID returns the ID that a driver has for a node, empty if that is unknown.

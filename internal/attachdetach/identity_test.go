@@ -141,13 +141,20 @@ func TestNodeIDsWake(t *testing.T) {
 			late.Annotations[kube.NodeIDAnnotation] = "i-0"
 			return m.put(late)
 		}, true},
+		{"it stays", func() []key {
+			late := va.DeepCopy()
+			late.Annotations[kube.NodeIDAnnotation], late.Finalizers = "i-0", []string{"x"}
+			return m.put(late)
+		}, false},
+		{"the node's ID is recorded again", func() []key { return m.put(va) }, true},
+		{"it changes once more", func() []key { return m.put(aCSINode("n", "i-3")) }, true},
 	} {
 		if woken := step.event(); slices.Contains(woken, k) != step.woken {
 			t.Errorf("%s: woken %v", step.what, woken)
 		}
 	}
 	d := m.decide(k)
-	if want := (attachment.RecordSameMachine{Node: "n", NodeID: "i-1"}); len(d.Steps) != 1 || !does[attachment.RecordSameMachine](d) {
+	if want := (attachment.RecordSameMachine{Node: "n", NodeID: "i-3"}); len(d.Steps) != 1 || !does[attachment.RecordSameMachine](d) {
 		t.Errorf("%+v, want %+v", d.Steps, want)
 	}
 }

@@ -196,7 +196,7 @@ func (w *clusterState) attachmentChanged(before, after *storagev1.VolumeAttachme
 	if after != nil {
 		w.handled.Store(after.Name, after)
 	}
-	if before != nil && after != nil && sameAttachment(before, after) && !w.renamed(after) && !d.deleteMayBeUnderway(before) {
+	if before != nil && after != nil && sameAttachment(before, after) && !w.renamed(before, after) && !d.deleteMayBeUnderway(before) {
 		return nil
 	}
 	var keys []key

@@ -175,8 +175,8 @@ func (s *sim) bustle(ticks int, until func() bool) {
 }
 
 // misled reports whether nothing shows any more that a volume may be at a machine whose name another one like it has: that one's kubelet has
-// listed nothing for long enough, lists the volume for pods of its own, or is out of service, as a person said of it; or it listed what was
-// reported to it, so that the attachment records its boot; or the UUID that both show was no other Node's at some moment since the writer last
+// listed nothing for long enough, has listed the volume for pods of its own, or is out of service, as a person said of it; or the attachment
+// records its boot; or the UUID that both show was no other Node's at some moment since the writer last
 // looked.
 func (s *sim) misled(m *machine, va *storagev1.VolumeAttachment, since int) bool {
 	if !m.alike {
@@ -185,7 +185,11 @@ func (s *sim) misled(m *machine, va *storagev1.VolumeAttachment, since int) bool
 	last := s.lastNode(m.name)
 	others := va.Annotations[kube.NodeUIDAnnotation] == string(last.UID) || va.Annotations[kube.BootIDAnnotation] != s.bootID(m)
 	old := time.Since(last.CreationTimestamp.Time) >= attachment.SyncWindow-clockBound
-	if old || others || isOutOfService(last) || listsInUse(last, s.diskOf(va).handle) {
+	listed := slices.ContainsFunc(s.api.history[nodes], func(e event) bool {
+		n, ok := e.object.(*corev1.Node)
+		return ok && n.UID == last.UID && listsInUse(n, s.diskOf(va).handle)
+	})
+	if old || others || listed || isOutOfService(last) {
 		return true
 	}
 	alone := func(version int) bool {
