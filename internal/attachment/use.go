@@ -48,8 +48,8 @@ const (
 	SameObject
 	// Restarted: the same machine in a later boot. Its mounts are gone.
 	Restarted
-	// Replaced: another machine under the same name, as its identities say, or the CSI node ID and the boot ID together. It has no information about the earlier one, which may be cut off and still
-	// write.
+	// Replaced: another machine under the same name, as its identities say, or the CSI node ID and the boot ID together. It has no
+	// information about the earlier one, which may be cut off and still write.
 	Replaced
 )
 
@@ -92,16 +92,17 @@ func (n Node) SameMachine(a *Attachment) bool {
 	return n.Exists == Yes && (boot || hardware && !n.Machine.another(a.Machine))
 }
 
-// renamed reports whether the driver has another CSI node ID for the node than the one that was recorded.
+// renamed reports whether the driver has another CSI node ID for the node than those that were recorded: at attach, and later as that of the
+// same machine.
 func (n Node) renamed(a *Attachment) bool {
-	return a.NodeID != "" && n.NodeID != "" && a.NodeID != n.NodeID
+	return a.NodeID != "" && n.NodeID != "" && a.NodeID != n.NodeID && a.SameMachineAs != n.NodeID
 }
 
 // recordsSameMachine records that the node has another CSI node ID and still the machine that the volume was attached to, if that is not
 // recorded yet.
 func (p *plan) recordsSameMachine(a *Attachment) bool {
 	node := p.seen.Nodes[a.Node]
-	if a.Implied || !a.Computed || !node.renamed(a) || a.SameMachineAs == node.NodeID || !node.SameMachine(a) {
+	if a.Implied || !a.Computed || !node.renamed(a) || !node.SameMachine(a) {
 		return false
 	}
 	p.do(RecordSameMachine{Node: a.Node, Attachment: a.Ref, NodeID: node.NodeID})

@@ -107,6 +107,12 @@ func (x *state) decide(key attachment.VolumeKey) attachment.Decision {
 		n.NodeID = x.nodeID(string(name), key.Driver)
 		seen.Nodes[name] = n
 	}
+	for i := range seen.Attachments {
+		a := &seen.Attachments[i]
+		if n := seen.Nodes[a.Node]; n.SameMachine(a) {
+			a.SameMachineAs = n.NodeID // what the controller records next is no step that anybody waits for
+		}
+	}
 	return attachment.Decide(x.Now, want, seen, attachment.Policy{OutOfService: true})
 }
 
@@ -134,8 +140,7 @@ func (x *state) attachmentOf(key attachment.VolumeKey, va *storagev1.VolumeAttac
 		DetachRequested:  kube.DetachRequested(va),
 		Machine:          kube.RecordedMachine(va),
 		NodeID:           va.Annotations[kube.NodeIDAnnotation],
-		// What the controller records next is no step that anybody waits for.
-		SameMachineAs: x.nodeID(va.Spec.NodeName, va.Spec.Attacher),
+		SameMachineAs:    va.Annotations[kube.SameMachineAnnotation],
 	}
 	if va.DeletionTimestamp != nil {
 		a.DeletingSince = va.DeletionTimestamp.Time
