@@ -92,17 +92,18 @@ func (n Node) SameMachine(a *Attachment) bool {
 	return n.Exists == Yes && (boot || hardware && !n.Machine.another(a.Machine))
 }
 
-// renamed reports whether the driver has another CSI node ID for the node than those that were recorded: at attach, and later as that of the
-// same machine.
+// renamed reports whether the driver has another CSI node ID for the node than the one that was recorded, and than the one that was found to be
+// of the same machine.
 func (n Node) renamed(a *Attachment) bool {
 	return a.NodeID != "" && n.NodeID != "" && a.NodeID != n.NodeID && a.SameMachineAs != n.NodeID
 }
 
 // recordsSameMachine records that the node has another CSI node ID and still the machine that the volume was attached to, if that is not
-// recorded yet.
+// recorded yet. A record of an ID that the node has no more, from a cache that was behind, is overwritten.
 func (p *plan) recordsSameMachine(a *Attachment) bool {
 	node := p.seen.Nodes[a.Node]
-	if a.Implied || !a.Computed || !node.renamed(a) || !node.SameMachine(a) {
+	outdated := a.SameMachineAs != "" && node.NodeID != "" && a.SameMachineAs != node.NodeID
+	if a.Implied || !a.Computed || !node.renamed(a) && !outdated || !node.SameMachine(a) {
 		return false
 	}
 	p.do(RecordSameMachine{Node: a.Node, Attachment: a.Ref, NodeID: node.NodeID})
