@@ -4,9 +4,10 @@ import (
 	"slices"
 	"time"
 
-	"belay.dev/belay/internal/testing/excuse"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+
+	"belay.dev/belay/internal/testing/excuse"
 )
 
 // restoreEtcd restores a backup of etcd to a moment before an exclusive volume was attached to a machine: its attachment is gone, and so
