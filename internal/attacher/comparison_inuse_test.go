@@ -67,9 +67,10 @@ func TestAbandonedAfterARestoreOfEtcd(t *testing.T) {
 				s.put("v", "id-y")
 				b.node("y", "id-y")
 				tt.arrange(b)
-				b.attach("v", "z")
 				defer b.start(everyMinute)()
-				b.pass(90 * time.Second)
+				b.pass(10 * time.Second) // the first list is over
+				b.attach("v", "z")
+				b.pass(80 * time.Second)
 				if tt.later != nil {
 					tt.later(b)
 				}

@@ -167,10 +167,7 @@ func (c *Comparison) Compare(now time.Time, list Listing, claims []ExpectedAttac
 	unproven := 0
 	for i := range claims { // they are large
 		claim := &claims[i]
-		s := c.suspect[claim.UID]
-		if s == nil {
-			s = &suspect{}
-		}
+		s := c.of(claim)
 		drift, known := claim.compare(list, holders, s.nowhere)
 		s.countNowhere(list, claim)
 		if ids := claim.abandoned(list, holders); drift != Abandoned && len(ids) > 0 {
@@ -185,29 +182,46 @@ func (c *Comparison) Compare(now time.Time, list Listing, claims []ExpectedAttac
 			continue
 		}
 		switch {
-		case !s.confirm(&result, list, claim, drift):
+		case !s.confirm(&result, list, claim, drift, c.period):
 		case drift == PublishedElsewhere:
 			result.Confirmed[claim.UID], result.At[claim.UID] = drift, claim.elsewhere(list)
 		case drift == Vanished && c.distrusts():
 		case !now.Before(s.notBefore):
 			confirmed = append(confirmed, claim)
 		}
-		if s.drift != NoDrift || s.repair != NoDrift || s.nowhere > 0 {
+		if s.remembered() {
 			kept[claim.UID] = s
 		}
 	}
 	c.suspect = kept
 	c.trust(result)
 	c.act(&result, now, confirmed, max(0, c.repairs-unproven))
+	result.locate(list, confirmed, holders)
+	return result
+}
+
+// locate finds the node IDs at which confirmed drifts are repaired by an unpublish.
+func (r Result) locate(list Listing, confirmed []*ExpectedAttachment, holders map[place]int) {
 	for _, claim := range confirmed {
-		switch result.Confirmed[claim.UID] {
-		case Abandoned:
-			result.At[claim.UID] = claim.abandonedAt(list, holders)
-		case HalfPublished:
-			result.At[claim.UID] = claim.boundNodeID()
+		if drift := r.Confirmed[claim.UID]; drift == Abandoned {
+			r.At[claim.UID] = claim.abandonedAt(list, holders)
+		} else if drift == HalfPublished {
+			r.At[claim.UID] = claim.boundNodeID()
 		}
 	}
-	return result
+}
+
+// of returns what is remembered of an attachment.
+func (c *Comparison) of(claim *ExpectedAttachment) *suspect {
+	if s := c.suspect[claim.UID]; s != nil {
+		return s
+	}
+	return &suspect{}
+}
+
+// remembered: there is something to remember.
+func (s *suspect) remembered() bool {
+	return s.drift != NoDrift || s.repair != NoDrift || s.nowhere > 0
 }
 
 // judge checks whether an earlier repair that the driver confirmed shows in a listing that began after it.
@@ -234,7 +248,7 @@ func (c *Comparison) judge(result *Result, now time.Time, list Listing, claim *E
 }
 
 // confirm reports whether a drift is confirmed and is not being repaired already.
-func (s *suspect) confirm(result *Result, list Listing, claim *ExpectedAttachment, drift Drift) bool {
+func (s *suspect) confirm(result *Result, list Listing, claim *ExpectedAttachment, drift Drift, period time.Duration) bool {
 	busy := claim.Call.InFlight || !claim.Call.Ended.Before(list.Began)
 	changed := s.version != claim.Version || !claim.Call.Ended.Before(s.since)
 	if drift.followsFailures() {
@@ -251,12 +265,14 @@ func (s *suspect) confirm(result *Result, list Listing, claim *ExpectedAttachmen
 		s.drift, s.since, s.version = drift, list.Began, claim.Version
 		return false
 	}
-	return claim.Drift != drift && s.lasted(list, claim)
+	return claim.Drift != drift && s.lasted(list, claim, period)
 }
 
 // lasted reports whether the call has failed again since the first list that showed the drift, and for as long as it takes.
-func (s *suspect) lasted(list Listing, claim *ExpectedAttachment) bool {
+func (s *suspect) lasted(list Listing, claim *ExpectedAttachment, period time.Duration) bool {
 	switch again := claim.Call.at(claim.boundNodeID()).Ended.After(s.since); s.drift {
+	case Abandoned: // a list may come out of turn, before a kubelet has written its status
+		return !list.Began.Before(s.since.Add(period))
 	case HalfPublished:
 		return again
 	case Vanished:
@@ -367,15 +383,12 @@ func (c *ExpectedAttachment) compare(list Listing, holders map[place]int, nowher
 		return NoDrift, false // created since
 	}
 	here := slices.Contains(entry.NodeIDs, c.boundNodeID())
+	if drift = c.compareFailing(list, holders, nowhere); drift != NoDrift {
+		return drift, true
+	}
 	switch unchanged := c.nodeUnchanged(); {
-	case c.Deleting && c.Finalizer && c.Call.unknownAt(c.boundNodeID()) && len(entry.NodeIDs) == 0 && list.showsNodes():
-		return Vanished, true
 	case c.Deleting:
 		return c.compareReleased(here, holders)
-	case c.abandonedAt(list, holders) != "":
-		return Abandoned, true
-	case unchanged && nowhere >= nowhereLists && entry.hasOnly(c.boundNodeID()) && c.Unanswered && c.notPublished():
-		return HalfPublished, true
 	case !c.Attached:
 		return NoDrift, false // in progress
 	case here && (!unchanged || c.elsewhere(list) == ""):
@@ -386,6 +399,20 @@ func (c *ExpectedAttachment) compare(list Listing, holders map[place]int, nowher
 		return PublishedElsewhere, true
 	}
 	return NotPublished, true
+}
+
+// compareFailing is compare for what followsFailures; nowhere is how many lists had the volume nowhere before.
+func (c *ExpectedAttachment) compareFailing(list Listing, holders map[place]int, nowhere int) Drift {
+	entry, bound := list.Volumes[c.Handle], c.boundNodeID()
+	switch {
+	case c.Deleting && c.Finalizer && c.Call.unknownAt(bound) && len(entry.NodeIDs) == 0 && list.showsNodes():
+		return Vanished
+	case c.abandonedAt(list, holders) != "":
+		return Abandoned
+	case nowhere >= nowhereLists && entry.hasOnly(bound) && c.Unanswered && c.notPublished() && c.nodeUnchanged():
+		return HalfPublished
+	}
+	return NoDrift
 }
 
 // elsewhere returns another node of the cluster at which the driver lists the exclusive volume; empty if there is none.

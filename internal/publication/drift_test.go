@@ -124,23 +124,28 @@ func TestAbandonedOnlyWhereNoNodeListsIt(t *testing.T) {
 	for name, tt := range map[string]struct {
 		list  []string
 		looks looks
+		soon  bool   // the second list is out of turn
 		want  string // node ID
 		held  string
 	}{
-		"in use nowhere":              {[]string{"id-b"}, looks{{"id-b": no}, {"id-b": no}}, "id-b", ""},
-		"in use":                      {[]string{"id-b"}, looks{{"id-b": yes}, {"id-b": yes}}, "", "id-b"},
-		"not known":                   {[]string{"id-b"}, looks{}, "", "id-b"},
-		"in use by the second look":   {[]string{"id-b"}, looks{{"id-b": no}, {"id-b": yes}}, "", "id-b"},
-		"not known by the first":      {[]string{"id-b"}, looks{{}, {"id-b": no}}, "", ""},
-		"another place is not in use": {[]string{"id-b", "id-c"}, looks{{"id-b": yes, "id-c": no}, {"id-b": yes, "id-c": no}}, "id-c", ""},
+		"in use nowhere":              {[]string{"id-b"}, looks{{"id-b": no}, {"id-b": no}}, false, "id-b", ""},
+		"in use":                      {[]string{"id-b"}, looks{{"id-b": yes}, {"id-b": yes}}, false, "", "id-b"},
+		"not known":                   {[]string{"id-b"}, looks{}, false, "", "id-b"},
+		"in use by the second look":   {[]string{"id-b"}, looks{{"id-b": no}, {"id-b": yes}}, false, "", "id-b"},
+		"not known by the first":      {[]string{"id-b"}, looks{{}, {"id-b": no}}, false, "", ""},
+		"another place is not in use": {[]string{"id-b", "id-c"}, looks{{"id-b": yes, "id-c": no}, {"id-b": yes, "id-c": no}}, false, "id-c", ""},
 		// A kubelet lists what it wants to mount. Where the storage does not have it, that holds nothing back.
-		"in use where it is not listed": {[]string{"id-b"}, looks{{"id-b": no, "id-c": yes}, {"id-b": no, "id-c": yes}}, "id-b", ""},
+		"in use where it is not listed": {[]string{"id-b"}, looks{{"id-b": no, "id-c": yes}, {"id-b": no, "id-c": yes}}, false, "id-b", ""},
+		"asked twice in a moment":       {[]string{"id-b"}, looks{{"id-b": no}, {"id-b": no}}, true, "", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c, claims := NewComparison(time.Minute), []ExpectedAttachment{claimed(refusedHere())}
 			var result Result
 			for i, look := range tt.looks {
 				at := noon.Add(time.Duration(i) * time.Minute)
+				if tt.soon {
+					at = noon.Add(time.Duration(i) * time.Second)
+				}
 				list := listing(at, tt.list...)
 				list.Ask(claims, func(_ *ExpectedAttachment, nodeID string) decision.Knowledge { return look[nodeID] })
 				result = c.Compare(at.Add(time.Second), list, claims)
