@@ -140,7 +140,7 @@ func (l *ledger) begin(a attempt, outdated func() bool) bool {
 	}
 	r := l.recordFor(a)
 	if l.doubtful > 0 && a.begunAlone && r.call.Verb == publication.NoCall {
-		r.call = r.call.DoubtUntil(l.started.Add(l.doubtful))
+		r.call = r.call.DoubtUntil(l.started.Add(l.doubtful), false)
 	}
 	if a.elsewhere {
 		r.call = r.call.BeginElsewhere(a.nodeID, a.inputs)
@@ -250,8 +250,8 @@ func (l *ledger) fail(uid types.UID, err error, now time.Time) {
 		if r.call.Verb == publication.Publish && slices.Contains(noAnswer, code) {
 			r.unanswered = true
 		}
-		if ok && l.doubtful > 0 && r.call.Verb == publication.Publish && csi.OutcomeOf(err) != csi.Failed {
-			r.call = r.call.DoubtUntil(now.Add(l.doubtful))
+		if ok && r.call.Verb == publication.Publish && csi.OutcomeOf(err) != csi.Failed {
+			l.mayBeLate(r, now)
 		}
 		l.setRefusal(r, refusalOf(r.call, err))
 		l.outage.failed(r, err)

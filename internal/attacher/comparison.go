@@ -89,6 +89,7 @@ func (r *reconciler) pass(ctx context.Context) {
 	logger.V(1).Info("Compared VolumeAttachments with the driver's list", "attachments", expected.all, "entries", entries, "took", took)
 	r.act(logger, result, expected.attachments, asOf)
 	r.hold(ctx, result.Held, expected.attachments, nodes)
+	r.settleDoubts(logger, list, expected.attachments)
 }
 
 // handleOf returns the handle of a compared attachment as Kubernetes has it.

@@ -35,6 +35,8 @@ var (
 	Abandoned = is("abandoned")
 	// Bogus: a UUID that a maker of boards leaves, or that another Node has too, identifies a machine (S1, S2).
 	Bogus = is("bogus")
+	// Doubt: the OK to an unpublish that follows a publish without an answer counts, of whatever driver (S1, S5).
+	Doubt = is("doubt")
 	// Identity: a missing bootID or systemUUID counts as a different one, so that a volume in use is released (S2).
 	Identity = is("identity")
 	// Isolation: a volume is not attached to a node while the driver of another volume has not confirmed an attachment there.

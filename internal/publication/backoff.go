@@ -47,15 +47,6 @@ func (v *volume) backOff(a Attachment, verb Verb, nodeID string) time.Time {
 	return v.policy.NextAttempt(a.UID, last)
 }
 
-// inDoubt reports whether an unpublish was confirmed, and has to be confirmed again after that time.
-func (a Attachment) inDoubt(verb Verb, nodeID string) (until time.Time, yes bool) {
-	last := a.Call.at(nodeID)
-	if yes = verb == Unpublish && last.confirmed(Unpublish, nodeID) && last.Doubt != nil; yes {
-		until = *last.Doubt
-	}
-	return until, yes
-}
-
 // NextAttempt returns when a failed call is repeated, unless what it depends on changes before.
 func (p Policy) NextAttempt(uid string, failed Call) time.Time {
 	next := p.due(uid, failed)

@@ -37,9 +37,8 @@ type Call struct {
 	NotFound bool
 	// Refused: the driver answered the last attempt with a code that may mean that another node has the volume.
 	Refused bool
-	// Doubt is until when a publish may take effect that had no answer, or none that is final, whatever the driver answers to an unpublish
-	// before: that one does not count. Nil for none, and for a driver that does not answer too early.
-	Doubt *time.Time
+	// Doubt is nil for none, and for a driver that does not answer too early.
+	Doubt *Doubt
 
 	// Failures is the number of attempts in a row that failed.
 	Failures int
@@ -71,38 +70,6 @@ func (c Call) Begin(verb Verb, nodeID, inputs string, attached bool) Call {
 	}
 	return Call{Verb: verb, NodeID: nodeID, InFlight: true, Sent: true, Failures: failures, Inputs: inputs,
 		Republish: attached && verb == Publish, Doubt: c.latestDoubt(), Previous: previous}
-}
-
-// latestDoubt is the Doubt of all places: several node IDs may be those of one machine.
-func (c Call) latestDoubt() (latest *time.Time) {
-	for _, last := range append([]Call{c}, c.Previous...) {
-		if last.Doubt != nil && (latest == nil || last.Doubt.After(*latest)) {
-			latest = last.Doubt
-		}
-	}
-	return latest
-}
-
-// DoubtUntil records until when a publish may take effect; a zero time is no doubt.
-func (c Call) DoubtUntil(until time.Time) Call {
-	if !until.IsZero() {
-		c.Doubt = &until
-	}
-	return c
-}
-
-// BegunAt ends a doubt that an unpublish begins after: its answer counts.
-func (c Call) BegunAt(now time.Time) Call {
-	if c.Verb == Unpublish && c.Doubt != nil && !now.Before(*c.Doubt) {
-		c.Doubt = nil
-		c.Previous = slices.Clone(c.Previous)
-		for i := range c.Previous {
-			if p := &c.Previous[i]; p.Doubt != nil && !p.confirmed(Unpublish, p.NodeID) && !now.Before(*p.Doubt) {
-				p.Doubt = nil
-			}
-		}
-	}
-	return c
 }
 
 // BeginElsewhere returns an unpublish of a node ID that is not recorded for the attachment.

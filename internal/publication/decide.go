@@ -337,8 +337,7 @@ func (v *volume) call(a Attachment, verb Verb, nodeID string) {
 	}
 	if until := v.backOff(a, verb, nodeID); until.After(v.now) {
 		if _, inDoubt := a.inDoubt(verb, nodeID); inDoubt {
-			v.report(a, recordAs, "the driver has confirmed the detach, but may still carry out an attach that it gave no final answer to: "+
-				"the volume is detached again at "+FormatTime(until))
+			v.report(a, recordAs, inDoubtMessage(until))
 			v.wait(a, PublishInDoubt, until)
 			return
 		}

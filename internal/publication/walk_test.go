@@ -332,7 +332,7 @@ func (p *plane) begin(a Attachment, s CallDriver) {
 		panic(violation("once: publish repeated although the driver had confirmed it"))
 	}
 	if before := p.calls[a.UID]; p.early && a.Finalizer && !a.Attached && !a.Untouched && before.Verb == NoCall {
-		p.calls[a.UID] = before.DoubtUntil(p.started.Add(earlyFor))
+		p.calls[a.UID] = before.DoubtUntil(p.started.Add(earlyFor), false)
 	}
 	if a.Elsewhere(s) {
 		p.calls[a.UID] = p.calls[a.UID].BeginElsewhere(s.NodeID, a.Inputs)
@@ -386,7 +386,7 @@ func (p *plane) land(i int) {
 			*c = c.Fail(p.now, "lost", false)
 			c.NotFound = unknown
 			if p.early && uncertain {
-				*c = c.DoubtUntil(p.now.Add(earlyFor))
+				*c = c.DoubtUntil(p.now.Add(earlyFor), false)
 			}
 		}
 	})
