@@ -95,7 +95,9 @@ func (a *Attacher) finish(logger logr.Logger, try attempt, r result) {
 		return
 	}
 	logger.Info(verbs[try.verb].done, "call", try.verb, "took", r.took)
-	a.calls.confirm(try.uid, r.publishContext, time.Now())
+	if a.calls.confirm(try.uid, r.publishContext, time.Now()) {
+		a.metrics.TrustedDetach()
+	}
 }
 
 // logFailure logs a failed attempt and the time of the next one.

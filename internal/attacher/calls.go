@@ -34,6 +34,8 @@ type record struct {
 	untouched bool
 	// exclusive: the volume could be published to one node only when the last call began.
 	exclusive bool
+	// open: a publish had no answer, or none that is final, and the driver has confirmed nothing since.
+	open bool
 	// publishContext is the response to a confirmed Publish that is not recorded in the status yet.
 	publishContext map[string]string
 	err            error   // of the last attempt
@@ -185,10 +187,12 @@ func (l *ledger) removeFromVolume(r *record) {
 	}
 }
 
-// confirm records that the driver returned OK.
-func (l *ledger) confirm(uid types.UID, publishContext map[string]string, now time.Time) {
+// confirm records that the driver returned OK. trusted: that is taken for the end of a publish without a final answer.
+func (l *ledger) confirm(uid types.UID, publishContext map[string]string, now time.Time) (trusted bool) {
 	l.change(uid, func(r *record) {
 		r.call = r.call.Confirm(now)
+		trusted = r.open && r.call.Verb == publication.Unpublish && l.doubtful == 0
+		r.open = false
 		r.publishContext = publishContext
 		l.remember(r)
 		r.unanswered = r.unanswered && r.call.Verb == publication.Publish
@@ -196,6 +200,7 @@ func (l *ledger) confirm(uid types.UID, publishContext map[string]string, now ti
 			r.drift = publication.NoDrift // there is nothing to record
 		}
 	})
+	return trusted
 }
 
 // maxUnpublished is of how many node IDs of a volume a confirmed unpublish is remembered.

@@ -31,7 +31,7 @@ func earlyOKFor(driver string) time.Duration {
 
 // mayBeLate records that the last publish may still take effect; hold the lock.
 func (l *ledger) mayBeLate(r *record, now time.Time) {
-	if l.doubtful > 0 {
+	if r.open = true; l.doubtful > 0 {
 		r.call = r.call.DoubtUntil(now.Add(l.doubtful), l.sole(r))
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"slices"
-	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -149,83 +148,4 @@ func TestConfirmedUnpublishIsRecordedWithTheFinalizer(t *testing.T) {
 			b.pass(time.Second)
 		}
 	})
-}
-
-// GCE PD's and Hetzner's drivers answer OK to unpublish while an attach is pending that their caller abandoned. The volume is not given
-// away, and the finalizer stays, until that attach can no longer take effect and the driver has confirmed an unpublish since, also if the
-// attacher restarts.
-func TestPublishInDoubt(t *testing.T) {
-	for name, tt := range map[string]struct {
-		early   time.Duration
-		code    codes.Code
-		restart bool
-		waits   bool
-	}{
-		"no answer":                        {early: 5 * time.Minute, code: codes.OK, waits: true},
-		"no final answer":                  {early: 5 * time.Minute, code: codes.Internal, waits: true},
-		"no answer, the attacher restarts": {early: 5 * time.Minute, code: codes.OK, restart: true, waits: true},
-		"a final answer":                   {early: 5 * time.Minute, code: codes.InvalidArgument},
-		"a driver that answers in order":   {code: codes.OK},
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				b := newBubble(t)
-				var onA atomic.Bool
-				b.answers(func(ctx context.Context, c call) error {
-					switch {
-					case c.Method == "Publish" && c.Node == "id-b" && onA.Load():
-						t.Errorf("S1: published to b while the volume is at a: %v", b.received("vol"))
-					case c.Method == "Unpublish" && c.Node == "id-a":
-						onA.Store(false)
-					case c.Method == "Publish" && c.Node == "id-a" && tt.code == codes.OK:
-						if tt.waits {
-							time.AfterFunc(2*time.Minute, func() { onA.Store(true) })
-						}
-						return unanswered(ctx)
-					case c.Method == "Publish" && c.Node == "id-a":
-						return status.Error(tt.code, "not now")
-					}
-					return nil
-				})
-				start := func() func() { return b.start(func(c *Config) { c.EarlyOKFor = tt.early }) }
-				stop := start()
-				defer func() { stop() }()
-				b.pass(time.Second)
-				b.attach("vol", "a")
-				b.pass(time.Second)
-				b.detach("vol", "a")
-				b.attach("vol", "b")
-				b.pass(time.Second)
-				if tt.restart {
-					stop()
-					stop = start()
-				}
-				b.pass(time.Minute)
-				if b.isAttached("vol", "b") == tt.waits || b.isGone("vol", "a") == tt.waits {
-					t.Errorf("attached elsewhere: %v, released: %v; calls %v", b.isAttached("vol", "b"), b.isGone("vol", "a"), b.received("vol"))
-				}
-				if va := b.attachment("vol", "a"); tt.waits && va != nil && (va.Status.DetachError == nil || !strings.Contains(va.Status.DetachError.Message, "detached again")) {
-					t.Errorf("the status does not say why: %+v", va.Status)
-				}
-				b.within(5*time.Minute, "attached elsewhere", func() bool { return b.isAttached("vol", "b") && b.isGone("vol", "a") })
-				if onA.Load() {
-					t.Error("the volume was left at a")
-				}
-				unpublishes := slices.DeleteFunc(b.received("vol"), func(c string) bool { return c != "Unpublish id-a" })
-				if len(unpublishes) > 3 {
-					t.Errorf("the driver was asked %d times", len(unpublishes))
-				}
-			})
-		})
-	}
-}
-
-func TestWhichDriversAreDoubted(t *testing.T) {
-	for driver, want := range map[string]bool{
-		"pd.csi.storage.gke.io": true, "csi.hetzner.cloud": true, "ebs.csi.aws.com": false, "unknown.example.com": false,
-	} {
-		if got := earlyOKFor(driver); got > 0 != want {
-			t.Errorf("%s: %v, want a doubt: %v", driver, got, want)
-		}
-	}
 }

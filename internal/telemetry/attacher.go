@@ -25,9 +25,10 @@ type Calls struct {
 
 // Attacher has the metrics of the attacher. A nil *Attacher measures nothing, and every method may be called on it.
 type Attacher struct {
-	calls atomic.Pointer[func() Calls]
-	mu    sync.Mutex
-	waits map[publication.Key]map[string]attachmentWait // by key, and VolumeAttachment's name
+	calls   atomic.Pointer[func() Calls]
+	trusted atomic.Int64
+	mu      sync.Mutex
+	waits   map[publication.Key]map[string]attachmentWait // by key, and VolumeAttachment's name
 }
 
 // Waiting is why one attachment waits.
@@ -54,6 +55,14 @@ func NewAttacher(registry prometheus.Registerer) *Attacher {
 func (a *Attacher) CountCalls(count func() Calls) {
 	if a != nil {
 		a.calls.Store(&count)
+	}
+}
+
+// TrustedDetach counts a detach that the driver confirmed after an attach without a final answer, and that is taken for the end of both: the
+// driver is not known to answer too early.
+func (a *Attacher) TrustedDetach() {
+	if a != nil {
+		a.trusted.Add(1)
 	}
 }
 
@@ -98,6 +107,8 @@ var (
 		"Nodes that the driver calls full, and shared volumes that it calls busy: one call is sent after each pause.", []string{"scope"}, nil)
 	pendingLongest = prometheus.NewDesc("attacher_attachment_pending_longest_seconds",
 		"How long ago the oldest VolumeAttachment was created, or deleted, that is not attached, or detached.", []string{"operation"}, nil)
+	detachesTrusted = prometheus.NewDesc("attacher_detaches_after_unanswered_attach_total",
+		"Detaches that the driver confirmed after an attach without a final answer, of a driver that is not known to answer too early.", nil, nil)
 	attachmentsWaiting = prometheus.NewDesc("attacher_attachments_blocked",
 		"VolumeAttachments that wait now, by what is to be done and by reason.", []string{"operation", "reason"}, nil)
 	attachmentsLongest = prometheus.NewDesc("attacher_attachment_blocked_longest_seconds",
@@ -106,7 +117,7 @@ var (
 
 // Describe is part of prometheus.Collector.
 func (a *Attacher) Describe(out chan<- *prometheus.Desc) {
-	for _, desc := range []*prometheus.Desc{callsLimit, callsInFlight, callsHanging, heldBack, pendingLongest, attachmentsWaiting, attachmentsLongest} {
+	for _, desc := range []*prometheus.Desc{callsLimit, callsInFlight, callsHanging, heldBack, pendingLongest, detachesTrusted, attachmentsWaiting, attachmentsLongest} {
 		out <- desc
 	}
 }
@@ -126,6 +137,7 @@ func (a *Attacher) Collect(out chan<- prometheus.Metric) {
 	gauge(heldBack, float64(calls.VolumesHeld), "volume")
 	gauge(pendingLongest, calls.PendingAttach.Seconds(), "attach")
 	gauge(pendingLongest, calls.PendingDetach.Seconds(), "detach")
+	out <- prometheus.MustNewConstMetric(detachesTrusted, prometheus.CounterValue, float64(a.trusted.Load()))
 
 	type label struct {
 		detach bool
