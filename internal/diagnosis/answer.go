@@ -49,6 +49,8 @@ func reasonOf(e *storagev1.VolumeError, driver string, call drivers.Call) (reaso
 	switch {
 	case strings.Contains(e.Message, explain.MayBeRestored):
 		return publication.RestoredAttachment, ""
+	case call == drivers.Unpublish && strings.Contains(e.Message, publication.MayStillAttach):
+		return publication.PublishInDoubt, ""
 	case strings.Contains(e.Message, unconfirmed):
 		return explain.BackendDisagrees, ""
 	case about == drivers.AttachedElsewhere:

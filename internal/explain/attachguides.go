@@ -116,6 +116,19 @@ var attachGuides = map[decision.Reason]Guide{
 		},
 		Next: declareGone,
 	},
+	publication.PublishInDoubt: {
+		Title:  "The driver may still carry out an attach that it gave no final answer to",
+		Unsafe: true,
+		Summary: func(s Situation) string {
+			return fmt.Sprintf("CSI driver %s may still attach the volume to node %s, so that its answer to the detach does not count%s", s.Driver, s.Node, because(s.Detail))
+		},
+		Next: func(s Situation) []Step {
+			return []Step{{
+				Text:    "Wait: it ends by itself, at the time that the detachError has, or before if the driver's list shows what became of the attach.",
+				Command: "kubectl get volumeattachment " + cmp.Or(s.Attachment, "NAME") + ` -o jsonpath='{.status.detachError}{"\n"}'`,
+			}}
+		},
+	},
 	SecretMissing: {
 		Title: "A Secret that the driver needs cannot be read",
 		Summary: func(s Situation) string {
