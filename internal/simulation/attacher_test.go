@@ -61,6 +61,7 @@ func (s *sim) startAttacher(d *driver) {
 		Client: clientset{p: p}, Driver: d.name, Controller: controller,
 		Timeout: 15 * time.Second, RetryStart: time.Second, RetryMax: 5 * time.Minute,
 		WorkerThreads: 10, DefaultFSType: "ext4", DrainTimeout: time.Second, ReconcileSync: time.Minute,
+		EarlyOKFor: d.okTooEarly,
 	})
 	if err != nil {
 		panic(err) // the configuration is complete
@@ -84,6 +85,7 @@ func (s *sim) kill(p *attacherProcess) {
 	for _, c := range append(s.storage.arrived, s.storage.running...) {
 		if c.by == p && !c.gone.Load() {
 			c.gone.Store(true)
+			c.gaveUp = time.Now()
 			c.reply <- context.Canceled
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing/synctest"
+	"time"
 
 	csispec "github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
@@ -34,6 +35,8 @@ type driver struct {
 	hangs    hang
 	upgrades bool // now and then to a version that gives its nodes IDs of another form, and knows no other
 	form     int
+	// okTooEarly is how long a publish that was abandoned may take effect although an unpublish was answered OK since; zero if it may not.
+	okTooEarly time.Duration
 }
 
 // driverOf is the driver of a volume, nil for none.
@@ -54,6 +57,8 @@ type storage struct {
 	arrived []*call
 	// running are the calls that the driver works on; the caller of one may have timed out.
 	running []*call
+	// late are publishes that may take effect, of a driver that answers an unpublish before.
+	late []*call
 	// published holds, by volume handle, the node IDs that the storage gives access to.
 	published map[string]map[string]bool
 	// asked holds, by volume and node ID, that a publish was sent and no unpublish was confirmed
@@ -81,7 +86,10 @@ type call struct {
 	nodeID  string // as the storage calls the machine
 	called  string // as the driver is asked to
 	// gone: the caller has timed out.
-	gone atomic.Bool
+	gone   atomic.Bool
+	gaveUp time.Time // when it has
+	// attached: it is a publish of a volume that is recorded as attached.
+	attached bool
 	// fate is what the seed chose.
 	fate  fate
 	reply chan error
@@ -194,19 +202,21 @@ func (p *attacherProcess) call(ctx context.Context, c *call) error {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		c.gone.Store(true)
+		c.gaveUp = time.Now()
 		return status.FromContextError(ctx.Err()).Err()
 	}
 }
 
 // receive looks at the calls that have arrived since the last step.
 func (s *sim) receive() {
+	s.putOff()
 	s.storage.mu.Lock()
 	arrived := s.storage.arrived
 	s.storage.arrived = nil
 	s.storage.mu.Unlock()
 	slices.SortStableFunc(arrived, func(a, b *call) int { return cmp.Compare(a.String(), b.String()) })
 	for _, c := range arrived {
-		if s.storage.busy(c) {
+		if s.storage.busy(c) || s.pending(c) {
 			if c.by.driver.hangs == mute {
 				s.say("driver: %s: no answer", c)
 				continue
@@ -237,9 +247,11 @@ func (s *sim) receive() {
 		case !s.calm:
 			c.fate = [...]fate{works, works, works, works, works, works, works, silent, hangs, fails, fails, stuck}[s.rng.IntN(12)]
 		}
+		s.drawLate(c)
 		if c.publish {
 			s.storage.asked[[2]string{c.volume, c.nodeID}] = true
 			c.protectedBy = s.protecting(s.disk(c.volume), c.called)
+			c.attached = s.recordedAsAttached(c)
 		}
 		s.say("driver: %s arrives", c)
 		s.storage.running = append(s.storage.running, c)
@@ -264,7 +276,7 @@ func (s *storage) behind(c *call) bool {
 
 // gives: the volume is published to the driver's node, or a call that is underway will publish it.
 func (s *storage) gives(volume, id string) bool {
-	return s.published[volume][id] || slices.ContainsFunc(s.running, func(r *call) bool {
+	return s.published[volume][id] || slices.ContainsFunc(s.underway(), func(r *call) bool {
 		return r.publish && r.volume == volume && r.nodeID == id && r.fate.acts()
 	})
 }
@@ -295,6 +307,7 @@ func (s *sim) land(c *call) (did bool) {
 		}
 		if c.publish {
 			st.published[c.volume][c.nodeID] = true
+			st.late = slices.DeleteFunc(st.late, func(l *call) bool { return l.volume == c.volume && l.nodeID == c.nodeID }) // this is it
 		} else {
 			delete(st.published[c.volume], c.nodeID)
 		}

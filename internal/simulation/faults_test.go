@@ -27,6 +27,7 @@ var plantedFaults = []struct{ name, invariant, seeds string }{
 	{"s9", "S9", faultSeeds}, {"bogus", "S2", faultSeeds}, {"s10", "S10", faultSeeds}, {"clock", "S2", faultSeeds}, {"abandoned", "S2", faultSeeds}, {"wall", "S2", rareSeeds},
 	{"isolation", "isolation", faultSeeds}, {"wake", "wake", faultSeeds}, {"shared_wake", "wake", rareSeeds}, {"recreated", "S5", mostSeeds},
 	{"places", "liveness", faultSeeds},
+	{"doubt", "S[15]", faultSeeds},
 }
 
 // tableFaults are those that take several rare things at once, and that the tables of

@@ -71,7 +71,7 @@ func (s *sim) steal() {
 // busyWith: a call for a volume has not landed.
 func (s *sim) busyWith(handle string) bool {
 	of := func(c *call) bool { return c.volume == handle }
-	return slices.ContainsFunc(s.storage.running, of) || slices.ContainsFunc(s.storage.arrived, of)
+	return slices.ContainsFunc(s.storage.underway(), of) || slices.ContainsFunc(s.storage.arrived, of)
 }
 
 // unmended finds a volume that is recorded as attached and not published, although the

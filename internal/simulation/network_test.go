@@ -214,6 +214,7 @@ func (s *sim) sleep(d time.Duration) {
 		}
 	}
 	s.settleDown()
+	s.takeEffect(time.Now().Add(d))
 	s.passing(d)
 	time.Sleep(d)
 	synctest.Wait() // what becomes due at the same moment does so first, in every run of the seed

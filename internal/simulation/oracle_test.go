@@ -307,6 +307,11 @@ func (s *sim) judgeLetGo(va *storagev1.VolumeAttachment) {
 	if s.storage.published[d.handle][id] {
 		s.breaks("S5", "finalizer taken off while %s is published to %s", d.handle, id)
 	}
+	for _, l := range s.storage.late {
+		if l.volume == d.handle && l.nodeID == id {
+			s.breaks("S5", "finalizer taken off while %s may still be carried out", l)
+		}
+	}
 	if s.storage.asked[[2]string{d.handle, id}] {
 		s.breaks("S5", "finalizer taken off without a confirmed unpublish of %s from %s", d.handle, id)
 	}
@@ -368,7 +373,7 @@ func (s *sim) judgeCall(c *call) {
 			s.breaks("S1", "%s sent while it is published to %s", c, id)
 		}
 	}
-	for _, r := range s.storage.running {
+	for _, r := range s.storage.underway() {
 		if r.publish && r.volume == c.volume && r.nodeID != c.nodeID && r.fate.acts() {
 			s.breaks("S1", "%s sent while %s may still be carried out", c, r)
 		}

@@ -240,20 +240,21 @@ var particulars = regexp.MustCompile(`\b(?:other[/-])?(?:(?:id-)?n\d(?:-\d+)?|a\
 var notable = []string{
 	"CREATE", "DELETE", "volumesAttached", "arrives", "busy", "mounts", "unmounts", "late, from", "answer lost", "modified", "crashes", "deposed", "killed",
 	"loses its power", "out of service", "not ready", "online: false", "is deleted by force", "registers, ", "restarts", "a person", "another client", "nothing recorded", "comes in the place", "caller gone true",
-	forces, lateEffect, returns, isMadeFor, "driver hangs", "driver fails", "etcd is restored", "moves to", " and claim-",
+	forces, lateEffect, tooEarly, returns, isMadeFor, "driver hangs", "driver fails", "etcd is restored", "moves to", " and claim-",
 }
 
 // Words of the log for the rare things that a run is there for.
 const (
 	forces     = "a policy forces"
 	lateEffect = "late effect"
+	tooEarly   = "after an answer to an unpublish"
 	returns    = "is back, with volumes"
 	isMadeFor  = "is made for"
 )
 
 // called is what they are counted as.
 var called = map[string]string{
-	forces: "forced detach of a used volume", lateEffect: "late effect of an abandoned call", returns: "node returned with volumes",
+	forces: "forced detach of a used volume", lateEffect: "late effect of an abandoned call", tooEarly: "publish after an OK that came too early", returns: "node returned with volumes",
 	isMadeFor: "PersistentVolume recreated", " and claim-": "pod with two volumes", "moves to": "volume moved after all trouble",
 }
 

@@ -28,6 +28,8 @@ type sim struct {
 	others *rand.Rand
 	// forms draws when a driver gives its nodes IDs of another form, separate from both.
 	forms *rand.Rand
+	// earlies draws which drivers answer OK to an unpublish too early, and what becomes of a publish then.
+	earlies *rand.Rand
 	// boxes draws which machines are alike, separate from both.
 	boxes *rand.Rand
 	// alike: machines show one system UUID.
@@ -95,7 +97,7 @@ type sim struct {
 func newSim(seed uint64) *sim {
 	s := &sim{
 		rng: rand.New(rand.NewPCG(seed, 1)), others: rand.New(rand.NewPCG(seed, 2)), boxes: rand.New(rand.NewPCG(seed, 3)),
-		forms: rand.New(rand.NewPCG(seed, 5)), api: newServer(), net: &network{}, storage: newStorage(),
+		forms: rand.New(rand.NewPCG(seed, 5)), earlies: rand.New(rand.NewPCG(seed, 9)), api: newServer(), net: &network{}, storage: newStorage(),
 		machines: map[string]*machine{}, left: map[*machine]int{}, takenOver: map[*machine]bool{}, leases: map[string]bool{},
 		byHand: map[string]*disk{}, remade: map[*disk]bool{}, restored: map[*disk]*machine{},
 	}
@@ -107,7 +109,7 @@ func newSim(seed uint64) *sim {
 		if honesty == honest && seed%5 == 2 {
 			honesty = untidy
 		}
-		s.drivers = append(s.drivers, &driver{name: name, honesty: honesty, upgrades: s.forms.IntN(3) == 0})
+		s.drivers = append(s.drivers, &driver{name: name, honesty: honesty, upgrades: s.forms.IntN(3) == 0, okTooEarly: s.drawEarly()})
 	}
 	s.hangs = []int{0, 2, 5}[s.others.IntN(3)]
 	s.losses = []int{0, 5, 12, 30}[s.rng.IntN(4)]
@@ -167,6 +169,7 @@ func (s *sim) step() {
 		continue
 	}
 	s.hangOrAnswer()
+	s.takeEffect(time.Now())
 	s.settleDown()
 }
 
