@@ -4,16 +4,18 @@ import (
 	"fmt"
 	"reflect"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
+	"belay.dev/belay/internal/decision"
 	"belay.dev/belay/internal/testing/fuzzinput"
 )
 
 // FuzzDecide makes a snapshot out of any bytes and checks what must hold of every decision. The rules of the oracle are written
 // from the invariants S1, S4, S5 and S10, not from the code.
 func FuzzDecide(f *testing.F) {
-	for _, seed := range fuzzinput.Seeds(1000, 160) {
+	for _, seed := range fuzzinput.Seeds(4000, 220) {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, input []byte) {
@@ -73,30 +75,83 @@ func attachmentFrom(in *fuzzinput.Source, name string) Attachment {
 		a.DriftNodeID = "id-y"
 	}
 	a.Inputs = fuzzinput.Pick(in, "1", "2")
+	a.SameMachine = fuzzinput.Pick(in, "", "", "id-x", "id-"+name)
+	for _, id := range []string{"id-y", "id-x", "id-a"} {
+		if in.Below(3) == 1 {
+			a.UnpublishedFrom = append(a.UnpublishedFrom, id)
+		}
+		if in.Bool() {
+			answer := NodesAnswer{InUse: fuzzinput.Pick(in, decision.No, decision.Yes, decision.Unknown), At: noon.Add(-time.Duration(in.Below(10)) * time.Second)}
+			a.Asked = mapWith(a.Asked, id, answer)
+		}
+	}
 	if in.Bool() && !a.Untouched {
 		a.Call = callFrom(in, fuzzinput.Pick(in, "id-"+name, "id-x"))
 	}
+	if in.Below(5) == 1 {
+		return refused(a)
+	}
 	return a
+}
+
+// refused is an attachment for which all is stored, and the driver refuses the publish because another node has the volume.
+func refused(a Attachment) Attachment {
+	a.Deleting, a.Attached, a.Finalizer, a.Untouched, a.UnconfirmedWrite, a.VolumeUnrecorded = false, false, true, false, false, false
+	a.VolumeProtected, a.VolumeUnprotected, a.PublishProblem, a.UnpublishProblem, a.Drift, a.DriftNodeID = true, false, "", "", NoDrift, ""
+	a.NodeID = "id-" + strings.TrimPrefix(a.Name, "csi-")
+	a.RecordedNodeID = a.NodeID
+	a.Call = Call{}.Begin(Publish, a.NodeID, "1", false).Fail(noon.Add(-time.Hour), "in use", false)
+	a.Call.Refused = true
+	return a
+}
+
+func mapWith(asked map[string]NodesAnswer, id string, answer NodesAnswer) map[string]NodesAnswer {
+	if asked == nil {
+		asked = map[string]NodesAnswer{}
+	}
+	asked[id] = answer
+	return asked
+}
+
+// doubtFrom is what a publish that failed leaves at a driver that may answer too early.
+func doubtFrom(in *fuzzinput.Source, c Call, at time.Time) Call {
+	c.NotFound, c.Refused = in.Below(3) == 1, in.Below(3) > 0
+	if c.Verb == Publish && in.Bool() {
+		c = c.DoubtUntil(at.Add(2*time.Minute), in.Bool())
+		if listed := at.Add(time.Duration(in.Byte()) * time.Second); c.Doubt.Sole && in.Below(4) == 1 && listed.Before(noon) {
+			c.Doubt.Listed = listed
+		}
+	}
+	return c
 }
 
 // callFrom makes a call by what may happen to one, so that no other than a possible one is made.
 func callFrom(in *fuzzinput.Source, nodeID string) Call {
 	var c Call
+	at := noon.Add(-10 * time.Minute)
 	for range 1 + in.Below(3) {
 		verb := fuzzinput.Pick(in, Publish, Unpublish)
-		at := noon.Add(-time.Duration(in.Byte()) * time.Second)
+		at = at.Add(time.Duration(in.Below(200)) * time.Second)
 		id := fuzzinput.Pick(in, nodeID, nodeID, "id-x")
-		switch in.Below(5) {
+		switch in.Below(7) {
 		case 0:
 			c = c.Refuse(verb, id, "1").Fail(at, "refused", false)
 			continue
 		case 1:
-			c = c.Begin(verb, id, "1", in.Bool()).Fail(at, "busy", in.Bool())
+			c = doubtFrom(in, c.Begin(verb, id, "1", in.Bool()).BegunAt(at).Fail(at, "busy", in.Bool()), at)
 			continue
 		case 2:
-			return c.Begin(verb, id, "1", in.Bool())
+			return c.Begin(verb, id, "1", in.Bool()).BegunAt(at)
+		case 3: // the unpublish that follows a publish without a final answer is confirmed
+			c = doubtFrom(in, c.Begin(Publish, id, "1", false).Fail(at, "no answer", true), at)
+			at = at.Add(time.Duration(in.Below(150)) * time.Second)
+			c = c.Begin(Unpublish, id, "1", false).BegunAt(at).Confirm(at)
+			continue
+		case 4: // a volume that is attached elsewhere, or a node that the driver does not know
+			c = doubtFrom(in, c.Begin(verb, nodeID, "1", false).Fail(at, "in use", false), at)
+			continue
 		}
-		c = c.Begin(verb, id, "1", in.Bool()).Confirm(at)
+		c = c.Begin(verb, id, "1", in.Bool()).BegunAt(at).Confirm(at)
 		c.Recorded = in.Bool()
 	}
 	return c
@@ -124,7 +179,11 @@ func checkDecision(seen Observed, d Decision) string {
 			calls++
 			broken = checkCall(seen, a, x)
 		case RemoveFinalizer:
-			broken = checkRemove(a)
+			broken = checkRemove(seen, a)
+		case AskNodes:
+			if !slices.Contains(a.UnpublishedFrom, x.NodeID) {
+				broken = "Nodes are asked about a place from which nothing was unpublished"
+			}
 		case RecordAttached:
 			if !a.Call.Confirmed || a.Call.Verb != Publish || a.Call.NodeID != a.RecordedNodeID || a.Call.InFlight {
 				broken = "recorded as attached without the driver's OK for the recorded node"
@@ -134,7 +193,7 @@ func checkDecision(seen Observed, d Decision) string {
 				broken = "S1: what may be published is forgotten"
 			}
 		case WriteFinalizers:
-			if a.RecordedNodeID != "" && x.Attachment && x.NodeID != a.RecordedNodeID && a.Finalizer && !a.Untouched && !a.Call.unpublishedFrom(a.RecordedNodeID) {
+			if a.RecordedNodeID != "" && x.Attachment && x.NodeID != a.RecordedNodeID && a.Finalizer && !a.Untouched && !releasedFrom(seen, a, a.RecordedNodeID) {
 				broken = "S5: the recorded node ID is overwritten while it may be published there"
 			}
 		}
@@ -169,7 +228,7 @@ func checkCall(seen Observed, a Attachment, call CallDriver) string {
 	case call.NodeID == "" && call.Verb == Publish:
 		return "a publish names no node"
 	case call.Verb == Unpublish:
-		return ""
+		return checkUnpublish(seen, a, call.NodeID)
 	case a.Gone || a.Deleting:
 		return "a publish for an attachment that is gone or being deleted"
 	case !a.Finalizer:
@@ -184,8 +243,9 @@ func checkCall(seen Observed, a Attachment, call CallDriver) string {
 	}
 	for _, other := range seen.Attachments {
 		// The finalizer stands for the calls of an earlier process (S10).
-		begun := other.Finalizer && !other.Untouched && !other.Gone && !other.Call.unpublishedFrom(other.boundNodeID())
-		held := begun || other.Call.InFlight || other.Attached || other.UnconfirmedWrite || other.Deleting || len(other.Call.publishedTo()) > 0 && !other.Gone ||
+		begun := other.Finalizer && !other.Untouched && !other.Gone && !releasedFrom(seen, other, other.boundNodeID())
+		unclear := slices.ContainsFunc(placesOf(other.Call), func(last Call) bool { return last.NodeID != call.NodeID && doubtful(last) })
+		held := begun || unclear || other.Call.InFlight || other.Attached || other.UnconfirmedWrite || other.Deleting || !other.Gone && slices.ContainsFunc(other.Call.publishedTo(), func(id string) bool { return !releasedFrom(seen, other, id) }) ||
 			other.Gone && slices.ContainsFunc(other.Call.publishedTo(), func(id string) bool { return id != call.NodeID })
 		if other.UID != a.UID && held {
 			return "S1: published while it is, or may be, published for " + other.Name
@@ -194,16 +254,61 @@ func checkCall(seen Observed, a Attachment, call CallDriver) string {
 	return ""
 }
 
+// placesOf are the last calls for each node ID.
+func placesOf(c Call) []Call { return append(slices.Clone(c.Previous), c) }
+
+// doubtful: a publish may take effect, whatever the driver answered since.
+func doubtful(last Call) bool {
+	return last.Doubt != nil && !last.Precaution && (last.InFlight || !last.confirmed(Unpublish, last.NodeID) || last.Ended.Before(last.Doubt.Until))
+}
+
+// releasedFrom: the driver confirmed that the volume is not at the node ID. Or it knows no such place, and the same machine by another ID from
+// which it confirmed that, or for which another attachment stands.
+func releasedFrom(seen Observed, a Attachment, id string) bool {
+	last := a.Call.at(id)
+	confirmed := func(last Call) bool { return last.confirmed(Unpublish, last.NodeID) && !doubtful(last) }
+	if confirmed(last) {
+		return true
+	}
+	if id != a.RecordedNodeID || a.SameMachine == "" || last.Verb != Unpublish || last.InFlight || last.Confirmed || !last.NotFound || doubtful(last) {
+		return false
+	}
+	return confirmed(a.Call.at(a.SameMachine)) || slices.ContainsFunc(seen.Attachments, func(other Attachment) bool {
+		return other.UID != a.UID && !other.Deleting && !other.Gone && other.Finalizer && !other.Untouched &&
+			(other.RecordedNodeID == a.SameMachine || other.SameMachine == a.SameMachine)
+	})
+}
+
+// checkUnpublish: a place that is not the attachment's is unpublished only where the driver confirmed that once, no other attachment is for it,
+// and a Node said a moment ago that it does not list the volume in use (S1, S2).
+func checkUnpublish(seen Observed, a Attachment, id string) string {
+	called := slices.ContainsFunc(placesOf(a.Call), func(last Call) bool { return last.NodeID == id })
+	if called || slices.Contains([]string{a.RecordedNodeID, a.NodeID, a.SameMachine, a.DriftNodeID}, id) {
+		return ""
+	}
+	for _, other := range seen.Attachments {
+		if !other.Gone && (other.boundNodeID() == id || other.NodeID == id) {
+			return "S2: unpublished at " + id + ", which is the place of " + other.Name
+		}
+	}
+	if answer := a.Asked[id]; !slices.Contains(a.UnpublishedFrom, id) || answer.InUse != decision.No || noon.Sub(answer.At) > 5*time.Second {
+		return "S2: unpublished at " + id + ", where a Node may use the volume"
+	}
+	return ""
+}
+
 // checkRemove is S5.
-func checkRemove(a Attachment) string {
+func checkRemove(seen Observed, a Attachment) string {
 	switch {
 	case !a.Deleting || a.Gone:
 		return "S5: the finalizer is taken off an attachment that is not being deleted"
 	case a.Untouched:
 		return ""
-	case len(a.Call.publishedTo()) > 0:
+	case slices.ContainsFunc(placesOf(a.Call), doubtful):
+		return "S5: the finalizer is taken off while a publish may take effect"
+	case slices.ContainsFunc(a.Call.publishedTo(), func(id string) bool { return !releasedFrom(seen, a, id) }):
 		return "S5: the finalizer is taken off while a call of this process may have published the volume"
-	case a.RecordedNodeID != "" && !a.Call.unpublishedFrom(a.RecordedNodeID):
+	case a.RecordedNodeID != "" && !releasedFrom(seen, a, a.RecordedNodeID):
 		return "S5: the finalizer is taken off before the unpublish of the recorded node was confirmed"
 	}
 	return ""
