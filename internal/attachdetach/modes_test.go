@@ -61,12 +61,11 @@ func TestInlineVolumeDoesNotMakeVolumeExclusive(t *testing.T) {
 // takes it from no other. Then the others end.
 func TestWantedAttachmentOutlivesChangeOfMode(t *testing.T) {
 	m := newModel(t)
-	unique := ""
 	var k key
 	for _, node := range []string{"a", "b"} {
 		pod := aPod("on-"+node, node, anInlineDisk(true))
 		k = kube.InlineVolumes(pod)[0].Key
-		unique = kube.UniqueVolumeName(k.Driver, k.Handle)
+		unique := kube.UniqueVolumeName(k.Driver, k.Handle)
 		m.put(pod)
 		m.put(aNode(node, isReady, listing(nil, []string{unique})))
 		m.put(inlineAttachment(k, pod))

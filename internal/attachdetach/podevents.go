@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"hash/maphash"
 	"maps"
+	"strings"
 	"sync"
 	"time"
 
@@ -174,14 +175,15 @@ func eventCause(hold attachment.Wait, refusal error) string {
 		return causeKey(hold.Cause())
 	case attachment.OtherWriterAttached, attachment.OtherWriterDetaching:
 	}
-	cause := string(hold.Reason)
+	var cause strings.Builder
+	cause.WriteString(string(hold.Reason))
 	for _, b := range hold.Blockers {
-		cause += fmt.Sprint("|", b.Node, b.Kind, b.Ready, causeKey(b.Cause))
+		fmt.Fprint(&cause, "|", b.Node, b.Kind, b.Ready, causeKey(b.Cause))
 	}
 	if refusal != nil {
-		cause += refusal.Error()
+		cause.WriteString(refusal.Error())
 	}
-	return cause
+	return cause.String()
 }
 
 // eventText returns the event for the waiting pods of a node, by namespace. It is made when one is emitted.

@@ -130,7 +130,7 @@ func (a *Attacher) send(ctx context.Context, subj *subject, step publication.Cal
 	begun := time.Now()
 	defer func() {
 		r.took = time.Since(begun)
-		if context.Cause(ctx) == errDeleted && r.err != nil {
+		if r.err != nil && errors.Is(context.Cause(ctx), errDeleted) {
 			r.err = fmt.Errorf("%w: %w", errDeleted, r.err)
 		}
 		r.err = csi.Unanswered(ctx, r.err, csi.NoAnswerError{Driver: a.driver, Call: step.Verb.String(), Node: a.nodeOf(subj, step.NodeID), Timeout: a.timeout})

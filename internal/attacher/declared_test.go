@@ -20,7 +20,7 @@ import (
 func owns(va *storagev1.VolumeAttachment, manager, annotation string) {
 	fields := `{"f:metadata":{"f:annotations":{"f:` + annotation + `":{}}}}`
 	va.ManagedFields = append(va.ManagedFields, metav1.ManagedFieldsEntry{Manager: manager, Operation: metav1.ManagedFieldsOperationUpdate,
-		FieldsType: "FieldsV1", FieldsV1: &metav1.FieldsV1{Raw: []byte(fields)}})
+		FieldsType: "FieldsV1", FieldsV1: metav1.NewFieldsV1(fields)})
 }
 
 // declare writes a declaration as the command does.

@@ -2,7 +2,6 @@ package diagnosis
 
 import (
 	"cmp"
-	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -73,23 +72,8 @@ func (x *state) decide(key attachment.VolumeKey) attachment.Decision {
 	want := attachment.Desired{Shared: x.shared(key), NoVolumeAttachment: kube.NoVolumeAttachment(key.Driver)}
 	seen := attachment.Observed{Nodes: map[attachment.NodeName]attachment.Node{}}
 	unique := kube.UniqueVolumeName(key.Driver, key.Handle)
-	required, wants := x.attachRequired(key.Driver), map[string]attachment.Want{}
-	for _, u := range x.uses[key] {
-		node := u.pod.Spec.NodeName
-		if node == "" || ended(u) {
-			continue
-		}
-		// A driver without attach keeps what it has until it is mounted.
-		if _, has := x.attachmentOn(key, node); !required && (!has || mounted(u.pod)) {
-			continue
-		}
-		created := u.pod.CreationTimestamp.Time
-		if w, ok := wants[node]; !ok || created.Before(w.Since) {
-			wants[node] = attachment.Want{Node: attachment.NodeName(node), PersistentVolume: u.pv, Since: created}
-		}
-	}
-	want.Wants = slices.Collect(maps.Values(wants))
-	for _, w := range want.Wants {
+	for _, w := range x.wants(key) {
+		want.Wants = append(want.Wants, w)
 		seen.Nodes[w.Node] = x.facts(string(w.Node), unique)
 	}
 	for _, va := range x.attached[key] {
@@ -114,6 +98,26 @@ func (x *state) decide(key attachment.VolumeKey) attachment.Decision {
 		}
 	}
 	return attachment.Decide(x.Now, want, seen, attachment.Policy{OutOfService: true})
+}
+
+// wants are the nodes on which pods need the volume, each with its oldest pod.
+func (x *state) wants(key attachment.VolumeKey) map[string]attachment.Want {
+	required, wants := x.attachRequired(key.Driver), map[string]attachment.Want{}
+	for _, u := range x.uses[key] {
+		node := u.pod.Spec.NodeName
+		if node == "" || ended(u) {
+			continue
+		}
+		// A driver without attach keeps what it has until it is mounted.
+		if _, has := x.attachmentOn(key, node); !required && (!has || mounted(u.pod)) {
+			continue
+		}
+		created := u.pod.CreationTimestamp.Time
+		if w, ok := wants[node]; !ok || created.Before(w.Since) {
+			wants[node] = attachment.Want{Node: attachment.NodeName(node), PersistentVolume: u.pv, Since: created}
+		}
+	}
+	return wants
 }
 
 func n2(name string) attachment.NodeName { return attachment.NodeName(name) }

@@ -88,7 +88,7 @@ func places(source string) bool {
 	if source == "" {
 		return false
 	}
-	for _, s := range strings.Split(source, " ") {
+	for s := range strings.SplitSeq(source, " ") {
 		if !place.MatchString(s) {
 			return false
 		}

@@ -81,8 +81,8 @@ func isCanonical(s string) bool {
 		return false
 	}
 	for i := range len(s) {
-		dash := i == 8 || i == 13 || i == 18 || i == 23
-		if dash != (s[i] == '-') || !dash && !(s[i] >= '0' && s[i] <= '9' || s[i] >= 'a' && s[i] <= 'f') {
+		dash, digit := i == 8 || i == 13 || i == 18 || i == 23, s[i] >= '0' && s[i] <= '9' || s[i] >= 'a' && s[i] <= 'f'
+		if dash && s[i] != '-' || !dash && !digit {
 			return false
 		}
 	}

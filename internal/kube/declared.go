@@ -1,7 +1,6 @@
 package kube
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -68,9 +67,9 @@ func DeclaredGone(va *storagev1.VolumeAttachment, now time.Time) (*Declaration, 
 
 // AnnotationManagers returns the field managers that the API server names as the owners of an annotation, sorted.
 func AnnotationManagers(m metav1.ObjectMeta, annotation string) (managers []string) {
-	field := []byte(`"f:` + annotation + `":`)
+	field := `"f:` + annotation + `":`
 	for i := range m.ManagedFields {
-		if fields := m.ManagedFields[i].FieldsV1; fields != nil && bytes.Contains(fields.Raw, field) {
+		if fields := m.ManagedFields[i].FieldsV1; fields != nil && strings.Contains(fields.GetRawString(), field) {
 			managers = append(managers, m.ManagedFields[i].Manager)
 		}
 	}

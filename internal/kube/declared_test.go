@@ -69,7 +69,7 @@ func TestDeclaredGone(t *testing.T) {
 
 func TestAnnotationManagers(t *testing.T) {
 	owns := func(manager, fields string) metav1.ManagedFieldsEntry {
-		return metav1.ManagedFieldsEntry{Manager: manager, FieldsV1: &metav1.FieldsV1{Raw: []byte(fields)}}
+		return metav1.ManagedFieldsEntry{Manager: manager, FieldsV1: metav1.NewFieldsV1(fields)}
 	}
 	const declared = `{"f:metadata":{"f:annotations":{"f:belay.dev/declared-gone":{}}}}`
 	for name, tt := range map[string]struct {

@@ -55,7 +55,7 @@ func (a Attachment) endsPublish() bool {
 
 // mayBeAnothers reports whether the attachment may be another cluster's, and no person has declared its machine gone.
 func (a Attachment) mayBeAnothers() bool {
-	return a.Restored != "" && !(a.Deleting && a.DeclaredGone == a.RecordedNodeID)
+	return a.Restored != "" && (!a.Deleting || a.DeclaredGone != a.RecordedNodeID)
 }
 
 // holdRestored leaves an attachment alone that may be another cluster's. Only a person's declaration ends it.

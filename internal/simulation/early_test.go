@@ -12,7 +12,7 @@ const earlyOKFor = 2 * time.Minute
 
 // drawEarly is how long a driver's publishes may be late in this seed.
 func (s *sim) drawEarly() time.Duration {
-	if s.earlies.IntN(3) > 0 {
+	if s.tooEarly.IntN(3) > 0 {
 		return 0
 	}
 	return earlyOKFor
@@ -20,7 +20,7 @@ func (s *sim) drawEarly() time.Duration {
 
 // drawLate has such a driver not answer publishes more often than others do.
 func (s *sim) drawLate(c *call) {
-	if c.publish && !s.calm && c.by.driver.okTooEarly > 0 && c.fate != stuck && s.earlies.IntN(3) == 0 {
+	if c.publish && !s.calm && c.by.driver.okTooEarly > 0 && c.fate != stuck && s.tooEarly.IntN(3) == 0 {
 		c.fate = hangs
 	}
 }
@@ -45,10 +45,10 @@ func (s *sim) takeEffect(before time.Time) {
 	st := s.storage
 	st.late = slices.DeleteFunc(st.late, func(c *call) bool {
 		due := !before.Before(c.gaveUp.Add(c.by.driver.okTooEarly))
-		if !due && s.earlies.IntN(40) > 0 {
+		if !due && s.tooEarly.IntN(40) > 0 {
 			return false
 		}
-		if s.earlies.IntN(4) == 0 {
+		if s.tooEarly.IntN(4) == 0 {
 			s.say("driver: %s comes to nothing", c)
 			return true
 		}
@@ -75,7 +75,7 @@ func (s *storage) underway() []*call { return slices.Concat(s.running, s.late) }
 // pending: the driver mostly refuses to publish again while a late publish is pending. It refuses no other call for it.
 func (s *sim) pending(c *call) bool {
 	same := func(l *call) bool { return c.publish && l.volume == c.volume && l.nodeID == c.nodeID }
-	return slices.ContainsFunc(s.storage.late, same) && s.earlies.IntN(4) > 0
+	return slices.ContainsFunc(s.storage.late, same) && s.tooEarly.IntN(4) > 0
 }
 
 // recordedAsAttached: an attachment for which a publish was sent says that it is attached.
