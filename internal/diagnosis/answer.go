@@ -46,13 +46,9 @@ func reasonOf(e *storagev1.VolumeError, driver string, call drivers.Call) (reaso
 	if code != "" {
 		about = facts.Means(call, code, e.Message)
 	}
-	switch {
-	case strings.Contains(e.Message, explain.MayBeRestored):
-		return publication.RestoredAttachment, ""
-	case call == drivers.Unpublish && strings.Contains(e.Message, publication.MayStillAttach):
-		return publication.PublishInDoubt, ""
-	case strings.Contains(e.Message, unconfirmed):
-		return explain.BackendDisagrees, ""
+	switch own := ofAttacher(call, e.Message); {
+	case own != "":
+		return own, ""
 	case about == drivers.AttachedElsewhere:
 		return explain.BackendDisagrees, ""
 	case about == drivers.NodeFull:
@@ -69,6 +65,19 @@ func reasonOf(e *storagev1.VolumeError, driver string, call drivers.Call) (reaso
 		return explain.DriverUnavailable, ""
 	}
 	return otherwise, ""
+}
+
+// ofAttacher reads the texts that belay-attacher itself writes.
+func ofAttacher(call drivers.Call, message string) decision.Reason {
+	switch {
+	case strings.Contains(message, explain.MayBeRestored):
+		return publication.RestoredAttachment
+	case call == drivers.Unpublish && strings.Contains(message, publication.MayStillAttach):
+		return publication.PublishInDoubt
+	case strings.Contains(message, unconfirmed):
+		return explain.BackendDisagrees
+	}
+	return ""
 }
 
 // lacking reads what a text of Kubernetes' parts says to be missing for a call: the driver on the node, or a Secret.
