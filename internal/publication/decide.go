@@ -131,14 +131,20 @@ func (v *volume) attach(a Attachment) {
 		return
 	}
 	if nodeID := v.leftBehind(a); nodeID != "" {
-		if answer := a.Asked[nodeID]; v.now.Sub(answer.At) > askedFor {
-			v.do(AskNodes{target{a.UID}, nodeID})
-		} else {
-			v.call(a, Unpublish, nodeID)
-		}
+		v.unpublishAgain(a, nodeID)
 		return
 	}
 	v.call(a, Publish, a.boundNodeID())
+}
+
+// unpublishAgain repeats a confirmed unpublish. Nodes are asked right before the call: an answer would be too old after a wait.
+func (v *volume) unpublishAgain(a Attachment, nodeID string) {
+	sends := !v.draining && !v.calling && a.UnpublishProblem == "" && !v.backOff(a, Unpublish, nodeID).After(v.now)
+	if sends && v.now.Sub(a.Asked[nodeID].At) > askedFor {
+		v.do(AskNodes{target{a.UID}, nodeID})
+		return
+	}
+	v.call(a, Unpublish, nodeID)
 }
 
 // askedFor is how long an answer of Nodes may be used.

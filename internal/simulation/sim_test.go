@@ -97,7 +97,7 @@ type sim struct {
 func newSim(seed uint64) *sim {
 	s := &sim{
 		rng: rand.New(rand.NewPCG(seed, 1)), others: rand.New(rand.NewPCG(seed, 2)), boxes: rand.New(rand.NewPCG(seed, 3)),
-		forms: rand.New(rand.NewPCG(seed, 5)), tooEarly: rand.New(rand.NewPCG(seed, 9)), api: newServer(), net: &network{}, storage: newStorage(),
+		forms: rand.New(rand.NewPCG(seed, 5)), tooEarly: rand.New(rand.NewPCG(seed, 13)), api: newServer(), net: &network{}, storage: newStorage(),
 		machines: map[string]*machine{}, left: map[*machine]int{}, takenOver: map[*machine]bool{}, leases: map[string]bool{},
 		byHand: map[string]*disk{}, remade: map[*disk]bool{}, restored: map[*disk]*machine{},
 	}
