@@ -229,7 +229,7 @@ func (w *work) emitDetachFailed(hold attachment.Wait) {
 	if !ok {
 		return
 	}
-	cause := hold.Detail
+	cause, why := hold.Detail, explain.DetachReason(hold.Reason, hold.Detail)
 	var text string
 	switch hold.Reason {
 	default:
@@ -245,9 +245,9 @@ func (w *work) emitDetachFailed(hold attachment.Wait) {
 	}
 	d.lastFailure = cause
 	a.detaches[w.key][hold.Node] = d
-	w.named(d.name).Error(errors.New(cause), "Failed to detach volume", "node", hold.Node, "attachment", d.attachment, "reason", hold.Reason)
+	w.named(d.name).Error(errors.New(cause), "Failed to detach volume", "node", hold.Node, "attachment", d.attachment, "reason", why)
 	if d.about != nil {
-		a.warn(d.about, explain.FailedDetachVolume, hold.Reason, text)
+		a.warn(d.about, explain.FailedDetachVolume, why, text)
 	}
 }
 

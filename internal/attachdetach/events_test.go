@@ -17,6 +17,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/record"
@@ -26,6 +27,7 @@ import (
 	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/fencing"
 	"belay.dev/belay/internal/kube"
+	"belay.dev/belay/internal/publication"
 )
 
 // objectMessages returns the messages of the events of a reason about an object, each as often as it was sent;
@@ -206,6 +208,65 @@ func TestRefusedDeleteIsNoDetach(t *testing.T) {
 			})
 		})
 	}
+}
+
+// warnings keeps the warnings that are emitted: the kind and the name of the object, the reasons of event and wait, and the text.
+type warnings struct {
+	record.FakeRecorder
+
+	got []string
+}
+
+func (w *warnings) AnnotatedEventf(about runtime.Object, annotations map[string]string, kind, reason, format string, args ...any) {
+	name := ""
+	switch o := about.(type) {
+	case *corev1.Pod:
+		name = "Pod " + o.Name
+	case *corev1.ObjectReference:
+		name = o.Kind + " " + o.Name
+	}
+	w.got = append(w.got, fmt.Sprintf("%s %s: %s %s: %s", kind, name, reason, annotations[kube.ReasonAnnotation], fmt.Sprintf(format, args...)))
+}
+
+// The users of a volume whose detach the driver has confirmed too early are warned, once: on the claim, on a pod that waits at the same node,
+// and on one that waits at another. No text calls that a failure.
+func TestDetachInDoubtWarnsUsers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, k := newModel(t), key{Driver: driver, Handle: "h"}
+		m.put(aVolume("pv", k.Handle))
+		m.put(aClaim("pv"))
+		for _, node := range []string{"a", "b"} {
+			m.put(aNode(node, isReady))
+			m.put(aPod("on-"+node, node, byClaimOf("pv")))
+		}
+		va := sharedAttachment(k, "a")
+		va.Spec.Source.PersistentVolumeName, va.Status.Attached = new("pv"), false
+		asked := time.Now().Add(-time.Minute).Truncate(time.Second)
+		va.DeletionTimestamp, va.Finalizers = &metav1.Time{Time: asked}, []string{kube.AttacherFinalizer(driver)}
+		until := asked.Add(5 * time.Minute).UTC().Format(time.RFC3339)
+		doubt := publication.MayStillAttach + ": the volume is detached again at " + until
+		va.Status.DetachError = &storagev1.VolumeError{Message: doubt, Time: metav1.Now()}
+		m.put(va)
+		c, hung := m.hungController(t, func(string, string) bool { return false })
+		defer close(hung.release)
+		recorder := &warnings{}
+		c.eventEmitter = newEventEmitter(recorder)
+		for range 2 {
+			if _, err := c.Reconcile(t.Context(), k); err != nil {
+				t.Fatal(err)
+			}
+		}
+		waiting := "waiting since " + asked.UTC().Format(time.RFC3339) + ` for the detach from node "a": ` + doubt
+		want := []string{
+			`Warning PersistentVolumeClaim pv: FailedDetachVolume PublishInDoubt: DetachVolume.Detach has not ended for volume "pv" from node "a" : ` + doubt,
+			`Warning Pod on-a: FailedAttachVolume PublishInDoubt: AttachVolume.Attach failed for volume "pv" : volume attachment is being deleted: ` + doubt,
+			`Warning Pod on-b: FailedAttachVolume OtherWriterDetaching: Multi-Attach error for volume "pv" Volume is already used by pod(s) on-a (` + waiting + ")",
+		}
+		slices.Sort(recorder.got)
+		if diff := cmp.Diff(want, recorder.got); diff != "" {
+			t.Errorf("events (-want +got):\n%s", diff)
+		}
+	})
 }
 
 func TestForcedDetachEmitsEventOnClaim(t *testing.T) {

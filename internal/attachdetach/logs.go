@@ -73,7 +73,7 @@ func (w *work) errorOf(err error) error {
 
 // logWait logs why a pod waits for the volume.
 func (w *work) logWait(hold attachment.Wait, pod *corev1.Pod) {
-	logger := w.loggerAt(hold.Node).WithValues("pod", klog.KObj(pod), "reason", hold.Reason)
+	logger := w.loggerAt(hold.Node).WithValues("pod", klog.KObj(pod), "reason", explain.DetachReason(hold.Reason, hold.Detail))
 	if hold.Reason == attachment.AttachFailed {
 		logger.Error(errors.New(hold.Detail), "Failed to attach volume")
 		return

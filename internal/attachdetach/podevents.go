@@ -148,7 +148,7 @@ func (w *work) emitPodEvents(steps []attachment.Step, refusal error) (again time
 			case cause == "":
 				continue
 			case cause != old.cause || now.Sub(old.at) >= repeatInterval:
-				a.failed(pod, hold.Reason, text(pod.Namespace))
+				a.failed(pod, explain.DetachReason(hold.Reason, hold.Detail), text(pod.Namespace))
 				w.logWait(hold, pod)
 				old = emittedEvent{cause, now}
 			}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"belay.dev/belay/internal/attachment"
+	"belay.dev/belay/internal/publication"
 )
 
 // Reasons of the events: those on pods are upstream's, those on claims (k/k#114219) are named after them.
@@ -103,8 +104,12 @@ func DetachUnconfirmed(volume string, node attachment.NodeName, name string) str
 		name, volume, node)
 }
 
-// DetachFailed reports why a volume could not be detached from a node, and that the detach is retried.
+// DetachFailed reports why a volume could not be detached from a node, and that the detach is retried; or why it is not detached although
+// the driver has confirmed that.
 func DetachFailed(volume string, node attachment.NodeName, cause string) string {
+	if inDoubt(cause) {
+		return fmt.Sprintf("DetachVolume.Detach has not ended for volume %q from node %q : %s", volume, node, cause)
+	}
 	return DetachUnanswered(volume, node, strings.TrimSuffix(cause, retried)+retried)
 }
 
@@ -145,6 +150,17 @@ const retried = "; it is retried with back-off"
 // DriverError returns an error from the status of a VolumeAttachment without the time of the next attempt, which would make each
 // attempt a new event for all pods.
 func DriverError(message string) string { return nextAttempt.ReplaceAllLiteralString(message, retried) }
+
+// DetachReason is why a detach waits that the controller calls failed: the attacher may have written that it waits by itself.
+func DetachReason(why attachment.Reason, detail string) attachment.Reason {
+	if why == attachment.DetachFailed && inDoubt(detail) {
+		return publication.PublishInDoubt
+	}
+	return why
+}
+
+// inDoubt reports whether belay-attacher waits because the driver may still carry out an attach: no call fails or is retried then.
+func inDoubt(detail string) bool { return strings.Contains(detail, publication.MayStillAttach) }
 
 // cause returns the error, for a text that itself says that the operation is retried.
 func cause(c attachment.Cause) string { return strings.TrimSuffix(c.Detail, retried) }

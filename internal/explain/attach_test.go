@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"belay.dev/belay/internal/attachment"
+	"belay.dev/belay/internal/publication"
 )
 
 func TestTextsAreUpstreams(t *testing.T) {
@@ -96,6 +97,10 @@ func TestTextsAreUpstreams(t *testing.T) {
 		"driver did not answer the detach": {
 			DetachFailed("pv-1", "node-1", DriverError("no answer; next attempt at 2026-01-01T12:00:01Z")),
 			`DetachVolume.Detach failed for volume "pv-1" from node "node-1" : no answer; it is retried with back-off`,
+		},
+		"detach in doubt": {
+			DetachFailed("pv-1", "node-1", DriverError(publication.MayStillAttach+": the volume is detached again at 2026-01-01T12:00:01Z")),
+			`DetachVolume.Detach has not ended for volume "pv-1" from node "node-1" : the driver has confirmed the detach, but may still carry out an attach that it gave no final answer to: the volume is detached again at 2026-01-01T12:00:01Z`,
 		},
 		"attacher does not detach": {
 			DetachUnanswered("pv-1", "node-1", Unanswered(attachment.VolumeKey{Driver: "disk.example", Handle: "h"}, Detach, "node-1", since)),

@@ -135,10 +135,12 @@ func untilPodsTerminate(released string, c attachment.Cause, ready attachment.Kn
 }
 
 func detaching(driver string, node attachment.NodeName, c attachment.Cause) string {
-	if c.Reason == attachment.DetachFailed {
+	switch {
+	case c.Reason == attachment.DetachFailed && inDoubt(c.Detail):
+		return fmt.Sprintf("waiting%s for the detach from node %q: %s", since(c), node, c.Detail)
+	case c.Reason == attachment.DetachFailed:
 		return fmt.Sprintf("waiting%s for the detach from node %q, which fails and is retried by the attacher of CSI driver %s: %s", since(c), node, driver, cause(c))
-	}
-	if c.Since.IsZero() {
+	case c.Since.IsZero():
 		return fmt.Sprintf("being detached from node %q", node)
 	}
 	text := fmt.Sprintf("waiting%s for the attacher of CSI driver %s to detach it from node %q", since(c), driver, node)

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"belay.dev/belay/internal/attachment"
+	"belay.dev/belay/internal/publication"
 )
 
 func TestWait(t *testing.T) {
@@ -98,6 +99,10 @@ func TestWait(t *testing.T) {
 		"detach refused": {
 			attachment.Cause{Reason: attachment.DetachFailed, Since: from, Detail: "busy"}, attachment.Yes,
 			`waiting since 2026-01-01T10:00:00Z for the detach from node "a", which fails and is retried by the attacher of CSI driver disk.example: busy`,
+		},
+		"detach in doubt": {
+			attachment.Cause{Reason: attachment.DetachFailed, Since: from, Detail: publication.MayStillAttach + ": the volume is detached again at 2026-01-01T10:05:00Z"}, attachment.Yes,
+			`waiting since 2026-01-01T10:00:00Z for the detach from node "a": the driver has confirmed the detach, but may still carry out an attach that it gave no final answer to: the volume is detached again at 2026-01-01T10:05:00Z`,
 		},
 		"attach without an answer": {
 			since(attachment.Attaching), attachment.Yes,
