@@ -354,22 +354,29 @@ func TestIdentities(t *testing.T) {
 	}
 }
 
-// TestDeletedNodes: where a cloud controller deletes Nodes, the policy that fits is named.
+// TestDeletedNodes: where a controller of clouds or machines deletes Nodes, the policy that fits is named.
 func TestDeletedNodes(t *testing.T) {
+	marked := func(mark string) metav1.ObjectMeta {
+		return metav1.ObjectMeta{Annotations: map[string]string{mark: "ns/m"}}
+	}
 	for name, c := range map[string]struct {
 		provider string
+		meta     metav1.ObjectMeta
 		args     []string
 		want     []Result
 	}{
-		"wait":           {"aws:///eu-west-1a/i-1", nil, []Result{Warning}},
-		"detach":         {"gce://p/z/n", []string{"--deleted-node-policy=detach"}, []Result{OK}},
-		"set to wait":    {"azure:///x", []string{"--deleted-node-policy", "wait"}, []Result{Warning}},
-		"no such cloud":  {"vsphere://1", nil, nil},
-		"no provider ID": {"", nil, nil},
+		"wait":           {"aws:///eu-west-1a/i-1", metav1.ObjectMeta{}, nil, []Result{Warning}},
+		"detach":         {"gce://p/z/n", metav1.ObjectMeta{}, []string{"--deleted-node-policy=detach"}, []Result{OK}},
+		"set to wait":    {"azure:///x", metav1.ObjectMeta{}, []string{"--deleted-node-policy", "wait"}, []Result{Warning}},
+		"no such cloud":  {"vsphere://1", metav1.ObjectMeta{}, nil, nil},
+		"no provider ID": {"", metav1.ObjectMeta{}, nil, nil},
+		"Karpenter":      {"kwok://1", metav1.ObjectMeta{Finalizers: []string{"karpenter.sh/termination"}}, nil, []Result{Warning}},
+		"Cluster API":    {"vsphere://1", marked("cluster.x-k8s.io/machine"), nil, []Result{Warning}},
+		"OpenShift":      {"vsphere://1", marked("machine.openshift.io/machine"), nil, []Result{Warning}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := clusterOf()
-			s.Nodes[0].Spec.ProviderID = c.provider
+			s.Nodes[0].Spec.ProviderID, s.Nodes[0].Annotations, s.Nodes[0].Finalizers = c.provider, c.meta.Annotations, c.meta.Finalizers
 			clients := fake.NewClientset(runs("belay-system", "a", "belay-controller:v1", c.args...))
 			s.Leases = append(s.Leases, heldLease("kube-system", kube.FieldManager, "a"))
 			var got []Result

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"belay.dev/belay/internal/diagnosis"
 	"belay.dev/belay/internal/identity"
 	"belay.dev/belay/internal/kube"
@@ -96,24 +98,38 @@ func together(names []string) string {
 // clouds begin the provider IDs of nodes whose cloud controller deletes a Node once its instance is gone.
 var clouds = []string{"aws://", "gce://", "azure://"}
 
-// checkDeletedNodes looks at the policy for deleted Nodes where a cloud controller deletes them.
+// machineControllers delete a Node once its machine is gone, and mark it by a finalizer or an annotation:
+//   - Karpenter: sigs.k8s.io/karpenter v1.12.0 pkg/controllers/node/termination/controller.go:281-300;
+//   - Cluster API: sigs.k8s.io/cluster-api v1.14.2 core/reconcilers/machine/machine_controller.go:648-660;
+//   - OpenShift: github.com/openshift/machine-api-operator 88465550a74b pkg/controller/machine/controller.go:304-317.
+var machineControllers = []string{"karpenter.sh/termination", "cluster.x-k8s.io/machine", "machine.openshift.io/machine"}
+
+// controllerDeletes reports whether the Node is one of those that a controller deletes once their machines are gone.
+func controllerDeletes(n *corev1.Node) bool {
+	return slices.ContainsFunc(clouds, func(prefix string) bool { return strings.HasPrefix(n.Spec.ProviderID, prefix) }) ||
+		slices.ContainsFunc(machineControllers, func(mark string) bool {
+			return slices.Contains(n.Finalizers, mark) || n.Annotations[mark] != ""
+		})
+}
+
+// checkDeletedNodes looks at the policy for deleted Nodes where a controller deletes them.
 func (h *health) checkDeletedNodes() []Check {
-	var cloud []string
+	deleted := 0
 	for _, n := range h.Nodes {
-		if slices.ContainsFunc(clouds, func(prefix string) bool { return strings.HasPrefix(n.Spec.ProviderID, prefix) }) {
-			cloud = append(cloud, "node "+n.Name)
+		if controllerDeletes(n) {
+			deleted++
 		}
 	}
 	i := slices.IndexFunc(h.programs, func(p program) bool { return p.name == kube.FieldManager })
-	if i < 0 || len(cloud) == 0 {
+	if i < 0 || deleted == 0 {
 		return nil
 	}
 	p := h.programs[i]
 	c := Check{Category: CategoryControllers, Name: "deleted Nodes", Result: OK, Message: "their volumes are detached when no pod needs them"}
 	if !slices.Contains(flagValues(slices.Concat(p.container.Command, p.container.Args), "deleted-node-policy"), "detach") {
 		c.Result, c.Hint = Warning, "docs/adopt-controller.md#volumes-of-dead-and-deleted-nodes"
-		c.Message = fmt.Sprintf("a cloud controller deletes Nodes of this cluster, %d of which it may manage, and their volumes wait for the unmount timeout: if it "+
-			"does so only after the instance is gone, set --deleted-node-policy=detach", len(cloud))
+		c.Message = fmt.Sprintf("a controller of clouds or machines deletes Nodes of this cluster, %d of which it may manage, and their volumes wait for the unmount timeout: if it "+
+			"does so only after the machine is gone, and people do not delete Nodes of machines that run, set --deleted-node-policy=detach", deleted)
 	}
 	return []Check{c}
 }
