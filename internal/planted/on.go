@@ -43,6 +43,8 @@ var (
 	Isolation = is("isolation")
 	// Lease: a renewal that failed counts as done, so that a leader continues when its lease has expired (S1, S4).
 	Lease = is("lease")
+	// SharedPlace: the volume is unpublished from a node ID although another attachment needs it there (S2).
+	SharedPlace = is("shared_place")
 	// Places: of the places of an attachment the first one is unpublished until it is confirmed, and no other one before (liveness).
 	Places = is("places")
 	// PreMount: what a recreated Node lists is a pre-mount entry wherever pods want the volume (S1, S2).

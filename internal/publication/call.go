@@ -80,9 +80,19 @@ func (c Call) BeginElsewhere(nodeID, inputs string) Call {
 }
 
 // Excludes reports whether the call forbids another one for the same volume now (S4): it is in flight, and the volume is
-// exclusive or both calls are for one node.
-func (c Call) Excludes(exclusive, sameNode bool) bool {
-	return !planted.S4 && c.InFlight && (exclusive || sameNode)
+// exclusive or both calls are for one node ID.
+func (c Call) Excludes(exclusive, samePlace bool) bool {
+	return !planted.S4 && c.InFlight && (exclusive || samePlace)
+}
+
+// NodeIDs are those of all calls.
+func (c Call) NodeIDs() (ids []string) {
+	for _, last := range append([]Call{c}, c.Previous...) {
+		if last.NodeID != "" && !slices.Contains(ids, last.NodeID) {
+			ids = append(ids, last.NodeID)
+		}
+	}
+	return ids
 }
 
 // Refuse records an attempt that ended before anything was sent.

@@ -24,6 +24,7 @@ func Decide(now time.Time, seen Observed, policy Policy) Decision {
 	}
 	for _, a := range v.attachments {
 		switch {
+		case a.Beside:
 		case a.endsPublish() && !planted.S4:
 			// The deletion ends the wait for it: the unpublish follows as after one that was not answered.
 			v.do(CancelCall{target{a.UID}})
@@ -106,7 +107,10 @@ func (v *volume) attach(a Attachment) {
 		v.wait(a, RequestImpossible, time.Time{})
 		return
 	}
-	if first := v.staleNodeIDs(a); len(first) > 0 {
+	if first, waits := v.left(a, v.staleNodeIDs(a)); waits && a.Drift != Abandoned && a.Drift != HalfPublished {
+		v.waitForPlace(a)
+		return
+	} else if len(first) > 0 {
 		v.unpublish(a, first)
 		return
 	}
@@ -229,10 +233,13 @@ func (v *volume) detach(a Attachment) {
 		v.do(RemoveFinalizer{target{a.UID}})
 		return
 	}
-	left := append(a.publishedTo(), v.currentNodeIDs(a)...)
-	left = slices.DeleteFunc(left, func(id string) bool {
+	left, waits := v.left(a, slices.DeleteFunc(append(a.publishedTo(), v.currentNodeIDs(a)...), func(id string) bool {
 		return id == a.RecordedNodeID && v.passedOn(a) || a.DeclaredGone != "" && id == a.DeclaredGone
-	})
+	}))
+	if waits {
+		v.waitForPlace(a)
+		return
+	}
 	if len(left) == 0 || a.Drift == Vanished || planted.S5 && a.unpublished() {
 		late := a.DetachError != "" || v.now.Sub(a.DeletedAt) > confirmAfter
 		if (a.OtherFinalizers || late) && (a.Attached || a.DetachError != "") {
@@ -261,14 +268,6 @@ func (v *volume) currentNodeIDs(a Attachment) (ids []string) {
 	return ids
 }
 
-// neededAt reports whether another attachment may need the volume at a node ID. One that is being deleted does not: it waits for the same
-// unpublish. Nor does one that has not begun: it will be published afterwards.
-func (v *volume) neededAt(a Attachment, nodeID string) bool {
-	return slices.ContainsFunc(v.attachments, func(other Attachment) bool {
-		return other.UID != a.UID && !other.Deleting && !other.Gone && other.mayBePublished() && (other.boundNodeID() == nodeID || other.NodeID == nodeID)
-	})
-}
-
 // passedOn reports whether the driver no longer knows the recorded ID, and another attachment stands for what is published to the same
 // machine: it unpublishes it.
 func (v *volume) passedOn(a Attachment) bool {
@@ -295,12 +294,11 @@ func (v *volume) unpublishStale(a Attachment) {
 // recorded as attached is unpublished only when another attachment wants it: objects vanish by the hundred when a cluster is
 // restored from a backup, and the pods still run. A publish that was repeated makes no difference.
 func (v *volume) cleanUp(a Attachment) {
-	left := slices.DeleteFunc(a.Call.publishedTo(), func(id string) bool {
-		// A new object for the same node represents both.
-		return slices.ContainsFunc(v.attachments, func(other Attachment) bool {
-			return other.UID != a.UID && !other.Gone && other.boundNodeID() == id && other.Call.called(id)
-		})
-	})
+	left, waits := v.left(a, a.Call.publishedTo())
+	if waits {
+		v.waitForPlace(a)
+		return
+	}
 	if len(left) == 0 || planted.S5 && a.unpublished() {
 		v.do(Forget{target{a.UID}})
 		return
@@ -402,9 +400,9 @@ func (v *volume) mustWaitFor(a, other Attachment) bool {
 // another attacher can cause), the younger one is unpublished, or each would wait for the other forever.
 func (v *volume) waitForHolder(a, other Attachment) {
 	deadlock := a.mayBePublished() && !a.Attached &&
-		!other.Attached && !other.Deleting && !other.Gone && other.mayBePublished()
-	if deadlock && olderFirst(other, a) < 0 {
-		v.unpublish(a, a.publishedTo())
+		!other.Attached && !other.Deleting && !other.Gone && other.mayBePublished() && !other.unrecorded()
+	if left, _ := v.left(a, a.publishedTo()); deadlock && olderFirst(other, a) < 0 && len(left) > 0 {
+		v.unpublish(a, left)
 		return
 	}
 	if a.Attached {

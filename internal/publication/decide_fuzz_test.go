@@ -44,6 +44,10 @@ func snapshotFrom(in *fuzzinput.Source) (Observed, Policy) {
 	for i := range count {
 		seen.Attachments = append(seen.Attachments, attachmentFrom(in, string(rune('a'+i))))
 	}
+	for i := range seen.Attachments {
+		a := &seen.Attachments[i]
+		a.Beside = !seen.Exclusive && !a.Gone && in.Below(4) == 1
+	}
 	return seen, Policy{RetryStart: time.Second, RetryMax: 5 * time.Minute}
 }
 
@@ -68,6 +72,9 @@ func attachmentFrom(in *fuzzinput.Source, name string) Attachment {
 	a.PublishProblem, a.UnpublishProblem = fuzzinput.Pick(in, "", "", "", "no secret"), fuzzinput.Pick(in, "", "", "", "no secret")
 	if a.NodeID == "" {
 		a.PublishProblem = "the node has no ID"
+	}
+	if a.NodeID == "" && a.RecordedNodeID == "" {
+		a.UnpublishProblem = "the node has no ID"
 	}
 	a.AttachError, a.DetachError = fuzzinput.Pick(in, "", "refused"), fuzzinput.Pick(in, "", "refused")
 	a.Drift = fuzzinput.Pick(in, NoDrift, NoDrift, NotPublished, StillPublished, PublishedElsewhere, Abandoned)
@@ -170,8 +177,8 @@ func checkDecision(seen Observed, d Decision) string {
 	inFlight := calls
 	for _, step := range d.Steps {
 		a, known := byUID[step.Target()]
-		if !known {
-			return "a step is for an attachment that was not seen"
+		if !known || a.Beside {
+			return "a step is for an attachment that is not the key's"
 		}
 		broken := ""
 		switch x := step.(type) {
@@ -179,7 +186,7 @@ func checkDecision(seen Observed, d Decision) string {
 			calls++
 			broken = checkCall(seen, a, x)
 		case RemoveFinalizer:
-			broken = checkRemove(seen, a)
+			broken = checkRemove(seen, a, d)
 		case AskNodes:
 			if !slices.Contains(a.UnpublishedFrom, x.NodeID) {
 				broken = "Nodes are asked about a place from which nothing was unpublished"
@@ -189,11 +196,11 @@ func checkDecision(seen Observed, d Decision) string {
 				broken = "recorded as attached without the driver's OK for the recorded node"
 			}
 		case Forget:
-			if !a.Gone || len(a.Call.publishedTo()) > 0 && !coveredBy(seen, a) {
+			if !a.Gone || slices.ContainsFunc(a.Call.publishedTo(), func(id string) bool { return !standsAt(seen, a, id, d) }) {
 				broken = "S1: what may be published is forgotten"
 			}
 		case WriteFinalizers:
-			if a.RecordedNodeID != "" && x.Attachment && x.NodeID != a.RecordedNodeID && a.Finalizer && !a.Untouched && !releasedFrom(seen, a, a.RecordedNodeID) {
+			if a.RecordedNodeID != "" && x.Attachment && x.NodeID != a.RecordedNodeID && a.Finalizer && !a.Untouched && !releasedFrom(seen, a, a.RecordedNodeID) && !standsAt(seen, a, a.RecordedNodeID, d) {
 				broken = "S5: the recorded node ID is overwritten while it may be published there"
 			}
 		}
@@ -211,14 +218,15 @@ func checkDecision(seen Observed, d Decision) string {
 	return checkTold(seen, d)
 }
 
-// coveredBy reports whether other objects for the same node IDs stand for what was published for one that is gone.
-func coveredBy(seen Observed, gone Attachment) bool {
-	for _, id := range gone.Call.publishedTo() {
-		if !slices.ContainsFunc(seen.Attachments, func(a Attachment) bool { return !a.Gone && a.boundNodeID() == id && a.Call.called(id) }) {
-			return false
-		}
-	}
-	return true
+// standsAt reports whether another attachment, which stays, is sure to unpublish the volume at a place.
+func standsAt(seen Observed, a Attachment, id string, d Decision) bool {
+	return slices.ContainsFunc(seen.Attachments, func(other Attachment) bool {
+		ends := slices.ContainsFunc(d.Steps, func(s Step) bool {
+			_, removed := s.(RemoveFinalizer)
+			return removed && s.Target() == other.UID
+		})
+		return other.UID != a.UID && !other.Gone && !ends && other.Finalizer && !other.Untouched && (other.boundNodeID() == id || other.SameMachine == id)
+	})
 }
 
 func checkCall(seen Observed, a Attachment, call CallDriver) string {
@@ -282,6 +290,9 @@ func releasedFrom(seen Observed, a Attachment, id string) bool {
 // checkUnpublish: a place that is not the attachment's is unpublished only where the driver confirmed that once, no other attachment is for it,
 // and a Node said a moment ago that it does not list the volume in use (S1, S2).
 func checkUnpublish(seen Observed, a Attachment, id string) string {
+	if needed(seen, a, id) {
+		return "S2: unpublished at " + id + ", where another attachment has it"
+	}
 	called := slices.ContainsFunc(placesOf(a.Call), func(last Call) bool { return last.NodeID == id })
 	if called || slices.Contains([]string{a.RecordedNodeID, a.NodeID, a.SameMachine, a.DriftNodeID}, id) {
 		return ""
@@ -297,18 +308,25 @@ func checkUnpublish(seen Observed, a Attachment, id string) string {
 	return ""
 }
 
+// needed: another attachment is attached at the place, so that pods may use the volume through it.
+func needed(seen Observed, a Attachment, id string) bool {
+	return slices.ContainsFunc(seen.Attachments, func(other Attachment) bool {
+		return other.UID != a.UID && !other.Gone && !other.Deleting && other.Attached && other.RecordedNodeID == id && !releasedFrom(seen, other, id)
+	})
+}
+
 // checkRemove is S5.
-func checkRemove(seen Observed, a Attachment) string {
+func checkRemove(seen Observed, a Attachment, d Decision) string {
 	switch {
 	case !a.Deleting || a.Gone:
 		return "S5: the finalizer is taken off an attachment that is not being deleted"
 	case a.Untouched:
 		return ""
-	case slices.ContainsFunc(placesOf(a.Call), doubtful):
+	case slices.ContainsFunc(placesOf(a.Call), func(last Call) bool { return doubtful(last) && (last.InFlight || noon.Before(last.Doubt.Until)) }):
 		return "S5: the finalizer is taken off while a publish may take effect"
-	case slices.ContainsFunc(a.Call.publishedTo(), func(id string) bool { return !releasedFrom(seen, a, id) }):
+	case slices.ContainsFunc(a.Call.publishedTo(), func(id string) bool { return !releasedFrom(seen, a, id) && !standsAt(seen, a, id, d) }):
 		return "S5: the finalizer is taken off while a call of this process may have published the volume"
-	case a.RecordedNodeID != "" && !releasedFrom(seen, a, a.RecordedNodeID):
+	case a.RecordedNodeID != "" && !releasedFrom(seen, a, a.RecordedNodeID) && !standsAt(seen, a, a.RecordedNodeID, d):
 		return "S5: the finalizer is taken off before the unpublish of the recorded node was confirmed"
 	}
 	return ""
@@ -331,7 +349,7 @@ func checkTold(seen Observed, d Decision) string {
 	}
 	for _, a := range seen.Attachments {
 		steps := slices.ContainsFunc(d.Steps, func(s Step) bool { return s.Target() == a.UID })
-		busy := !a.Gone && (!a.Deleting && !a.Attached || a.Deleting && a.Finalizer)
+		busy := !a.Gone && !a.Beside && (!a.Deleting && !a.Attached || a.Deleting && a.Finalizer)
 		if busy && !steps && !told[a.Name] {
 			return "nothing is done for " + a.Name + ", and no wait is named"
 		}

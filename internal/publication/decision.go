@@ -12,7 +12,8 @@ type Reason = decision.Reason
 
 // The reasons.
 const (
-	// OtherWriterAttached: the volume is exclusive and has another attachment.
+	// OtherWriterAttached: the volume is exclusive and has another attachment. Or one that needs the volume at the same place, and is to
+	// unpublish it, lacks the finalizer.
 	OtherWriterAttached Reason = "OtherWriterAttached"
 	// CallInFlight: a call for the attachment, or for another one of the same exclusive volume, has not returned.
 	CallInFlight Reason = "CallInFlight"
@@ -43,7 +44,7 @@ const (
 
 // exits names what ends each wait. What it names wakes the key.
 var exits = decision.Exits{
-	OtherWriterAttached: {By: "the other VolumeAttachment is gone, or a PersistentVolume makes the volume shared"},
+	OtherWriterAttached: {By: "the other VolumeAttachment is gone, or has its finalizer again, or a PersistentVolume makes the volume shared"},
 	CallInFlight:        {By: "the call returns or times out"},
 	BackingOff:          {By: "the back-off ends, the driver confirms another call, or the VolumeAttachment, PersistentVolume or CSINode changes", Timed: true},
 	RequestImpossible:   {By: "the VolumeAttachment, PersistentVolume or CSINode changes"},

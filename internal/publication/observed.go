@@ -9,19 +9,26 @@ import (
 )
 
 // Key identifies what is decided together, and so the unit of work of one worker. An exclusive volume is decided over all nodes
-// (Node is empty), because the one-writer rule spans nodes. A shared volume is decided per node, so that one hung node does not
+// (only Volume is set), because the one-writer rule spans nodes. A shared volume is decided per place, so that one hung node does not
 // block the others (k/k#73972). An attachment whose volume is unknown is decided alone: no call can be made for it.
 type Key struct {
 	Volume     string // the CSI volume handle; empty if it is unknown
-	Node       string // the node, for a shared volume
+	NodeID     string // the CSI node ID, for a shared volume
+	Node       string // the node, for a shared volume, only if NodeID is unknown
 	Attachment string // the VolumeAttachment's name, only if Volume is unknown
 }
+
+// Exclusive reports whether the key is that of a whole volume.
+func (k Key) Exclusive() bool { return k.Volume != "" && k.NodeID == "" && k.Node == "" }
+
+// Shared reports whether the key is that of one place of a volume.
+func (k Key) Shared() bool { return k.NodeID != "" || k.Node != "" }
 
 // Observed is a snapshot of everything that a decision about a key depends on.
 type Observed struct {
 	// Exclusive: the volume may be published to one node only. Unknown counts as exclusive.
 	Exclusive bool
-	// Attachments holds every VolumeAttachment of the key, whichever client created it; those of one node for a shared volume.
+	// Attachments holds every VolumeAttachment of the key, whichever client created it, and those Beside it.
 	Attachments []Attachment
 	// Draining: the attacher is shutting down. Results are still recorded, but nothing new begins.
 	Draining bool
@@ -35,6 +42,8 @@ type Attachment struct {
 	Node    string
 	Created time.Time
 
+	// Beside: it is decided on with another key, and may need the volume at a place of this one.
+	Beside bool
 	// Gone: the object no longer exists although a call for it was not undone, because another client removed the finalizer. Only
 	// Call is valid.
 	Gone bool

@@ -1,0 +1,63 @@
+package publication
+
+import (
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// at is an attachment of a Node for which the given CSI node ID is registered and recorded.
+func at(a Attachment, id string) Attachment {
+	a.NodeID = id
+	if a.RecordedNodeID != "" {
+		a.RecordedNodeID = id
+	}
+	return a
+}
+
+// Two Nodes have one CSI node ID (harvester/harvester#6981, hetznercloud/csi-driver#685), so an unpublish for one of them takes a shared volume from
+// under the pods of the other. The last attachment of a place unpublishes.
+func TestPlaceOfTwoNodes(t *testing.T) {
+	older := func(a Attachment) Attachment { a.Created = noon.Add(-time.Hour); return a }
+	ends := deleting(older(at(attached("a"), "id")))
+	inDoubt := func(until time.Time) Attachment {
+		return called(ends, Call{}.Begin(Publish, "id", "i", true).Fail(noon.Add(-time.Minute), "no answer", true).DoubtUntil(until, false))
+	}
+	record := RecordDetached{to("a")}
+	released, unpublished := RemoveFinalizer{to("a")}, CallDriver{to("a"), Unpublish, "id"}
+	for name, tt := range map[string]struct {
+		ends, other Attachment
+		want        []Step
+		waits       Reason
+	}{
+		"the other one is attached":                         {ends, at(attached("b"), "id"), []Step{released}, ""},
+		"the other one is decided on with another key":      {ends, with(at(attached("b"), "id"), func(b *Attachment) { b.Beside = true }), []Step{released}, ""},
+		"the other one may be published":                    {ends, called(at(begun("b"), "id"), Call{Verb: Publish, NodeID: "id", Sent: true, InFlight: true}), []Step{released}, CallInFlight},
+		"the other one has not begun":                       {ends, at(fresh("b"), "id"), []Step{unpublished, WriteFinalizers{to("b"), "id", true, true}}, ""},
+		"nothing was published for the other one":           {ends, with(untouched(at(begun("b"), "id")), func(b *Attachment) { b.PublishProblem, b.AttachError = "no", "no" }), []Step{unpublished}, RequestImpossible},
+		"the other one ends later: it unpublishes":          {ends, deleting(at(attached("b"), "id")), []Step{released, CallDriver{to("b"), Unpublish, "id"}}, ""},
+		"the other one ends by a person's word":             {ends, with(deleting(at(attached("b"), "id")), func(b *Attachment) { b.DeclaredGone = "id" }), []Step{unpublished, RemoveFinalizer{to("b")}}, ""},
+		"the other one may be another cluster's":            {ends, with(at(attached("b"), "id"), func(b *Attachment) { b.Restored, b.AttachError = "restored", "restored" }), []Step{unpublished}, RestoredAttachment},
+		"the other one has lost its finalizer":              {ends, with(at(attached("b"), "id"), func(b *Attachment) { b.Finalizer = false }), []Step{WriteFinalizers{to("b"), "id", true, false}}, OtherWriterAttached},
+		"the driver has a new ID for the other one's node":  {ends, with(at(attached("b"), "old"), func(b *Attachment) { b.NodeID = "id" }), nil, OtherWriterAttached},
+		"that is known to be of the same machine":           {ends, with(at(attached("b"), "old"), func(b *Attachment) { b.NodeID, b.SameMachine = "id", "id" }), []Step{released}, ""},
+		"a publish may take effect":                         {inDoubt(noon.Add(time.Minute)), at(attached("b"), "id"), nil, PublishInDoubt},
+		"a publish can no longer take effect":               {inDoubt(noon.Add(-time.Second)), at(attached("b"), "id"), []Step{released}, ""},
+		"the other one is elsewhere":                        {ends, attached("b"), []Step{unpublished}, ""},
+		"another finalizer keeps the object":                {with(ends, func(a *Attachment) { a.OtherFinalizers = true }), at(attached("b"), "id"), []Step{record}, ""},
+		"an object is gone without a detach":                {Attachment{UID: "uid-a", Name: "a", Gone: true, Call: Call{Verb: Publish, NodeID: "id", Sent: true, Confirmed: true}}, at(attached("b"), "id"), []Step{Forget{to("a")}}, ""},
+		"the list still shows what was released":            {with(ends, func(a *Attachment) { a.Finalizer, a.Attached, a.Drift = false, false, StillPublished }), at(attached("b"), "id"), nil, ""},
+		"an ID that changed before the attach was recorded": {with(at(begun("a"), "id"), func(a *Attachment) { a.NodeID = "new" }), at(attached("b"), "id"), []Step{WriteFinalizers{to("a"), "new", true, false}}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := Decide(noon, Observed{Attachments: []Attachment{tt.ends, tt.other}}, policy)
+			if diff := cmp.Diff(tt.want, got.Steps, allSteps); diff != "" {
+				t.Errorf("steps (-want +got):\n%s", diff)
+			}
+			if tt.waits != "" && (len(got.Waits) == 0 || got.Waits[0].Reason != tt.waits) {
+				t.Errorf("waits %+v, want for %s", got.Waits, tt.waits)
+			}
+		})
+	}
+}
