@@ -102,7 +102,7 @@ func TestBytesPerObject(t *testing.T) {
 		make  func(i int) any
 		bound int64 // bytes, about a tenth above what is measured
 	}{
-		"VolumeAttachment":                   {o.attachmentInformer.GetStore(), attachment, 1060},
+		"VolumeAttachment":                   {o.attachmentInformer.GetStore(), attachment, 1090},
 		"PersistentVolume":                   {o.volumeInformer.GetStore(), volume, 1360},
 		"PersistentVolume of another driver": {o.volumeInformer.GetStore(), other, 980},
 	} {

@@ -222,33 +222,62 @@ const conflictPause = time.Second
 
 // prepareCall decides again on a key when a call worker has it, because the state may have changed since it was queued.
 // It records the call and returns the function that makes it, or else the delay until the next decision.
+//
+// A call for another place than the key's, as for the ID by which the driver knew the node before, is decided on with both: that place may be
+// needed by then.
 func (a *Attacher) prepareCall(ctx context.Context, queue *callQueue, key publication.Key) (send func(), again time.Duration) {
 	snap, decision := a.decide(key)
-	for _, step := range decision.Steps {
-		step, ok := step.(publication.CallDriver)
-		if !ok {
-			continue
-		}
-		subj := snap.subjects[step.Target()]
-		try := attemptOf(key, subj, step)
-		if a.absence.hold(key, a.controller.Present) || !a.throttle.begin(time.Now(), try) {
-			return nil, 0
-		}
-		try.inputs, try.due = inputsOf(subj, a.finalizer), a.policy.Due(string(try.uid), subj.record.call, try.verb, try.nodeID)
-		ctx, abandon := context.WithCancelCause(ctx)
-		try.abandon = abandon
-		if !a.calls.begin(try, func() bool { return a.isOutdated(snap) }) {
-			abandon(nil)
-			return nil, conflictPause
-		}
-		return func() {
-			defer abandon(nil)
-			queue.inFlight[step.Verb].Add(1)
-			defer queue.inFlight[step.Verb].Add(-1)
-			a.call(ctx, subj, step, try)
-		}, 0
+	step, ok := firstCall(decision)
+	if !ok || !key.Shared() || step.NodeID == key.NodeID {
+		return a.beginCall(ctx, queue, snap, decision)
 	}
-	return nil, 0
+	other := publication.Key{Volume: key.Volume, NodeID: step.NodeID}
+	decided := a.decideExclusively(other, func() {
+		snap, decision := a.decide(key)
+		if now, ok := firstCall(decision); ok && now.NodeID == step.NodeID {
+			send, again = a.beginCall(ctx, queue, snap, decision)
+		}
+	})
+	if !decided {
+		return nil, conflictPause
+	}
+	a.queue.Add(other) // for a worker that found it taken
+	return send, again
+}
+
+func firstCall(decision publication.Decision) (publication.CallDriver, bool) {
+	for _, step := range decision.Steps {
+		if call, ok := step.(publication.CallDriver); ok {
+			return call, true
+		}
+	}
+	return publication.CallDriver{}, false
+}
+
+// beginCall records the call that was decided on and returns the function that makes it, or else the delay until the next decision.
+func (a *Attacher) beginCall(ctx context.Context, queue *callQueue, snap snapshot, decision publication.Decision) (send func(), again time.Duration) {
+	step, ok := firstCall(decision)
+	if !ok {
+		return nil, 0
+	}
+	subj := snap.subjects[step.Target()]
+	try := attemptOf(snap.key, subj, step)
+	if a.absence.hold(snap.key, a.controller.Present) || !a.throttle.begin(time.Now(), try) {
+		return nil, 0
+	}
+	try.inputs, try.due = inputsOf(subj, a.finalizer), a.policy.Due(string(try.uid), subj.record.call, try.verb, try.nodeID)
+	ctx, abandon := context.WithCancelCause(ctx)
+	try.abandon = abandon
+	if !a.calls.begin(try, func() bool { return a.isOutdated(snap) }) {
+		abandon(nil)
+		return nil, conflictPause
+	}
+	return func() {
+		defer abandon(nil)
+		queue.inFlight[step.Verb].Add(1)
+		defer queue.inFlight[step.Verb].Add(-1)
+		a.call(ctx, subj, step, try)
+	}, 0
 }
 
 // attemptOf returns the attempt for a step.
@@ -275,12 +304,11 @@ func (a *Attacher) call(ctx context.Context, subj *subject, step publication.Cal
 	if ended.err == nil {
 		a.retryAfter(step)
 	}
-	if subj.attachment == nil {
-		return
+	keys := []publication.Key{a.objects.keyOfRecord(a.calls.of(try.uid))}
+	if va, ok := a.objects.attachments.Get(subj.seen.Name); ok && try.key.Shared() {
+		keys = append(keys, a.keysBeside(try.volume.handle, va, try.nodeID)...) // they waited for the call
 	}
-	if current := a.objects.keyOf(subj.attachment); current != try.key { // which workCalls enqueues
-		a.queue.Add(current)
-	}
+	a.enqueue(slices.DeleteFunc(keys, func(key publication.Key) bool { return key == try.key })) // which workCalls enqueues
 }
 
 // retryAfter retries what a confirmed call gives reason to: the attaches that a full node rejected, after a detach from it, and calls that
@@ -289,11 +317,11 @@ func (a *Attacher) retryAfter(confirmed publication.CallDriver) {
 	now := time.Now()
 	if confirmed.Verb == publication.Unpublish {
 		for i, r := range a.calls.release(confirmed.NodeID, now, a.policy.RetryStart) {
-			a.queue.AddAfter(a.objects.keyOfVolume(r.handle, r.node), time.Duration(i)*a.policy.RetryStart)
+			a.queue.AddAfter(a.objects.keyOfRecord(r), time.Duration(i)*a.policy.RetryStart)
 		}
 	}
 	for _, r := range a.calls.succeeded(confirmed.NodeID, now) {
-		a.queue.Add(a.objects.keyOfVolume(r.handle, r.node))
+		a.queue.Add(a.objects.keyOfRecord(r))
 	}
 }
 

@@ -269,10 +269,13 @@ func TestFinishedCallEnqueuesOnlyAChangedKey(t *testing.T) {
 		for _, tt := range []struct {
 			key  publication.Key
 			want int
-		}{{publication.Key{Volume: "v"}, 0}, {publication.Key{Volume: "v", Node: "node"}, 1}} {
+		}{{publication.Key{Volume: "v"}, 0}, {publication.Key{Volume: "v", NodeID: "id-node"}, 1}} {
 			subj := a.observe(publication.Key{Volume: "v"}).subjects[string(b.attachment("v", "node").UID)]
 			step := publication.CallDriver{Verb: publication.Publish, NodeID: "id-node"}
-			a.call(t.Context(), subj, step, attemptOf(tt.key, subj, step))
+			try := attemptOf(tt.key, subj, step)
+			a.running.Store(true)
+			a.calls.begin(try, func() bool { return false })
+			a.call(t.Context(), subj, step, try)
 			if n := a.queue.Len(); n != tt.want {
 				t.Errorf("after a call for %v %d keys are queued, want %d", tt.key, n, tt.want)
 			}

@@ -68,7 +68,7 @@ func (r record) finding() finding {
 type ledger struct {
 	mu       sync.Mutex
 	byUID    map[types.UID]*record
-	byVolume map[string][]*record
+	byVolume map[string]*volumeRecords
 	// unpublished is publication.Attachment.UnpublishedFrom, by the handle of the volume.
 	unpublished map[string][]string
 	// byRefusal holds the attachments whose last attempt a full or busy node refused.
@@ -81,7 +81,7 @@ type ledger struct {
 }
 
 func newLedger() *ledger {
-	return &ledger{byUID: map[types.UID]*record{}, byVolume: map[string][]*record{}, byRefusal: map[refusal]map[types.UID]*record{},
+	return &ledger{byUID: map[types.UID]*record{}, byVolume: map[string]*volumeRecords{}, byRefusal: map[refusal]map[types.UID]*record{},
 		unpublished: map[string][]string{}, outage: outage{since: map[types.UID]*record{}}}
 }
 
@@ -95,12 +95,20 @@ func (l *ledger) of(uid types.UID) record {
 	return record{}
 }
 
-// ofVolume returns the records of a volume.
-func (l *ledger) ofVolume(handle string) []record {
+// ofKey returns the records of a volume, or of one of its places: those with a call for it.
+func (l *ledger) ofKey(key publication.Key) []record {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	found := make([]record, 0, len(l.byVolume[handle]))
-	for _, r := range l.byVolume[handle] {
+	of := l.byVolume[key.Volume]
+	if of == nil {
+		return nil
+	}
+	records := of.all
+	if key.NodeID != "" {
+		records = of.at(key.NodeID)
+	}
+	found := make([]record, 0, len(records))
+	for _, r := range records {
 		found = append(found, *r)
 	}
 	return found
@@ -134,13 +142,12 @@ func (l *ledger) begin(a attempt, outdated func() bool) bool {
 	if outdated() {
 		return false
 	}
-	exclusive := a.key.Node == ""
-	for _, r := range l.byVolume[a.volume.handle] {
-		if r.call.Excludes(exclusive, r.node == a.node) {
-			return false
-		}
+	exclusive := !a.key.Shared()
+	if of := l.byVolume[a.volume.handle]; of != nil && of.excludes(a, exclusive) {
+		return false
 	}
 	r := l.recordFor(a)
+	defer l.moved(r, r.call)
 	if l.doubtful > 0 && a.begunAlone && r.call.Verb == publication.NoCall {
 		r.call = r.call.DoubtUntil(l.started.Add(l.doubtful), false)
 	}
@@ -175,15 +182,25 @@ func (l *ledger) recordFor(a attempt) *record {
 		l.removeFromVolume(r)
 		r.identity = a.volume
 	}
-	l.byVolume[r.handle] = append(l.byVolume[r.handle], r)
+	if l.byVolume[r.handle] == nil {
+		l.byVolume[r.handle] = &volumeRecords{}
+	}
+	l.byVolume[r.handle].add(r)
 	return r
 }
 
 // removeFromVolume removes a record from the index by volume.
 func (l *ledger) removeFromVolume(r *record) {
-	left := slices.DeleteFunc(l.byVolume[r.handle], func(o *record) bool { return o == r })
-	if l.byVolume[r.handle] = left; len(left) == 0 {
+	of := l.byVolume[r.handle]
+	if of.remove(r); len(of.all) == 0 {
 		delete(l.byVolume, r.handle)
+	}
+}
+
+// moved updates the index by volume after the calls of a record have changed; hold the lock.
+func (l *ledger) moved(r *record, before publication.Call) {
+	if of := l.byVolume[r.handle]; of != nil {
+		of.moved(r, before)
 	}
 }
 
@@ -283,8 +300,10 @@ func (l *ledger) release(nodeID string, now time.Time, pause time.Duration) (rel
 func (l *ledger) refuse(a attempt, err error, now time.Time) {
 	l.mu.Lock()
 	r := l.recordFor(a)
+	before := r.call
 	r.call = r.call.Refuse(a.verb, a.nodeID, a.inputs)
 	r.call.Due = a.due
+	l.moved(r, before)
 	l.mu.Unlock()
 	l.fail(a.uid, err, now)
 }

@@ -155,7 +155,7 @@ func (a *Attacher) recordDrift(want publication.ExpectedAttachment, drift public
 		return
 	}
 	a.calls.recordDrift(attempt{uid: va.UID, attachment: va, volume: from.identity, node: want.Node}, drift, nodeID, asOf)
-	a.queue.Add(a.objects.keyOfVolume(from.handle, want.Node))
+	a.queue.Add(a.objects.keyOf(va))
 }
 
 // recordDrift records how ListVolumes contradicts an attachment; NoDrift clears it.

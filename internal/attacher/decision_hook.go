@@ -39,7 +39,7 @@ func (a *Attacher) isUnderway(key publication.Key) bool {
 	if a.queue.NumRequeues(key) > 0 {
 		return true
 	}
-	for _, r := range a.calls.ofVolume(key.Volume) {
+	for _, r := range a.calls.ofKey(publication.Key{Volume: key.Volume}) {
 		if r.call.InFlight {
 			return true
 		}

@@ -29,16 +29,7 @@ func (a *Attacher) restored(va *storagev1.VolumeAttachment) string {
 	return explain.Restored(va.Name, nodeID, by)
 }
 
-// hasNode reports whether a node of the cluster has a CSI node ID. It looks at all of them: few attachments ask.
+// hasNode reports whether a node of the cluster has a CSI node ID.
 func (a *Attacher) hasNode(nodeID string) bool {
-	for _, item := range a.objects.csiNodeInformer.GetStore().List() {
-		if node, ok := item.(*storagev1.CSINode); ok {
-			for _, driver := range node.Spec.Drivers { // the cache keeps only ours
-				if driver.NodeID == nodeID {
-					return true
-				}
-			}
-		}
-	}
-	return false
+	return len(a.objects.csiNodes.byIndex(indexNodeID, nodeID)) > 0
 }

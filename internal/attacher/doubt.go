@@ -70,8 +70,6 @@ var doubts = map[bool]string{
 // enqueueCompared enqueues the volume of a compared attachment.
 func (a *Attacher) enqueueCompared(want *publication.ExpectedAttachment) {
 	if va, ok := a.objects.attachments.Get(want.Name); ok && string(va.UID) == want.UID {
-		if from, err := a.objects.sourceOf(va); err == nil {
-			a.queue.Add(a.objects.keyOfVolume(from.handle, want.Node))
-		}
+		a.queue.Add(a.objects.keyOf(va))
 	}
 }

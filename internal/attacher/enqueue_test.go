@@ -27,12 +27,12 @@ func (q countedQueue) Add(key publication.Key) { q.added[key]++ }
 func TestEventAddsEachKeyOnce(t *testing.T) {
 	pv := fixture.PersistentVolume("v", bubbleDriver, "v")
 	for name, event := range map[string]func(a *Attacher, va *storagev1.VolumeAttachment){
-		"PersistentVolume changed":   func(a *Attacher, _ *storagev1.VolumeAttachment) { a.volumeChanged(pv) },
+		"PersistentVolume changed":   func(a *Attacher, _ *storagev1.VolumeAttachment) { a.volumeChanged(nil, pv) },
 		"PersistentVolume deleted":   func(a *Attacher, _ *storagev1.VolumeAttachment) { a.volumeDeleted(pv) },
 		"VolumeAttachment deleted":   func(a *Attacher, va *storagev1.VolumeAttachment) { a.attachmentDeleted(va) },
 		"all are processed at start": func(a *Attacher, _ *storagev1.VolumeAttachment) { a.enqueueAll() },
 		"the key is outdated": func(a *Attacher, _ *storagev1.VolumeAttachment) {
-			a.rekey(publication.Key{Volume: "v", Node: "node-a"})
+			a.rekey(publication.Key{Volume: "v", NodeID: "id-node-a"})
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -2,10 +2,8 @@ package attacher
 
 import (
 	"context"
-	"slices"
 
 	corev1 "k8s.io/api/core/v1"
-	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/klog/v2"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
@@ -39,11 +37,8 @@ func (a *Attacher) nodeOf(subj *subject, nodeID string) string {
 	if subj.seen.Drift != publication.Abandoned || nodeID != subj.seen.DriftNodeID {
 		return subj.seen.Node
 	}
-	for _, item := range a.objects.csiNodeInformer.GetStore().List() {
-		node, ok := item.(*storagev1.CSINode)
-		if ok && slices.ContainsFunc(node.Spec.Drivers, func(d storagev1.CSINodeDriver) bool { return d.NodeID == nodeID }) { // the cache keeps only ours
-			return node.Name
-		}
+	for _, node := range a.objects.csiNodes.byIndex(indexNodeID, nodeID) {
+		return node.Name
 	}
 	return ""
 }
@@ -52,7 +47,7 @@ func (a *Attacher) nodeOf(subj *subject, nodeID string) string {
 func (a *Attacher) logValues(key publication.Key) []any {
 	var values []any
 	for _, named := range []struct{ key, value string }{
-		{"attachment", key.Attachment}, {"node", key.Node}, {"handle", key.Volume},
+		{"attachment", key.Attachment}, {"node", key.Node}, {"nodeID", key.NodeID}, {"handle", key.Volume},
 	} {
 		if named.value != "" {
 			values = append(values, named.key, named.value)

@@ -13,11 +13,11 @@ import (
 func TestLedgerKeepsOneCallPerExclusiveVolume(t *testing.T) {
 	exclusive := func(uid, volume string) attempt {
 		return attempt{key: publication.Key{Volume: volume}, uid: types.UID(uid), volume: identity{handle: volume}, node: "node-" + uid,
-			verb: publication.Publish, nodeID: "n"}
+			verb: publication.Publish, nodeID: "id-" + uid}
 	}
 	shared := func(uid, volume string) attempt {
 		try := exclusive(uid, volume)
-		try.key.Node = try.node
+		try.key.NodeID = try.nodeID
 		return try
 	}
 	yes, no := func() bool { return true }, func() bool { return false }

@@ -33,14 +33,9 @@ type snapshot struct {
 // observe returns the current state of a key.
 func (a *Attacher) observe(key publication.Key) snapshot {
 	snap := snapshot{key: key, subjects: map[string]*subject{}}
-	snap.seen.Exclusive = key.Node == ""
-	for _, va := range a.attachmentsOf(key) {
-		snap.add(a.observeAttachment(va))
-	}
-	for _, r := range a.calls.ofVolume(key.Volume) {
-		if key.Volume == "" || (key.Node != "" && key.Node != r.node) {
-			continue
-		}
+	snap.seen.Exclusive = !key.Shared()
+	a.observeAll(&snap, a.attachmentsOf(key))
+	for _, r := range a.calls.ofKey(key) {
 		if snap.subjects[string(r.uid)] != nil {
 			continue // it existed above; if it has been deleted since, the next decision sees that
 		}
@@ -48,7 +43,12 @@ func (a *Attacher) observe(key publication.Key) snapshot {
 		if va, ok := a.objects.attachments.Get(r.name); ok && va.UID == r.uid {
 			continue
 		}
-		snap.add(a.observeGone(r))
+		if r.keyIfGone(snap.seen.Exclusive) == key {
+			snap.add(a.observeGone(r))
+		}
+	}
+	if key.Shared() {
+		a.observeBeside(&snap)
 	}
 	return snap
 }
@@ -66,6 +66,12 @@ func (a *Attacher) attachmentsOf(key publication.Key) []*storagev1.VolumeAttachm
 		}
 		return nil
 	}
+	switch {
+	case key.NodeID != "":
+		return a.attachmentsAt(key.Volume, key.NodeID)
+	case key.Node != "":
+		return a.attachmentsAt(key.Volume, "", key.Node)
+	}
 	found := a.objects.attachments.byIndex(indexIdentity, key.Volume)
 	for _, pv := range a.objects.volumes.byIndex(indexHandle, key.Volume) {
 		for _, va := range a.objects.attachments.byIndex(indexVolumeName, pv.Name) {
@@ -80,9 +86,7 @@ func (a *Attacher) attachmentsOf(key publication.Key) []*storagev1.VolumeAttachm
 			found = append(found, va)
 		}
 	}
-	return slices.DeleteFunc(found, func(va *storagev1.VolumeAttachment) bool {
-		return key.Node != "" && va.Spec.NodeName != key.Node
-	})
+	return found
 }
 
 func (a *Attacher) observeAttachment(va *storagev1.VolumeAttachment) *subject {
@@ -159,14 +163,11 @@ func messageOf(e *storagev1.VolumeError) string {
 
 // nodeID returns the current CSI node ID of a node.
 func (a *Attacher) nodeID(node string) (string, error) {
-	csiNode, ok := a.objects.csiNodes.Get(node)
-	if !ok {
-		return "", errors.New(explain.CSINodeNotFound(node))
+	if id := a.objects.nodeID(node); id != "" {
+		return id, nil
 	}
-	for _, driver := range csiNode.Spec.Drivers {
-		if driver.Name == a.driver && driver.NodeID != "" {
-			return driver.NodeID, nil
-		}
+	if _, ok := a.objects.csiNodes.Get(node); !ok {
+		return "", errors.New(explain.CSINodeNotFound(node))
 	}
 	return "", errors.New(explain.CSINodeLacksDriver(node, a.driver))
 }

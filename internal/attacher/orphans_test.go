@@ -70,7 +70,7 @@ func TestOrphansAreFoundOnceVolumesAreSynced(t *testing.T) {
 			Status:     storagev1.VolumeAttachmentStatus{Attached: true},
 		}
 		must(t, a.objects.attachmentInformer.GetStore().Add(va))
-		a.attachmentChanged(va)
+		a.attachmentChanged(nil, va)
 	}
 	if found := orphansOf(a); len(found) != 0 {
 		t.Errorf("orphans before anything is known: %v", found)

@@ -15,7 +15,8 @@ import (
 func TestOutdatedKeyStartsNoCall(t *testing.T) {
 	for name, outdated := range map[string]publication.Key{
 		"volume was identified":   {Attachment: bubbleName("v", "node-b")},
-		"volume became exclusive": {Volume: "v", Node: "node-b"},
+		"volume became exclusive": {Volume: "v", NodeID: "id-node-b"},
+		"and the node had no ID":  {Volume: "v", Node: "node-b"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, 10, func(b *bubble) {

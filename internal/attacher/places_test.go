@@ -2,6 +2,7 @@ package attacher
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"testing"
 	"testing/synctest"
@@ -9,8 +10,11 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 
 	"belay.dev/belay/internal/kube"
+	"belay.dev/belay/internal/testing/fixture"
 )
 
 // knows is a driver that knows these node IDs alone.
@@ -107,4 +111,135 @@ func TestDeletionEndsTheWaitForAPublish(t *testing.T) {
 			t.Errorf("S4: %d calls were in flight at once", most)
 		}
 	})
+}
+
+// onOneID makes Nodes for which one CSI node ID is registered.
+func (b *bubble) onOneID(nodes ...string) {
+	for _, node := range nodes {
+		b.node(node, "id-one")
+	}
+}
+
+// recordedAs says which node ID an earlier process recorded.
+func recordedAs(id string) func(*storagev1.VolumeAttachment) {
+	return func(va *storagev1.VolumeAttachment) { va.Annotations[kube.NodeIDAnnotation] = id }
+}
+
+// Two Nodes have one CSI node ID (harvester/harvester#6981, hetznercloud/csi-driver#685). The detach from one of them must not take the shared volume
+// from under the pods of the other: the last one unpublishes.
+func TestTwoNodesWithOneNodeID(t *testing.T) {
+	inBubble(t, 10, func(b *bubble) {
+		b.onOneID("a", "b")
+		b.volume("vol", corev1.ReadWriteMany)
+		b.attach("vol", "a")
+		b.attach("vol", "b")
+		b.within(time.Second, "both attached", func() bool { return b.isAttached("vol", "a") && b.isAttached("vol", "b") })
+		if most := b.atOnce(); most > 1 {
+			t.Errorf("S4: %d calls were in flight for one place", most)
+		}
+		b.detach("vol", "a")
+		b.within(time.Second, "the first one gone", func() bool { return b.isGone("vol", "a") })
+		if got := b.received("vol"); slices.Contains(got, "Unpublish id-one") {
+			t.Fatalf("S2: unpublished under the pods of the other Node: %v", got)
+		}
+		b.detach("vol", "b")
+		b.within(time.Second, "the last one gone", func() bool { return b.isGone("vol", "b") })
+		if got := b.received("vol"); got[len(got)-1] != "Unpublish id-one" {
+			t.Errorf("S5: the last one did not unpublish: %v", got)
+		}
+	})
+}
+
+// The same where a process that starts finds one attached and the other being deleted, whose node has another ID by now, and where another client
+// took the finalizer off the one that stays.
+func TestPlaceOfAnEarlierProcess(t *testing.T) {
+	for name, stays := range map[string]func(*storagev1.VolumeAttachment){
+		"protected":     attached,
+		"not protected": func(va *storagev1.VolumeAttachment) { attached(va); va.Finalizers = nil },
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, 10, func(b *bubble) {
+				b.node("a", "id-new")
+				b.node("b", "id-one")
+				b.volume("vol", corev1.ReadWriteMany)
+				b.attach("vol", "b", worked, recordedAs("id-one"), stays)
+				b.attach("vol", "a", worked, recordedAs("id-one"), attached)
+				b.pass(time.Second)
+				b.detach("vol", "a")
+				b.within(5*time.Second, "gone", func() bool { return b.isGone("vol", "a") })
+				if got := b.received("vol"); slices.Contains(got, "Unpublish id-one") {
+					t.Errorf("S2: unpublished under the pods of the other Node: %v", got)
+				}
+				if va := b.attachment("vol", "b"); len(va.Finalizers) == 0 {
+					t.Error("S5: no finalizer protects what is published")
+				}
+			})
+		})
+	}
+}
+
+// An inline source of another tenant does not make a volume exclusive that a PersistentVolume shares: anyone who can create a pod can write one, and
+// all that the volume is attached to would wait for another.
+func TestInlineSourceOfAnotherTenant(t *testing.T) {
+	inBubble(t, 10, func(b *bubble) {
+		b.volume("vol", corev1.ReadWriteMany)
+		b.attach("vol", "a")
+		b.within(time.Second, "attached", func() bool { return b.isAttached("vol", "a") })
+		b.attach("vol", "tenant", func(va *storagev1.VolumeAttachment) {
+			inline := fixture.PersistentVolume("vol", bubbleDriver, "vol").Spec
+			va.Spec.Source = storagev1.VolumeAttachmentSource{InlineVolumeSpec: &inline}
+		})
+		b.attach("vol", "b")
+		b.within(time.Second, "attached to another node", func() bool { return b.isAttached("vol", "b") })
+	})
+}
+
+// A decision about one place of a shared volume looks at that place alone: with 5,000 nodes it allocates what it does with 50.
+func TestDecisionOnASharedVolume(t *testing.T) {
+	allocations := func(nodes int) float64 {
+		var found float64
+		inBubble(t, 10, func(b *bubble) {
+			b.volume("vol", corev1.ReadWriteMany)
+			for i := range nodes {
+				b.attachedBefore("vol", fmt.Sprint("n", i))
+			}
+			b.pass(time.Minute)
+			b.detach("vol", "n7")
+			b.pass(time.Minute)
+			key := b.attacher.objects.keyOf(b.attachment("vol", "n8"))
+			if snap := b.attacher.observe(key); len(snap.seen.Attachments) != 1 || snap.seen.Attachments[0].Beside {
+				t.Fatalf("%d attachments are looked at", len(snap.seen.Attachments))
+			}
+			found = testing.AllocsPerRun(20, func() { b.attacher.decide(key) })
+		})
+		return found
+	}
+	few, many := allocations(50), allocations(5000)
+	t.Logf("allocations of a decision: %.0f with 50 nodes, %.0f with 5,000", few, many)
+	if many > 1.5*few {
+		t.Errorf("a decision with 5,000 nodes allocates %.0f times, with 50 %.0f", many, few)
+	}
+}
+
+// An event of a PersistentVolume costs as much for each attachment of a shared volume, whatever number there is.
+func TestVolumeEventOfASharedVolume(t *testing.T) {
+	allocations := func(nodes int) float64 {
+		var found float64
+		inBubble(t, 10, func(b *bubble) {
+			b.answers(func(context.Context, call) error { return status.Error(codes.Internal, "no") })
+			b.volume("vol", corev1.ReadWriteMany)
+			for i := range nodes {
+				b.attach("vol", fmt.Sprint("n", i), worked)
+			}
+			b.pass(time.Minute)
+			pv, _ := b.attacher.objects.volumes.Get("vol")
+			found = testing.AllocsPerRun(2, func() { b.attacher.volumeChanged(nil, pv) })
+		})
+		return found / float64(nodes)
+	}
+	few, many := allocations(50), allocations(1000)
+	t.Logf("allocations of an event per attachment: %.0f with 50 nodes, %.0f with 1,000", few, many)
+	if many > 1.5*few {
+		t.Errorf("an event with 1,000 nodes allocates %.0f times for each, with 50 %.0f", many, few)
+	}
 }

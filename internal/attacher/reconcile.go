@@ -81,38 +81,37 @@ func (a *Attacher) decide(key publication.Key) (snapshot, publication.Decision) 
 // queueOfCall returns the queue for the call in a decision, or nil if there is none or it may not start now. It adds
 // the reason of the wait to the decision.
 func (a *Attacher) queueOfCall(snap snapshot, decision *publication.Decision) *callQueue {
-	for _, step := range decision.Steps {
-		step, ok := step.(publication.CallDriver)
-		if !ok {
-			continue
-		}
-		subj := snap.subjects[step.Target()]
-		queue, no := a.queueFor(subj), a.throttle.wait(time.Now(), attemptOf(snap.key, subj, step))
-		switch {
-		case a.absence.hold(snap.key, a.controller.Present):
-			queue, no = nil, callDelay{reason: publication.DriverGone}
-		case no.reason != "":
-			queue = nil
-		default:
-			no.reason = publication.DriverBusy
-		}
-		decision.Wait(publication.Wait{Attachment: subj.seen.Name, Reason: no.reason, Until: no.until})
-		return queue
+	step, ok := firstCall(*decision)
+	if !ok {
+		return nil
 	}
-	return nil
+	subj := snap.subjects[step.Target()]
+	queue, no := a.queueFor(subj), a.throttle.wait(time.Now(), attemptOf(snap.key, subj, step))
+	switch {
+	case a.absence.hold(snap.key, a.controller.Present):
+		queue, no = nil, callDelay{reason: publication.DriverGone}
+	case no.reason != "":
+		queue = nil
+	default:
+		no.reason = publication.DriverBusy
+	}
+	decision.Wait(publication.Wait{Attachment: subj.seen.Name, Reason: no.reason, Until: no.until})
+	return queue
 }
 
 // rekey enqueues the current keys of the attachments and records of an outdated key.
 func (a *Attacher) rekey(outdated publication.Key) {
-	outdated.Node = ""
+	if outdated.Volume != "" && a.objects.exclusive(outdated.Volume) {
+		a.queue.Add(publication.Key{Volume: outdated.Volume})
+		return
+	}
+	outdated.NodeID, outdated.Node = "", ""
 	var keys []publication.Key
 	for _, va := range a.attachmentsOf(outdated) {
 		keys = append(keys, a.objects.keyOf(va))
 	}
 	if outdated.Volume != "" {
-		for _, r := range a.calls.ofVolume(outdated.Volume) {
-			keys = append(keys, a.objects.keyOfVolume(r.handle, r.node))
-		}
+		keys = append(keys, a.keysOfRecords(outdated.Volume)...)
 	}
 	a.enqueue(keys)
 }

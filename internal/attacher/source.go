@@ -12,7 +12,6 @@ import (
 	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/kube"
 	"belay.dev/belay/internal/planted"
-	"belay.dev/belay/internal/publication"
 )
 
 // Why the volume of an attachment is not known, for its status.
@@ -152,8 +151,8 @@ func (s source) identityAnnotations(secret *corev1.SecretReference) map[string]a
 // annotation is recognized by the attachment's name alone.
 func (s source) mustRecord() bool { return s.pv != nil && len(s.handle) <= kube.MaxRecordedHandle }
 
-// exclusive reports whether a volume may be attached to one node only. Several PersistentVolumes may share a handle:
-// the volume is exclusive if one of them is, or if none is known.
+// exclusive reports whether a volume may be attached to one node only. Several PersistentVolumes may share a handle: the volume is exclusive if
+// one of them is, or if none is known. An inline source, which anyone can write who can create a pod, counts only where there is none.
 func (o *objects) exclusive(handle string) bool {
 	shared := false
 	for _, pv := range o.volumes.byIndex(indexHandle, handle) {
@@ -162,32 +161,16 @@ func (o *objects) exclusive(handle string) bool {
 		}
 		shared = true
 	}
-	for _, va := range o.attachments.byIndex(indexIdentity, handle) {
-		if va.Spec.Source.InlineVolumeSpec == nil {
-			continue
-		}
+	if shared {
+		return false
+	}
+	for _, va := range o.attachments.byIndex(indexInline, handle) {
 		if !attachment.AllowsSeveralNodes(va.Spec.Source.InlineVolumeSpec.AccessModes) {
 			return true
 		}
 		shared = true
 	}
 	return !shared
-}
-
-// keyOf returns the queue key of an attachment.
-func (o *objects) keyOf(va *storagev1.VolumeAttachment) publication.Key {
-	from, err := o.sourceOf(va)
-	if err != nil {
-		return publication.Key{Attachment: va.Name}
-	}
-	return o.keyOfVolume(from.handle, va.Spec.NodeName)
-}
-
-func (o *objects) keyOfVolume(handle, node string) publication.Key {
-	if o.exclusive(handle) {
-		return publication.Key{Volume: handle}
-	}
-	return publication.Key{Volume: handle, Node: node}
 }
 
 // publishRequest returns the request without secrets.

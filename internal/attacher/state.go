@@ -1,6 +1,7 @@
 package attacher
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"hash/fnv"
@@ -32,7 +33,10 @@ const (
 	indexVolumeName = "volumeName" // attachments of any attacher, by PersistentVolume name
 	indexNode       = "node"       // our attachments, by node name
 	indexIdentity   = "identity"   // our attachments with an inline source or a recorded handle, by CSI volume handle
+	indexInline     = "inline"     // those with an inline source
+	indexRecorded   = "recorded"   // our attachments, by recordedPlaces
 	indexHandle     = "handle"     // our PersistentVolumes, by CSI volume handle
+	indexNodeID     = "nodeID"     // CSINodes, by our driver's node ID
 )
 
 // objects holds the watch caches of one driver's attacher.
@@ -47,6 +51,7 @@ type objects struct {
 	volumes     newest[*corev1.PersistentVolume]
 	csiNodes    newest[*storagev1.CSINode]
 
+	shared   sharedVolumes
 	orphans  *orphans
 	interned *interner
 	// keepTraceparents is set before the informers start, if traces are on.
@@ -69,25 +74,26 @@ func newObjects(client kubernetes.Interface, driver string, resync time.Duration
 			return &va.Spec.NodeName
 		}),
 		indexIdentity: indexAttachments(func(va *storagev1.VolumeAttachment) *string {
-			inline, handle := va.Spec.Source.InlineVolumeSpec, recordedHandle(va)
-			switch {
-			case va.Spec.Attacher != driver:
-				return nil
-			case va.Spec.Source.PersistentVolumeName == nil && inline != nil && inline.CSI != nil:
-				return &inline.CSI.VolumeHandle
-			case inline == nil && handle != "": // an attachment with two sources is invalid
-				return &handle
-			}
-			return nil
+			return cmp.Or(inlineHandle(va, driver), identified(va, driver))
 		}),
+		indexInline: indexAttachments(func(va *storagev1.VolumeAttachment) *string { return inlineHandle(va, driver) }),
+		indexRecorded: func(item any) ([]string, error) {
+			va, ok := item.(*storagev1.VolumeAttachment)
+			if !ok || va.Spec.Attacher != driver {
+				return nil, nil
+			}
+			return recordedPlaces(va), nil
+		},
 	}
-	ofVolumes := cache.Indexers{indexHandle: o.indexVolumes}
-	if err := errors.Join(o.attachmentInformer.AddIndexers(kube.Coarse(ofAttachments)), o.volumeInformer.AddIndexers(kube.Coarse(ofVolumes))); err != nil {
+	ofVolumes, ofNodes := cache.Indexers{indexHandle: o.indexVolumes}, cache.Indexers{indexNodeID: indexNodes}
+	err := errors.Join(o.attachmentInformer.AddIndexers(kube.Coarse(ofAttachments)), o.volumeInformer.AddIndexers(kube.Coarse(ofVolumes)),
+		o.csiNodeInformer.AddIndexers(kube.Coarse(ofNodes)))
+	if err != nil {
 		return nil, err
 	}
 	o.attachments = newNewest[*storagev1.VolumeAttachment](o.attachmentInformer.GetIndexer(), ofAttachments)
 	o.volumes = newNewest[*corev1.PersistentVolume](o.volumeInformer.GetIndexer(), ofVolumes)
-	o.csiNodes = newNewest[*storagev1.CSINode](o.csiNodeInformer.GetIndexer(), nil)
+	o.csiNodes = newNewest[*storagev1.CSINode](o.csiNodeInformer.GetIndexer(), ofNodes)
 	return o, nil
 }
 
@@ -110,6 +116,34 @@ func indexAttachments(value func(*storagev1.VolumeAttachment) *string) cache.Ind
 		}
 		return nil, nil
 	}
+}
+
+// inlineHandle returns the handle of an attachment with an inline source.
+func inlineHandle(va *storagev1.VolumeAttachment, driver string) *string {
+	inline := va.Spec.Source.InlineVolumeSpec
+	if va.Spec.Attacher != driver || va.Spec.Source.PersistentVolumeName != nil || inline == nil || inline.CSI == nil {
+		return nil
+	}
+	return &inline.CSI.VolumeHandle
+}
+
+// identified returns the handle that is recorded on an attachment. One with two sources is invalid.
+func identified(va *storagev1.VolumeAttachment, driver string) *string {
+	handle := recordedHandle(va)
+	if va.Spec.Attacher != driver || va.Spec.Source.InlineVolumeSpec != nil || handle == "" {
+		return nil
+	}
+	return &handle
+}
+
+// indexNodes indexes CSINodes by the node ID of our driver, the only one that the cache keeps.
+func indexNodes(item any) (ids []string, _ error) {
+	if node, ok := item.(*storagev1.CSINode); ok {
+		for _, driver := range node.Spec.Drivers {
+			ids = append(ids, driver.NodeID)
+		}
+	}
+	return ids, nil
 }
 
 // indexVolumes indexes our PersistentVolumes by CSI volume handle.
@@ -361,8 +395,9 @@ func newNewest[T kube.Object[T]](indexer cache.Indexer, exact cache.Indexers) ne
 }
 
 // byIndex returns the newest known objects with an index value, sorted by name.
-func (n newest[T]) byIndex(index, value string) []T {
-	found := n.ByIndex(index, value)
+func (n newest[T]) byIndex(index, value string) []T { return sorted(n.ByIndex(index, value)) }
+
+func sorted[T any](found map[string]T) []T {
 	objects := make([]T, 0, len(found))
 	for _, name := range slices.Sorted(maps.Keys(found)) {
 		objects = append(objects, found[name])

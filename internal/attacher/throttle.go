@@ -29,7 +29,7 @@ func (a attempt) scopes() (found []scope) {
 	if a.verb == publication.Publish {
 		found = append(found, scope{node: a.node})
 	}
-	if a.key.Node != "" {
+	if a.key.Shared() {
 		found = append(found, scope{volume: a.volume.handle})
 	}
 	return found
@@ -104,7 +104,7 @@ func (h *throttle) end(now time.Time, a attempt, err error) {
 		delete(h.held, volume)
 	case code == codes.ResourceExhausted && a.verb == publication.Publish:
 		h.hold(now, node)
-	case code == codes.Aborted && a.key.Node != "":
+	case code == codes.Aborted && a.key.Shared():
 		h.hold(now, volume)
 	}
 }

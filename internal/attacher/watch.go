@@ -3,11 +3,13 @@ package attacher
 import (
 	"cmp"
 	"errors"
+	"maps"
 	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/client-go/tools/cache"
 
 	"belay.dev/belay/internal/kube"
@@ -18,27 +20,22 @@ import (
 // watch registers the event handlers.
 func (a *Attacher) watch() error {
 	_, errA := a.objects.attachmentInformer.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc: func(item any) { a.attachmentChanged(item) },
+		AddFunc: func(item any) { a.attachmentChanged(nil, item) },
 		UpdateFunc: func(before, item any) {
 			a.attachmentAnnotated(before.(*storagev1.VolumeAttachment), item.(*storagev1.VolumeAttachment))
-			a.attachmentChanged(item)
+			a.attachmentChanged(before.(*storagev1.VolumeAttachment), item)
 		},
 		DeleteFunc: a.attachmentDeleted,
 	})
 	_, errV := a.objects.volumeInformer.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc: func(item any) { a.volumeChanged(item) },
-		UpdateFunc: func(before, item any) {
-			if before.(*corev1.PersistentVolume).UID != item.(*corev1.PersistentVolume).UID {
-				a.volumeDeleted(before)
-			}
-			a.volumeChanged(item)
-		},
+		AddFunc:    func(item any) { a.volumeChanged(nil, item) },
+		UpdateFunc: a.volumeChanged,
 		DeleteFunc: a.volumeDeleted,
 	})
 	_, errN := a.objects.csiNodeInformer.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(item any) { a.csiNodeChanged(item) },
-		UpdateFunc: func(_, item any) { a.csiNodeChanged(item) },
-		DeleteFunc: func(item any) { a.csiNodeChanged(item) },
+		AddFunc:    func(item any) { a.csiNodeChanged(nil, item) },
+		UpdateFunc: func(before, item any) { a.csiNodeChanged(before, item) },
+		DeleteFunc: func(item any) { a.csiNodeChanged(item, item) },
 	})
 	return errors.Join(errA, errV, errN)
 }
@@ -52,7 +49,7 @@ func last[T any](item any) (T, bool) {
 	return object, ok
 }
 
-func (a *Attacher) attachmentChanged(item any) {
+func (a *Attacher) attachmentChanged(before *storagev1.VolumeAttachment, item any) {
 	defer kube.Signal(a.attachmentHandled)
 	va, ok := last[*storagev1.VolumeAttachment](item)
 	if !ok || va.Spec.Attacher != a.driver {
@@ -60,7 +57,28 @@ func (a *Attacher) attachmentChanged(item any) {
 	}
 	a.objects.attachments.CaughtUp(va.Name)
 	a.objects.trackOrphan(va)
-	a.enqueue(a.unsettledKeys(va))
+	keys := a.unsettledKeys(va)
+	if before != nil && a.running.Load() && moved(before, va) {
+		keys = append(keys, a.keysMoved(before, va)...)
+	}
+	if inline := inlineHandle(va, a.driver); inline != nil && before == nil {
+		keys = append(keys, a.keysOfMode(*inline)...)
+	}
+	a.enqueue(keys)
+}
+
+// moved reports whether what other attachments of its places depend on has changed: what is recorded, or whether the finalizer protects it.
+func moved(before, va *storagev1.VolumeAttachment) bool {
+	return before.UID != va.UID || len(before.Finalizers) != len(va.Finalizers) || !slices.Equal(recordedPlaces(before), recordedPlaces(va))
+}
+
+// keysMoved are the keys that an attachment had before and has now, and those beside it.
+func (a *Attacher) keysMoved(before, va *storagev1.VolumeAttachment) []publication.Key {
+	keys := []publication.Key{a.objects.keyOf(va)}
+	if key := keys[0]; key.Shared() {
+		keys = append(keys, a.keysBeside(key.Volume, va, recordedPlaces(before)...)...)
+	}
+	return keys
 }
 
 // attachmentAnnotated asks for a list of the driver's volumes when the machine of an attachment has another boot, and has an attached volume
@@ -104,26 +122,53 @@ func (a *Attacher) attachmentDeleted(item any) {
 	}
 	a.objects.attachments.CaughtUp(va.Name)
 	keys := []publication.Key{a.objects.keyOf(va)} // before the volume of an orphan is forgotten
-	if handle := cmp.Or(a.calls.of(va.UID).handle, a.objects.orphans.handle(va.Name)); handle != "" {
-		keys = append(keys, possibleKeys(handle, va.Spec.NodeName)...)
+	if r := a.calls.of(va.UID); r.handle != "" {
+		keys = append(keys, a.objects.keyOfRecord(r))
+	}
+	if handle := cmp.Or(keys[0].Volume, a.objects.orphans.handle(va.Name)); handle != "" {
+		keys = append(keys, a.objects.keyAt(handle, va))
+		if keys[0].Shared() {
+			keys = append(keys, a.keysBeside(handle, va)...)
+		}
 	}
 	a.objects.orphans.drop(va.Name)
-	if inline := va.Spec.Source.InlineVolumeSpec; inline != nil && inline.CSI != nil {
-		keys = append(keys, a.keysOfVolume(inline.CSI.VolumeHandle)...) // it may have made the volume exclusive
+	if inline := inlineHandle(va, a.driver); inline != nil {
+		keys = append(keys, a.keysOfMode(*inline)...)
 	}
 	a.enqueue(keys)
 }
 
-func (a *Attacher) volumeChanged(item any) {
+// keysOfMode are the keys of all attachments of a volume if an event has made it exclusive or shared.
+func (a *Attacher) keysOfMode(handle string) []publication.Key {
+	if !a.objects.shared.changed(handle, a.objects.exclusive(handle)) || planted.SharedWake {
+		return nil
+	}
+	return a.keysOfVolume(handle)
+}
+
+func (a *Attacher) volumeChanged(before, item any) {
 	pv, ok := last[*corev1.PersistentVolume](item)
 	if !ok {
 		return
 	}
 	a.objects.volumes.CaughtUp(pv.Name)
-	a.enqueue(a.keysOfSource(pv))
+	keys := a.keysNamed(pv)
+	if was, ok := before.(*corev1.PersistentVolume); !ok || !isSame(was, pv) {
+		keys = append(keys, a.keysOfSource(pv)...)
+		if ok {
+			keys = append(keys, a.keysOfSource(was)...)
+		}
+	}
+	a.enqueue(keys)
 	if a.running.Load() && a.mayRelease(pv) {
 		a.volumes.Add(pv.Name)
 	}
+}
+
+// isSame reports whether two versions of a PersistentVolume are one for attachments that do not name it.
+func isSame(was, pv *corev1.PersistentVolume) bool {
+	return was.UID == pv.UID && equality.Semantic.DeepEqual(was.Spec, pv.Spec) && maps.Equal(was.Annotations, pv.Annotations) &&
+		(was.DeletionTimestamp == nil) == (pv.DeletionTimestamp == nil)
 }
 
 func (a *Attacher) volumeDeleted(item any) {
@@ -132,40 +177,44 @@ func (a *Attacher) volumeDeleted(item any) {
 		return
 	}
 	a.objects.volumes.CaughtUp(pv.Name)
-	keys := a.keysOfSource(pv)
-	if from, err := a.objects.sourceOfVolume(pv); err == nil && !planted.SharedWake {
-		for _, va := range a.objects.attachments.byIndex(indexVolumeName, pv.Name) {
-			keys = append(keys, possibleKeys(from.handle, va.Spec.NodeName)...) // records under these may belong to other keys now
-		}
-	}
-	a.enqueue(keys)
+	a.enqueue(append(a.keysNamed(pv), a.keysOfSource(pv)...))
 }
 
-// keysOfSource are the keys of the attachments that refer to a PersistentVolume, and of all of its volume, which it may
-// have made exclusive.
-func (a *Attacher) keysOfSource(pv *corev1.PersistentVolume) (keys []publication.Key) {
-	from, err := a.objects.sourceOfVolume(pv)
+// keysNamed are the keys of the attachments that refer to a PersistentVolume.
+func (a *Attacher) keysNamed(pv *corev1.PersistentVolume) (keys []publication.Key) {
 	for _, va := range a.objects.attachments.byIndex(indexVolumeName, pv.Name) {
-		if va.Spec.Attacher != a.driver {
-			continue
+		if va.Spec.Attacher == a.driver {
+			a.objects.trackOrphan(va)
+			keys = append(keys, a.unsettledKeys(va)...)
 		}
-		a.objects.trackOrphan(va)
-		keys = append(keys, a.unsettledKeys(va)...)
-	}
-	if err == nil && !planted.SharedWake {
-		keys = append(keys, a.keysOfVolume(from.handle)...)
 	}
 	return keys
 }
 
-// possibleKeys are both possible keys of an attachment: the volume, and the volume and node.
-func possibleKeys(handle, node string) []publication.Key {
-	return []publication.Key{{Volume: handle}, {Volume: handle, Node: node}}
+// keysOfSource are the keys of all attachments of the volume of a PersistentVolume, which may have made it exclusive or shared.
+func (a *Attacher) keysOfSource(pv *corev1.PersistentVolume) []publication.Key {
+	from, err := a.objects.sourceOfVolume(pv)
+	if err != nil || planted.SharedWake {
+		return nil
+	}
+	keys := a.keysOfVolume(from.handle)
+	if a.objects.shared.changed(from.handle, a.objects.exclusive(from.handle)) {
+		keys = append(keys, a.keysOfRecords(from.handle)...)
+	}
+	return keys
 }
 
 // keysOfVolume are the keys of all attachments of a volume.
 func (a *Attacher) keysOfVolume(handle string) []publication.Key {
 	return a.unsettledKeys(a.attachmentsOf(publication.Key{Volume: handle})...)
+}
+
+// keysOfRecords are the keys of what was called for a volume.
+func (a *Attacher) keysOfRecords(handle string) (keys []publication.Key) {
+	for _, r := range a.calls.ofKey(publication.Key{Volume: handle}) {
+		keys = append(keys, a.objects.keyOfRecord(r))
+	}
+	return keys
 }
 
 // unsettledKeys are the keys of attachments that are not settled.
@@ -178,12 +227,22 @@ func (a *Attacher) unsettledKeys(all ...*storagev1.VolumeAttachment) (keys []pub
 	return keys
 }
 
-func (a *Attacher) csiNodeChanged(item any) {
+func (a *Attacher) csiNodeChanged(before, item any) {
 	node, ok := last[*storagev1.CSINode](item)
 	if !ok {
 		return
 	}
-	a.enqueue(a.unsettledKeys(a.objects.attachments.byIndex(indexNode, node.Name)...))
+	all := a.objects.attachments.byIndex(indexNode, node.Name)
+	keys := a.unsettledKeys(all...)
+	if was, ok := last[*storagev1.CSINode](before); ok && a.running.Load() {
+		ids, _ := indexNodes(was)
+		for _, va := range all {
+			if key := a.objects.keyOf(va); key.Shared() && !slices.Equal(ids, []string{a.objects.nodeID(node.Name)}) {
+				keys = append(keys, a.keysBeside(key.Volume, va, ids...)...)
+			}
+		}
+	}
+	a.enqueue(keys)
 }
 
 // isSettled reports whether an attachment needs no decision: it is attached, not being deleted, and its

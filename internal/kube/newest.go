@@ -171,6 +171,11 @@ func (n *Newest[T]) All() []T {
 // ByIndex returns, by name, the newest known versions of the objects that have the value in the index, in the cache or in a
 // response to an own write.
 func (n *Newest[T]) ByIndex(index, value string) map[string]T {
+	return n.ByIndexWhere(index, value, func(T) bool { return true })
+}
+
+// ByIndexWhere is ByIndex for those that are wanted, of many that have the value. An object is left out that is not wanted as it is in the cache.
+func (n *Newest[T]) ByIndexWhere(index, value string, wanted func(T) bool) map[string]T {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	mark := n.store.LastStoreSyncResourceVersion()
@@ -186,7 +191,7 @@ func (n *Newest[T]) ByIndex(index, value string) map[string]T {
 	for _, item := range items {
 		// A newer version that has the value, unlike the cached one, is found below.
 		cached := item.(T)
-		if !n.carries(cached, index, value) {
+		if !wanted(cached) || !n.carries(cached, index, value) {
 			continue
 		}
 		if obj, ok := n.newest(cached.GetName(), cached, true, mark); ok && n.carries(obj, index, value) {
@@ -201,7 +206,7 @@ func (n *Newest[T]) ByIndex(index, value string) map[string]T {
 		if _, ok := found[name]; ok {
 			continue
 		}
-		if obj, ok := n.get(name, mark); ok { // another version of it may be in the cache
+		if obj, ok := n.get(name, mark); ok && wanted(obj) { // another version of it may be in the cache
 			found[name] = obj
 		}
 	}
