@@ -64,6 +64,8 @@ type storage struct {
 	// asked holds, by volume and node ID, that a publish was sent and no unpublish was confirmed
 	// to the caller since.
 	asked map[[2]string]bool
+	// nowhere holds, by volume, since when the storage has had it at no node, and no publish of it could take effect.
+	nowhere map[string]time.Time
 	// answered holds, by volume and node ID, the attachments that protected the last publish of which the caller has the answer.
 	answered map[[2]string][]types.UID
 	// misdirected are the volumes and node IDs that were published when another machine had the name of the node.
@@ -120,7 +122,7 @@ func (c *call) String() string {
 }
 
 func newStorage() *storage {
-	return &storage{published: map[string]map[string]bool{}, asked: map[[2]string]bool{}, answered: map[[2]string][]types.UID{}, misdirected: map[[2]string]bool{}}
+	return &storage{published: map[string]map[string]bool{}, asked: map[[2]string]bool{}, nowhere: map[string]time.Time{}, answered: map[[2]string][]types.UID{}, misdirected: map[[2]string]bool{}}
 }
 
 type processKey struct{}

@@ -82,8 +82,15 @@ func (s *sim) refuses(c *call) bool {
 	return c.publish && c.nodeID != id && s.excuse(excuse.RestoredBackup)
 }
 
-// judgeUnpublish: S2, of a machine that a restored backup knows nothing of.
+// judgeUnpublish: S2, of a machine that a restored backup knows nothing of, and of one that has the volume mounted by another attachment of the place.
 func (s *sim) judgeUnpublish(c *call) {
+	for _, va := range s.attachmentsOf(s.disk(c.volume)) {
+		m := s.machines[va.Spec.NodeName]
+		stays := va.Status.Attached && va.DeletionTimestamp == nil && hasFinalizer(va) && recordedID(va) == c.nodeID
+		if stays && c.nodeID == s.nodeID(m, c.volume) && m.of(c.volume).mounted && s.counts(m, c.volume) {
+			s.breaks("S2", "%s sent while %s has it mounted by %s", c, m, short(va.Name))
+		}
+	}
 	m := s.restored[s.disk(c.volume)]
 	if m != nil && c.nodeID == s.nodeID(m, c.volume) && m.of(c.volume).mounted && s.counts(m, c.volume) && len(s.protecting(s.disk(c.volume), c.nodeID)) == 0 {
 		s.breaks("S2", "%s sent while %s has it mounted, for no attachment", c, m)

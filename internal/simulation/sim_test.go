@@ -273,6 +273,7 @@ func (s *sim) pass() {
 		s.silence()
 	}
 	s.upgrade()
+	s.noteNowhere()
 	d := time.Duration(1+s.rng.IntN(6)) * time.Second
 	s.say("%s pass", d)
 	s.sleep(d)
@@ -296,6 +297,7 @@ func (s *sim) passBusily(d time.Duration) {
 		for len(s.net.waiting()) > 0 {
 			s.serveOne()
 		}
+		s.noteNowhere()
 		s.sleep(tick)
 	}
 }
