@@ -234,7 +234,7 @@ func (v *volume) detach(a Attachment) {
 		return
 	}
 	left, waits := v.left(a, slices.DeleteFunc(append(a.publishedTo(), v.currentNodeIDs(a)...), func(id string) bool {
-		return id == a.RecordedNodeID && v.passedOn(a) || a.DeclaredGone != "" && id == a.DeclaredGone
+		return a.DeclaredGone != "" && id == a.DeclaredGone
 	}))
 	if waits {
 		v.waitForPlace(a)
@@ -266,15 +266,6 @@ func (v *volume) currentNodeIDs(a Attachment) (ids []string) {
 		}
 	}
 	return ids
-}
-
-// passedOn reports whether the driver no longer knows the recorded ID, and another attachment stands for what is published to the same
-// machine: it unpublishes it.
-func (v *volume) passedOn(a Attachment) bool {
-	return a.SameMachine != "" && a.Call.unknownAt(a.RecordedNodeID) && slices.ContainsFunc(v.attachments, func(other Attachment) bool {
-		return other.UID != a.UID && !other.Deleting && !other.Gone && other.Finalizer && !other.Untouched &&
-			(other.RecordedNodeID == a.SameMachine || other.SameMachine == a.SameMachine)
-	})
 }
 
 // unpublishStale unpublishes what the driver still lists for a released attachment, unless another one may need the volume at that

@@ -218,14 +218,19 @@ func checkDecision(seen Observed, d Decision) string {
 	return checkTold(seen, d)
 }
 
-// standsAt reports whether another attachment, which stays, is sure to unpublish the volume at a place.
+// standsAt reports whether another attachment, which stays, is sure to unpublish the volume at a place. The recorded ID and SameMachine are of one
+// machine.
 func standsAt(seen Observed, a Attachment, id string, d Decision) bool {
+	names := []string{id}
+	if id == a.RecordedNodeID && a.SameMachine != "" {
+		names = append(names, a.SameMachine)
+	}
 	return slices.ContainsFunc(seen.Attachments, func(other Attachment) bool {
 		ends := slices.ContainsFunc(d.Steps, func(s Step) bool {
 			_, removed := s.(RemoveFinalizer)
 			return removed && s.Target() == other.UID
 		})
-		return other.UID != a.UID && !other.Gone && !ends && other.Finalizer && !other.Untouched && (other.boundNodeID() == id || other.SameMachine == id)
+		return other.UID != a.UID && !other.Gone && !ends && other.Finalizer && !other.Untouched && (slices.Contains(names, other.boundNodeID()) || slices.Contains(names, other.SameMachine))
 	})
 }
 

@@ -11,23 +11,40 @@ import (
 // one ID is registered for (harvester/harvester#6981, hetznercloud/csi-driver#685), or of one Node that was made again. An unpublish for one of
 // them takes the volume from all.
 
-// holds reports whether the attachment ends only after the volume was unpublished from the node ID.
-func (a Attachment) holds(nodeID string) bool {
-	return nodeID != "" && (a.boundNodeID() == nodeID || a.SameMachine == nodeID)
+// names are the node IDs by which the driver may know, or have known, the machine of a node ID of the attachment: the recorded one is of the same
+// machine as SameMachine.
+func (a Attachment) names(nodeID string) []string {
+	if nodeID == a.RecordedNodeID && a.SameMachine != "" {
+		return []string{nodeID, a.SameMachine}
+	}
+	return []string{nodeID}
+}
+
+// holds reports whether the attachment ends only after the volume was unpublished from one of the node IDs.
+func (a Attachment) holds(nodeIDs []string) bool {
+	return slices.ContainsFunc(nodeIDs, func(id string) bool { return id != "" && (a.boundNodeID() == id || a.SameMachine == id) })
+}
+
+// unpublishes reports whether it is still to be unpublished from one of them.
+func (a Attachment) unpublishes(nodeIDs []string) bool {
+	return slices.ContainsFunc(a.publishedTo(), func(id string) bool {
+		return slices.ContainsFunc(a.names(id), func(name string) bool { return slices.Contains(nodeIDs, name) })
+	})
 }
 
 // needs reports whether the volume must stay at the node ID for other, although it is to be unpublished there for a: other may be published
 // there, and is not being deleted, or comes later of several that are: the last one of a place unpublishes. One that has not begun needs
 // nothing: it is published afterwards.
 func (v *volume) needs(other, a Attachment, nodeID string) bool {
+	names := a.names(nodeID)
 	switch {
 	case other.UID == a.UID, other.Gone, !other.mayBePublished(), other.mayBeAnothers(), planted.SharedPlace:
 		return false
 	case other.Deleting:
-		return other.Finalizer && other.DeclaredGone == "" && other.holds(nodeID) && slices.Contains(other.publishedTo(), nodeID) &&
+		return other.Finalizer && other.DeclaredGone == "" && other.holds(names) && other.unpublishes(names) &&
 			(a.Gone || a.Deleting && olderFirst(a, other) < 0)
 	}
-	return other.holds(nodeID) || other.Attached && other.NodeID == nodeID && nodeID != "" // the driver may know the node by that ID now
+	return other.holds(names) || other.Attached && nodeID != "" && slices.Contains(names, other.NodeID) // the driver may know the node by that ID now
 }
 
 // neededAt reports whether another attachment needs the volume at a node ID.
@@ -44,7 +61,7 @@ func (v *volume) left(a Attachment, nodeIDs []string) (left []string, waits bool
 			continue
 		}
 		stands := slices.ContainsFunc(v.attachments, func(other Attachment) bool {
-			return other.Finalizer && other.holds(id) && v.needs(other, a, id)
+			return other.Finalizer && other.holds(a.names(id)) && v.needs(other, a, id)
 		})
 		waits = waits || !stands || v.mayBeLate(a)
 	}
