@@ -149,7 +149,7 @@ func (s *sim) judgeDetach(w write, va *storagev1.VolumeAttachment) {
 	}
 	for _, m := range s.all(name) {
 		switch v := m.of(d.handle); {
-		case !s.counts(m, d.handle):
+		case !s.counts(m, d.handle), s.staysBeside(va, d, m):
 		case v.unrecorded == va.UID && s.excuse(excuse.UnrecordedBoot):
 			v.forced = true
 			s.say("nothing recorded that this boot of %s has %s", m, d.handle)
@@ -340,6 +340,13 @@ func (s *sim) judgeLetGo(va *storagev1.VolumeAttachment) {
 func (s *sim) heldByAnother(va *storagev1.VolumeAttachment, id string) bool {
 	return slices.ContainsFunc(list[*storagev1.VolumeAttachment](s.api), func(o *storagev1.VolumeAttachment) bool {
 		return o.Name != va.Name && s.diskOf(o) == s.diskOf(va) && hasFinalizer(o) && recordedID(o) == id
+	})
+}
+
+// staysBeside: another attachment of the volume for that machine stays, so that nothing is unpublished (ADR 28).
+func (s *sim) staysBeside(va *storagev1.VolumeAttachment, d *disk, m *machine) bool {
+	return slices.ContainsFunc(s.attachmentsOf(d), func(o *storagev1.VolumeAttachment) bool {
+		return o.Name != va.Name && hasFinalizer(o) && o.DeletionTimestamp == nil && recordedID(o) == s.nodeID(m, d.handle)
 	})
 }
 
