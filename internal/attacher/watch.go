@@ -67,9 +67,12 @@ func (a *Attacher) attachmentChanged(before *storagev1.VolumeAttachment, item an
 	a.enqueue(keys)
 }
 
-// moved reports whether what other attachments of its places depend on has changed: what is recorded, or whether the finalizer protects it.
+// moved reports whether what other attachments of its places depend on has changed: what is recorded, whether it ends, or whether the finalizer protects it.
 func moved(before, va *storagev1.VolumeAttachment) bool {
-	return before.UID != va.UID || len(before.Finalizers) != len(va.Finalizers) || !slices.Equal(recordedPlaces(before), recordedPlaces(va))
+	ends := func(va *storagev1.VolumeAttachment) bool { return va.DeletionTimestamp != nil }
+	return before.UID != va.UID || ends(before) != ends(va) || before.Status.Attached && !va.Status.Attached ||
+		len(before.Finalizers) != len(va.Finalizers) || !slices.Equal(recordedPlaces(before), recordedPlaces(va)) ||
+		before.Annotations[kube.DeclaredGoneAnnotation] != va.Annotations[kube.DeclaredGoneAnnotation]
 }
 
 // keysMoved are the keys that an attachment had before and has now, and those beside it.

@@ -23,30 +23,36 @@ func Decide(now time.Time, seen Observed, policy Policy) Decision {
 		v.calling = v.calling || a.Call.InFlight
 	}
 	for _, a := range v.attachments {
-		switch {
-		case a.Beside:
-		case a.endsPublish() && !planted.S4:
-			// The deletion ends the wait for it: the unpublish follows as after one that was not answered.
-			v.do(CancelCall{target{a.UID}})
-			v.wait(a, CallInFlight, time.Time{})
-		case a.Call.InFlight && (!planted.S4 || !a.Deleting):
-			v.wait(a, CallInFlight, time.Time{})
-		case a.Gone:
-			v.cleanUp(a)
-		case a.UnconfirmedWrite:
-			// The watch may still show an earlier state, in which a node ID that has changed back equals the recorded one.
-			v.do(Reread{target{a.UID}})
-		case a.mayBeAnothers():
-			v.holdRestored(a)
-		case a.Deleting:
-			v.detach(a)
-		case !a.Attached, a.unrecorded(), a.Drift == NotPublished && a.nodeUnchanged():
-			v.attach(a)
-		default:
-			v.keepFinalizers(a)
+		if !a.Beside {
+			v.decide(a)
 		}
 	}
 	return v.decision
+}
+
+// decide adds the step for one attachment, or why it waits.
+func (v *volume) decide(a Attachment) {
+	switch {
+	case a.endsPublish() && !planted.S4:
+		// The deletion ends the wait for it: the unpublish follows as after one that was not answered.
+		v.do(CancelCall{target{a.UID}})
+		v.wait(a, CallInFlight, time.Time{})
+	case a.Call.InFlight && (!planted.S4 || !a.Deleting):
+		v.wait(a, CallInFlight, time.Time{})
+	case a.Gone:
+		v.cleanUp(a)
+	case a.UnconfirmedWrite:
+		// The watch may still show an earlier state, in which a node ID that has changed back equals the recorded one.
+		v.do(Reread{target{a.UID}})
+	case a.mayBeAnothers():
+		v.holdRestored(a)
+	case a.Deleting:
+		v.detach(a)
+	case !a.Attached, a.unrecorded(), a.Drift == NotPublished && a.nodeUnchanged():
+		v.attach(a)
+	default:
+		v.keepFinalizers(a)
+	}
 }
 
 // endsPublish reports whether the attachment ended while a publish for it is in flight that was not cancelled yet.
@@ -260,7 +266,8 @@ func (v *volume) detach(a Attachment) {
 // may know the machine by these only. Another attachment may still need the volume there.
 func (v *volume) currentNodeIDs(a Attachment) (ids []string) {
 	for _, id := range []string{a.NodeID, a.SameMachine} {
-		known := a.RecordedNodeID == "" || id == "" || id == a.RecordedNodeID || a.Call.called(id) || a.Call.unpublishedFrom(id) || slices.Contains(ids, id)
+		outdated := id == a.SameMachine && a.NodeID == a.RecordedNodeID // an earlier form of the ID
+		known := a.RecordedNodeID == "" || id == "" || outdated || id == a.RecordedNodeID || a.Call.called(id) || a.Call.unpublishedFrom(id) || slices.Contains(ids, id)
 		if !known && !v.neededAt(a, id) {
 			ids = append(ids, id)
 		}
