@@ -13,10 +13,12 @@ const faultSeeds = "10"
 
 // rareSeeds is the number of seeds for what is rare. The clock of a machine must be set forward by more than the rest of an unmount
 // timeout, while a machine without network has the volume mounted; a PersistentVolume must be recreated before the attacher has
-// recorded the volume of an attachment; of two PersistentVolumes of a volume one must go while attachments wait for each other.
+// recorded the volume of an attachment; of two PersistentVolumes of a volume one must go while attachments wait for each other; a
+// driver must fail or hang while a node waits for it and for another one.
 const rareSeeds = "40"
 
-// mostSeeds all run, for a fault that first breaks something else: "recreated" keeps volumes from being detached too.
+// mostSeeds all run, for what is rarer still, or first breaks something else: machines with the same meaningless ID must come one in
+// the place of the other with a volume mounted, and "recreated" keeps volumes from being detached too.
 const mostSeeds = "60"
 
 // plantedFaults are faults of internal/planted, and the invariant that each breaks. S4, S5 and S10 are the attacher's alone; of S1 and
@@ -24,8 +26,8 @@ const mostSeeds = "60"
 var plantedFaults = []struct{ name, invariant, seeds string }{
 	{"s1", "S1", faultSeeds}, {"s1_attacher", "S1", faultSeeds}, {"s2", "S2", faultSeeds}, {"s3", "S3", faultSeeds},
 	{"s4", "S4", faultSeeds}, {"s5", "S5", faultSeeds}, {"s6", "S6", faultSeeds}, {"s6_attacher", "S6", faultSeeds},
-	{"s9", "S9", faultSeeds}, {"bogus", "S2", faultSeeds}, {"s10", "S10", faultSeeds}, {"clock", "S2", faultSeeds}, {"abandoned", "S2", faultSeeds}, {"wall", "S2", rareSeeds},
-	{"isolation", "isolation", faultSeeds}, {"wake", "wake", faultSeeds}, {"shared_wake", "wake", rareSeeds}, {"recreated", "S5", mostSeeds},
+	{"s9", "S9", faultSeeds}, {"bogus", "S2", mostSeeds}, {"s10", "S10", faultSeeds}, {"clock", "S2", faultSeeds}, {"abandoned", "S2", faultSeeds}, {"wall", "S2", rareSeeds},
+	{"isolation", "isolation", rareSeeds}, {"wake", "wake", faultSeeds}, {"shared_wake", "wake", rareSeeds}, {"recreated", "S5", mostSeeds},
 	{"places", "liveness", faultSeeds}, {"shared_place", "S2", faultSeeds},
 	{"doubt", "S[15]", faultSeeds},
 }
