@@ -109,8 +109,10 @@ func (w *work) readAttachment(ctx context.Context, name string) error {
 func (w *work) report(ctx context.Context, s attachment.Report) (again bool, err error) {
 	if w.now.want.NoVolumeAttachment {
 		// Before the request, which may be carried out without a response.
-		n := w.now.seen.Nodes[s.Node]
-		w.state.ledger.add(w.unique(), string(s.Node), ledgerEntry{machine: n.Machine, created: n.Created}, n.InUse == attachment.Yes && n.Reported)
+		// An entry that there is already describes what an earlier Node object may have mounted.
+		if n := w.now.seen.Nodes[s.Node]; !w.state.ledger.has(w.unique(), string(s.Node)) {
+			w.state.ledger.add(w.unique(), string(s.Node), ledgerEntry{machine: n.Machine, created: n.Created})
+		}
 		w.state.ledger.request(w.unique(), string(s.Node), s.DetachRequested)
 	}
 	ctx, reported := w.startReport(ctx, s)

@@ -14,9 +14,6 @@ type doubts struct {
 	volumes map[string]map[string]string // the UID of the Node, by node and unique name
 }
 
-// inDoubt is the recorded UID of a Node in doubt. It is no Node's.
-const inDoubt = "in-doubt"
-
 // add records what the present Node listed, if the volume was another machine's.
 func (d *doubts) add(unique string, s attachment.ForceDetach, n attachment.Node) {
 	if s.Reason != attachment.NodeReplaced || n.Exists != attachment.Yes || n.InUse != attachment.Yes {
@@ -38,7 +35,7 @@ func (d *doubts) uid(unique string, s attachment.Attach) string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if uid, ok := d.volumes[string(s.Node)][unique]; ok && uid == s.Machine.NodeUID {
-		return inDoubt
+		return attachment.InDoubt
 	}
 	return s.Machine.NodeUID
 }

@@ -20,14 +20,14 @@ func TestListedBeforeAttachedIsInDoubt(t *testing.T) {
 		next attachment.Attach
 		want string
 	}{
-		"it listed the volume":        {func(d *doubts) { d.add("v", forced, listing) }, again, inDoubt},
+		"it listed the volume":        {func(d *doubts) { d.add("v", forced, listing) }, again, attachment.InDoubt},
 		"it did not":                  {func(d *doubts) { d.add("v", forced, idle) }, again, "1"},
 		"the machine was the same":    {func(d *doubts) { d.add("v", returned, listing) }, again, "1"},
 		"another volume":              {func(d *doubts) { d.add("w", forced, listing) }, again, "1"},
 		"another Node object":         {func(d *doubts) { d.add("v", forced, listing) }, attachment.Attach{Node: "n", Machine: attachment.Machine{NodeUID: "2"}}, "2"},
 		"the Node was deleted":        {func(d *doubts) { d.add("v", forced, listing); d.forget("n") }, again, "1"},
 		"it was attached since":       {func(d *doubts) { d.add("v", forced, listing); d.end("v", "n") }, again, "1"},
-		"another one was, on another": {func(d *doubts) { d.add("v", forced, listing); d.end("w", "n"); d.end("v", "m") }, again, inDoubt},
+		"another one was, on another": {func(d *doubts) { d.add("v", forced, listing); d.end("w", "n"); d.end("v", "m") }, again, attachment.InDoubt},
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := &doubts{}

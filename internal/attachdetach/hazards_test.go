@@ -222,8 +222,8 @@ func TestSingleLeaseRenewalIsNoSync(t *testing.T) {
 	}
 	node, _ := m.nodes.Get("a")
 	var n attachment.Node
-	m.kubelets.describe(node, &n)
-	if n.ListSynced {
+	m.kubelets.describe(node, w.unique(), &n)
+	if n.QuietUntil.Sub(n.QuietSince) > 0 {
 		t.Error("a kubelet that was last heard 39 s ago is taken for one that has sent its list")
 	}
 }

@@ -51,8 +51,8 @@ func TestSharedUUIDNeverSaysTheSame(t *testing.T) {
 		if woken := change(); !slices.Contains(woken, k) {
 			t.Errorf("another Node %s: woken %v", what, woken)
 		}
-		if d := m.decide(k); d.Reason != attachment.NodeReturned {
-			t.Errorf("another Node %s: %+v, want to wait for %s", what, d, attachment.NodeReturned)
+		if d := m.decide(k); d.Reason != attachment.NodeReplaced {
+			t.Errorf("another Node %s: %+v, want to wait for %s", what, d, attachment.NodeReplaced)
 		}
 		if woken := m.remove(twin("other", same)); !slices.Contains(woken, k) {
 			t.Errorf("the other Node goes: woken %v", woken)
@@ -85,8 +85,8 @@ func TestBoardDefaultsNeverSayTheSame(t *testing.T) {
 		"00020003-0004-0005-0006-000700080009", "12345678-1234-5678-90ab-cddeefaabbcc",
 	} {
 		m, k := aReturnedNode(t, uuid)
-		if d := m.decide(k); d.Reason != attachment.NodeReturned {
-			t.Errorf("%s: %+v, want to wait for %s", uuid, d, attachment.NodeReturned)
+		if d := m.decide(k); d.Reason != attachment.NodeReplaced {
+			t.Errorf("%s: %+v, want to wait for %s", uuid, d, attachment.NodeReplaced)
 		}
 	}
 }

@@ -15,9 +15,9 @@ import (
 	"belay.dev/belay/internal/attachment"
 )
 
-// kubelets tracks, for Nodes that were recreated while volumes were attached to their machines, whether the kubelet has
-// been alive long enough to have sent a complete in-use list (attachment.SyncWindow). Its lease shows that the process
-// runs, the condition Ready that its status reaches the API server.
+// kubelets tracks, for Nodes that were recreated while volumes were attached to their machines, how long the kubelet has been alive
+// without listing a volume that waits for it (attachment.SyncWindow). Its lease shows that the process runs, the condition Ready that
+// its status reaches the API server.
 type kubelets struct {
 	mu          sync.Mutex
 	leaseChecks map[string]leaseCheck // by node
@@ -25,44 +25,54 @@ type kubelets struct {
 
 // leaseCheck is the state of one kubelet.
 type leaseCheck struct {
-	uid    types.UID // of the Node
-	began  time.Time
-	next   time.Time // when the lease must have been renewed again
-	lease  string    // resource version of the lease at the last check, or empty
-	synced bool
+	uid   types.UID // of the Node
+	last  time.Time // when the lease was last found renewed, or first read
+	next  time.Time // when it must have been renewed again
+	lease string    // resource version of the lease at the last check, or empty
+	// quiet is since when each volume that waits was not listed, by unique name. The kubelet was alive from then on until last.
+	quiet map[string]time.Time
 }
 
-// describe adds the state of the kubelet to the Node.
-func (k *kubelets) describe(node *corev1.Node, n *attachment.Node) {
+// describe adds the state of the kubelet to the Node, with regard to a volume.
+func (k *kubelets) describe(node *corev1.Node, unique string, n *attachment.Node) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	l, ok := k.leaseChecks[node.Name]
-	if !ok || l.uid != node.UID {
-		return
-	}
-	if n.ListSynced = l.synced; !l.synced {
-		n.ListSyncDue, n.NextKubeletCheck = l.began.Add(attachment.SyncWindow), l.next
+	l := k.leaseChecks[node.Name]
+	if since, ok := l.quiet[unique]; ok && l.uid == node.UID {
+		n.QuietSince, n.QuietUntil, n.NextKubeletCheck = since, l.last, l.next
 	}
 }
 
-// forget drops a deleted Node.
+// forget drops a Node that was deleted, or is no longer Ready.
 func (k *kubelets) forget(node string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	delete(k.leaseChecks, node)
 }
 
-// reset restarts the checks when the Node is no longer Ready.
-func (k *kubelets) reset(node string) {
+// listed records that the node has listed the volume just now, or until now.
+func (k *kubelets) listed(node, unique string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if !k.leaseChecks[node].synced {
-		delete(k.leaseChecks, node)
+	delete(k.leaseChecks[node].quiet, unique)
+}
+
+// joins adds a volume that the Node does not list, and reports false if it is time to read the lease.
+func (k *kubelets) joins(node string, uid types.UID, unique string, now time.Time) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	l := k.leaseChecks[node]
+	if l.uid != uid || !now.Before(l.next) {
+		return false
 	}
+	if _, ok := l.quiet[unique]; !ok {
+		l.quiet[unique] = now
+	}
+	return true
 }
 
 // recordLease records the resource version of the lease, empty if there is none, and its duration. A kubelet renews it
-// four times in that time. If it was not renewed between two checks, or not checked in time, the window starts again.
+// four times in that time. If it was not renewed between two checks, or not checked in time, all windows start again.
 func (k *kubelets) recordLease(node string, uid types.UID, lease string, duration time.Duration, now time.Time) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -71,21 +81,31 @@ func (k *kubelets) recordLease(node string, uid types.UID, lease string, duratio
 	}
 	l := k.leaseChecks[node]
 	interval := (max(duration, attachment.SyncWindow)/3 + time.Second).Truncate(time.Second)
-	next, inTime := now.Add(interval), now.Before(l.next.Add(interval/2))
+	inTime := now.Before(l.next.Add(interval / 2))
 	switch {
-	case l.uid == uid && (l.synced || now.Before(l.next)):
-	case l.uid == uid && inTime && l.lease != "" && lease != "" && lease != l.lease:
-		l.lease, l.next, l.synced = lease, next, now.Sub(l.began) >= attachment.SyncWindow
-		k.leaseChecks[node] = l
-	default:
-		k.leaseChecks[node] = leaseCheck{uid: uid, began: now, next: next, lease: lease}
+	case l.uid == uid && now.Before(l.next):
+		return
+	case l.uid != uid || !inTime || l.lease == "" || lease == "" || lease == l.lease:
+		quiet := map[string]time.Time{}
+		for unique := range l.quiet {
+			if l.uid == uid {
+				quiet[unique] = now
+			}
+		}
+		l.quiet = quiet
 	}
+	l.uid, l.lease, l.last, l.next = uid, lease, now, now.Add(interval)
+	k.leaseChecks[node] = l
 }
 
-// checkKubelet reads the lease of the kubelet.
+// checkKubelet reads the lease of the kubelet if it is time to.
 func (w *work) checkKubelet(ctx context.Context, s attachment.CheckKubelet) (again bool, err error) {
+	k, node, uid := &w.state.kubelets, string(s.Node), types.UID(s.NodeUID)
+	if k.joins(node, uid, w.unique(), w.clock.Now()) {
+		return true, nil
+	}
 	lease := &coordinationv1.Lease{}
-	name := client.ObjectKey{Namespace: corev1.NamespaceNodeLease, Name: string(s.Node)}
+	name := client.ObjectKey{Namespace: corev1.NamespaceNodeLease, Name: node}
 	if err := w.live.Get(ctx, name, lease); err != nil && !apierrors.IsNotFound(err) {
 		return false, fmt.Errorf("read the lease of node %s: %w", s.Node, err)
 	}
@@ -93,6 +113,7 @@ func (w *work) checkKubelet(ctx context.Context, s attachment.CheckKubelet) (aga
 	if seconds := lease.Spec.LeaseDurationSeconds; seconds != nil {
 		duration = time.Duration(*seconds) * time.Second
 	}
-	w.state.kubelets.recordLease(string(s.Node), types.UID(s.NodeUID), lease.ResourceVersion, duration, w.clock.Now())
+	k.recordLease(node, uid, lease.ResourceVersion, duration, w.clock.Now())
+	k.joins(node, uid, w.unique(), w.clock.Now())
 	return true, nil
 }

@@ -30,21 +30,18 @@ type ledger struct {
 type ledgerEntry struct {
 	machine attachment.Machine
 	created time.Time // of the Node object
+	// inDoubt: the volume may have been attached under an earlier Node object.
+	inDoubt bool
 	// requested is the time of the detach request if there is no Node to store it on.
 	requested time.Time
 	// unstored: no write of requested to the Node was answered with success, so what the Node has may be older.
 	unstored bool
 }
 
-// add records that the volume is, or is about to be, attached to the node. An existing entry is replaced only if the
-// Node lists the volume: until then only the entry describes the earlier boot of the machine (see attachment's rules
-// for a Node that was recreated).
-func (l *ledger) add(unique, node string, h ledgerEntry, listed bool) {
+// add records that the volume is, or is about to be, attached to the node.
+func (l *ledger) add(unique, node string, h ledgerEntry) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if _, ok := l.entries[unique][node]; ok && !listed {
-		return
-	}
 	if l.entries == nil {
 		l.entries, l.volumes = map[string]map[string]ledgerEntry{}, map[string]map[string]bool{}
 	}
@@ -89,7 +86,7 @@ func (l *ledger) remove(unique, node string) {
 	}
 }
 
-// nodeDeleted copies what only the Node had: the detach requests, and the boot that listed the volume last. It removes the entries of
+// nodeDeleted copies what only the Node had: the detach requests, and the machine that listed the volume last. It removes the entries of
 // volumes whose VolumeAttachment was removed: without Node and VolumeAttachment, there is no object that a person could delete to end
 // the wait. What this process was about to store is newer than what the Node had: a pod may have needed the volume again.
 func (l *ledger) nodeDeleted(node *corev1.Node) {
@@ -105,9 +102,12 @@ func (l *ledger) nodeDeleted(node *corev1.Node) {
 			if !h.unstored {
 				h.requested = kube.ParseTime(s.requested)
 			}
-			// Otherwise a Node that is recreated under this boot looks like one whose machine was restarted. An entry of that later Node stays.
+			// Otherwise a Node that is recreated under this boot looks like one whose machine was restarted. An entry of that later Node
+			// stays, and so does the UID of the Node object that the volume was attached under.
 			if s.reported && s.inUse && !last.machine.Replaces(h.machine) && !h.created.After(last.created) {
-				h.machine, h.created = last.machine, last.created
+				uid := h.machine.NodeUID
+				h.machine = last.machine
+				h.machine.NodeUID = uid
 			}
 		})
 	}
@@ -175,14 +175,15 @@ func (w *clusterState) dropWithdrawn(node *corev1.Node) {
 	}
 }
 
-// addReported adds a reported volume. If a detach is requested and the Node does not list the volume in use, it was
-// attached to an earlier Node object, and the machine is unknown.
+// addReported adds a volume that a Node reports, and nothing says under which Node object it was attached. If a detach is requested and
+// the Node does not list the volume in use, that was an earlier one, and the machine is unknown.
 func (l *ledger) addReported(unique string, node *corev1.Node, s volumeStatus) {
 	h := entryFor(node)
+	h.inDoubt = true
 	if s.requested != "" && !s.inUse {
 		h = ledgerEntry{}
 	}
-	l.add(unique, node.Name, h, true)
+	l.add(unique, node.Name, h)
 }
 
 // forgetWithdrawn removes, on a standby, the entries of volumes that the leader withdrew: no longer reported and not in
@@ -232,12 +233,13 @@ func (w *clusterState) recordLost(va *storagev1.VolumeAttachment) {
 	}
 	for _, k := range w.keysOfAttachment(va) {
 		unique := kube.UniqueVolumeName(k.Driver, k.Handle)
-		if kube.IsAttachmentOf(va, k) && w.largeNodes.of(node, unique).reported {
+		if s := w.largeNodes.of(node, unique); kube.IsAttachmentOf(va, k) && s.reported {
 			h := ledgerEntry{machine: kube.RecordedMachine(va), created: va.CreationTimestamp.Time}
-			if kube.MachineOf(node).Replaces(h.machine) {
+			n, a := stateOf(node, s), attachment.Attachment{Node: attachment.NodeName(node.Name), Machine: h.machine, Created: h.created}
+			if n.Shared = w.shared(node); n.Another(&a) {
 				h = entryFor(node) // without Node and VolumeAttachment, the earlier machine is unknown
 			}
-			w.ledger.add(unique, node.Name, h, true)
+			w.ledger.add(unique, node.Name, h)
 		}
 	}
 }
@@ -268,7 +270,7 @@ func (w *clusterState) impliedAttachments(k key, objects []attachment.Attachment
 			continue
 		}
 		found = append(found, attachment.Attachment{
-			Node: at, Implied: true, Computed: true, Confirmed: attachment.Yes, Machine: h.machine, Created: h.created,
+			Node: at, Implied: true, Computed: true, Confirmed: attachment.Yes, Machine: h.machine, Created: h.created, InDoubt: h.inDoubt,
 			DetachRequested: h.requested,
 		})
 	}

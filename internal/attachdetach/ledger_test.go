@@ -30,7 +30,7 @@ func TestDeletedNodeKeepsTheNewerRequest(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			l := &ledger{}
-			l.add(unique, "a", ledgerEntry{}, true)
+			l.add(unique, "a", ledgerEntry{})
 			test.before(l)
 			l.nodeDeleted(node)
 			if got := l.of(unique)["a"].requested; !got.Equal(test.want) {
@@ -41,7 +41,8 @@ func TestDeletedNodeKeepsTheNewerRequest(t *testing.T) {
 }
 
 // A machine is restarted, is given a Fibre Channel volume again, and its Node is deleted. The entry, which was made under the boot before,
-// becomes that of the boot that lists the volume: otherwise a recreated Node would look like a restarted machine (S2).
+// becomes that of the boot that lists the volume: otherwise a recreated Node would look like a restarted machine (S2). It stays that of the
+// Node object that the volume was attached under.
 func TestDeletedNodeKeepsTheBootThatListedTheVolume(t *testing.T) {
 	unique := kube.UniqueVolumeName(kube.FibreChannelPlugin, "[50]:1")
 	entry := func(uid, boot, system string, created int64) ledgerEntry {
@@ -54,7 +55,7 @@ func TestDeletedNodeKeepsTheBootThatListedTheVolume(t *testing.T) {
 	node.Status.VolumesInUse = names
 	unlisted, unreported := node.DeepCopy(), node.DeepCopy()
 	unlisted.Status.VolumesInUse, unreported.Status.VolumesAttached = nil, nil
-	earlier, last := entry("uid-1", "boot-1", "system", 1000), entry("uid-2", "boot-2", "system", 2000)
+	earlier, last := entry("uid-1", "boot-1", "system", 1000), entry("uid-1", "boot-2", "system", 1000)
 	later, other := entry("uid-3", "boot-2", "system", 3000), entry("uid-1", "boot-1", "another system", 1000)
 	for name, test := range map[string]struct {
 		before ledgerEntry
@@ -69,7 +70,7 @@ func TestDeletedNodeKeepsTheBootThatListedTheVolume(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			l := &ledger{}
-			l.add(unique, "a", test.before, true)
+			l.add(unique, "a", test.before)
 			l.nodeDeleted(test.node)
 			if got := l.of(unique)["a"]; got != test.want {
 				t.Errorf("%+v, want %+v", got, test.want)

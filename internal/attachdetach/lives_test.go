@@ -171,6 +171,7 @@ func lifeNodeCameBack(l *life) {
 	l.pass(30 * time.Second)
 	l.use("a", v)
 	l.use("a")
+	l.pass(time.Minute)
 	l.detached(v, "a")
 	l.pod("p2", "a", "v")
 	l.attached(v, "a")
@@ -355,6 +356,7 @@ func lifeFibreChannel(l *life) {
 	l.podGone("p")
 	l.restart()
 	l.use("a")
+	l.pass(time.Minute) // the report that a new leader finds does not say when the volume was attached
 	l.podGone("q")
 }
 

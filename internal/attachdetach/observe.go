@@ -158,10 +158,15 @@ func (w *clusterState) addMachines(s *snapshot, driver string) {
 		if !ok {
 			continue
 		}
-		others := kube.SharedWith(w.nodes, node)
-		n.Shared = kube.Shared(node, func(i kube.Identity) bool { return len(others[i]) > 0 })
+		n.Shared = w.shared(node)
 		s.seen.Nodes[a.Node] = n
 	}
+}
+
+// shared says which identities of the machine of a Node another Node carries too.
+func (w *clusterState) shared(node *corev1.Node) attachment.Shared {
+	others := kube.SharedWith(w.nodes, node)
+	return kube.Shared(node, func(i kube.Identity) bool { return len(others[i]) > 0 })
 }
 
 // newest returns the time for new requests, or zero for the time of the decision.
@@ -247,8 +252,7 @@ func (w *clusterState) node(name, unique string, reads *nodeReads, d writeTracke
 	n := stateOf(node, w.largeNodes.of(node, unique))
 	n.Checked, n.Proof, n.Life = answered, w.proof(name), w.life(name, n)
 	n.WriteMayBeUnderway = d.writeMayBeUnderway(node)
-	n.ReleasedVolume = w.hasReleased(node, unique)
-	w.kubelets.describe(node, &n)
+	w.kubelets.describe(node, unique, &n)
 	return n
 }
 

@@ -1,18 +1,22 @@
 package attachdetach
 
 import (
+	"fmt"
 	"testing"
+	"time"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"belay.dev/belay/internal/attachment"
 	"belay.dev/belay/internal/kube"
 )
 
-// A Node that came back lists a volume in use and removes it from the list before a decision was made on the first
-// list: what it reported in between counts, otherwise the volume waits forever.
-func TestReturnedNodeReleasesVolumeBetweenDecisions(t *testing.T) {
+// A Node that was recreated lists a volume in use and takes it off the list, which proves nothing (attachment.SyncWindow). It is
+// believed once its kubelet was alive for the whole window since, and each time that it lists the volume the window begins again.
+func TestRecreatedNodeIsQuietForTheWindow(t *testing.T) {
 	m := newModel(t)
 	k := key{Driver: driver, Handle: "h"}
 	list := []string{kube.UniqueVolumeName(driver, "h")}
@@ -20,31 +24,83 @@ func TestReturnedNodeReleasesVolumeBetweenDecisions(t *testing.T) {
 	va := anAttachment(k, "n", "v", true)
 	va.Annotations[kube.NodeUIDAnnotation] = "old"
 	va.Annotations[kube.BootIDAnnotation] = "boot-n"
+	va.Annotations[kube.DetachRequestedAnnotation] = writeTime(modelTime.Add(-time.Hour))
 	va.Status.Attached = true
 	m.put(va)
 	as := func(uid string, inUse []string) *corev1.Node {
-		return aNode("n", listing(inUse, inUse), func(n *corev1.Node) { n.UID = types.UID(uid) })
+		return aNode("n", isReady, listing(inUse, list), func(n *corev1.Node) { n.UID, n.Status.NodeInfo.BootID = types.UID(uid), "boot-n" })
+	}
+	lease := &coordinationv1.Lease{}
+	c, clock := m.controllerOf(), &setClock{modelTime}
+	c.clock, m.clusterState.clock, c.live = clock, clock, hungLease{lease: lease}
+	w := &work{Controller: c, key: k, reads: &nodeReads{}, log: log.FromContext(t.Context())}
+	// passes has the kubelet renew its lease for some time, and the controller check it.
+	passes := func(d time.Duration) {
+		for end := clock.now.Add(d); !clock.now.After(end); clock.now = clock.now.Add(time.Second) {
+			lease.ResourceVersion = clock.now.String()
+			if _, err := w.checkKubelet(t.Context(), attachment.CheckKubelet{Node: "n", NodeUID: "new"}); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	waits := func(when string) {
+		t.Helper()
+		if d := m.decide(k); d.Reason != attachment.NodeReturned || does[attachment.WithdrawReport](d) {
+			t.Fatalf("%s: %+v, want to wait for %s", when, d, attachment.NodeReturned)
+		}
 	}
 	m.put(as("old", list))
 	m.remove(as("old", list))
 	m.put(as("new", nil))
-	if d := m.decide(k); d.Reason != attachment.NodeReturned {
-		t.Fatalf("a Node that came back and said nothing: %+v, want to wait for %s", d, attachment.NodeReturned)
-	}
+	waits("a Node that was recreated")
 	m.put(as("new", list))
 	m.put(as("new", nil))
+	waits("it listed the volume and took it off the list")
+	passes(attachment.SyncWindow - 5*time.Second)
+	waits("the window has not passed")
+	m.put(as("new", list))
+	m.put(as("new", nil))
+	waits("it listed the volume in the window")
+	passes(attachment.SyncWindow - 5*time.Second)
+	waits("a new window has not passed")
+	passes(20 * time.Second)
 	if d := m.decide(k); !does[attachment.WithdrawReport](d) {
-		t.Fatalf("a Node that let the volume go: %+v, want it withdrawn and detached", d)
+		t.Fatalf("the window has passed: %+v, want the report withdrawn", d)
 	}
+	m.put(aNode("n", listing(nil, list), func(n *corev1.Node) { n.UID, n.Status.NodeInfo.BootID = "new", "boot-n" }))
+	waits("it is no longer Ready")
 	// A third Node object has not reported anything.
 	m.remove(as("new", nil))
 	m.put(as("third", nil))
-	if d := m.decide(k); d.Reason != attachment.NodeReturned {
-		t.Fatalf("yet another Node: %+v, want to wait for %s", d, attachment.NodeReturned)
+	waits("yet another Node")
+}
+
+// A volume whose pods leave while the kubelet is being checked for another one has a window of its own.
+func TestEachVolumeHasItsWindow(t *testing.T) {
+	k, at := &kubelets{}, modelTime
+	node := aNode("n", func(n *corev1.Node) { n.UID = "new" })
+	quiet := func(unique string) time.Duration {
+		var n attachment.Node
+		k.describe(node, unique, &n)
+		return n.QuietUntil.Sub(n.QuietSince)
 	}
-	m.remove(va)
-	if len(m.releasedBy) != 0 {
-		t.Errorf("still remembered: %v", m.releasedBy)
+	for i := range 5 {
+		if i > 0 && !k.joins("n", "new", "early", at.Add(-time.Second)) {
+			t.Fatal("the lease is to be read again at once")
+		}
+		k.recordLease("n", "new", fmt.Sprint(i), 40*time.Second, at)
+		k.joins("n", "new", "early", at)
+		if i == 2 {
+			k.joins("n", "new", "late", at)
+		}
+		at = at.Add(14 * time.Second)
+	}
+	if early, late := quiet("early"), quiet("late"); early != 56*time.Second || late != 28*time.Second {
+		t.Errorf("quiet for %v and %v, want 56s and 28s", early, late)
+	}
+	k.recordLease("n", "new", "4", 40*time.Second, at) // it was not renewed
+	if early := quiet("early"); early > 0 {
+		t.Errorf("quiet for %v although the lease was not renewed", early)
 	}
 }
 

@@ -60,8 +60,6 @@ type clusterState struct {
 	mu sync.Mutex
 	// departed holds the last version of each deleted Node.
 	departed map[string]*corev1.Node
-	// releasedBy holds the volumes that a recreated Node released, by node.
-	releasedBy map[string]releasedVolumes
 }
 
 // kinds are the watched kinds and their indexes. No event may cause a scan of all objects of a kind.
@@ -118,7 +116,7 @@ func clusterStateOf(stores map[string]toolscache.Indexer, clock Clock) *clusterS
 		clock:  clock,
 		pods:   stores["Pod"], claims: stores["PersistentVolumeClaim"],
 		volumes: stores["PersistentVolume"], drivers: stores["CSIDriver"], csiNodes: stores["CSINode"],
-		departed: map[string]*corev1.Node{}, releasedBy: map[string]releasedVolumes{},
+		departed: map[string]*corev1.Node{},
 	}
 	for _, kind := range kinds {
 		switch kind.name {

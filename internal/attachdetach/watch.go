@@ -245,11 +245,16 @@ func (w *clusterState) nodeChanged(before, after *corev1.Node) []key {
 		return slices.Concat(w.nodeChanged(before, nil), w.nodeChanged(nil, after))
 	}
 	was, is := changedStatuses(before, after)
-	w.recordReleased(after, was, is)
+	names := changedVolumes(was, is)
+	for _, name := range names {
+		if was[name].inUse != is[name].inUse {
+			w.kubelets.listed(after.Name, name)
+		}
+	}
 	w.forgetWithdrawn(after.Name, was, is)
 	w.adoptReports(after.Name)
 	if !kube.Ready(after) {
-		w.kubelets.reset(after.Name)
+		w.kubelets.forget(after.Name)
 	}
 	if !sameNode(before, after) {
 		return slices.Concat(w.keysOfNode(before), w.keysOfNode(after), w.keysOfTwins(before), w.keysOfTwins(after))
@@ -258,7 +263,6 @@ func (w *clusterState) nodeChanged(before, after *corev1.Node) []key {
 	if kube.Ready(before) != kube.Ready(after) && !planted.Wake {
 		keys = w.waitingOn(after)
 	}
-	names := changedVolumes(was, is)
 	for _, name := range names {
 		if k, ok := keyOfName(name); ok {
 			keys = append(keys, k)
@@ -299,7 +303,7 @@ func (w *clusterState) waitingOn(node *corev1.Node) []key {
 	var keys []key
 	for _, va := range w.attachments.ByIndex(byNode, node.Name) {
 		requested := va.Annotations[kube.DetachRequestedAnnotation] != "" || kube.OutOfService(node)
-		// Only a ready kubelet is asked whether it still uses what was attached under an earlier Node. Then this one is recorded.
+		// Only a ready kubelet is asked whether it still uses what was attached under an earlier Node.
 		returned := va.CreationTimestamp.Before(&node.CreationTimestamp) && va.Annotations[kube.NodeUIDAnnotation] != string(node.UID)
 		for _, k := range w.keysOfAttachment(va) {
 			if requested || returned || w.podsWaitFor(k, node.Name) {

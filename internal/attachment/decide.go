@@ -269,13 +269,18 @@ func (p *plan) annotate(a *Attachment, requested time.Time, newVersion bool) {
 		return
 	}
 	n := AnnotateAttachment{Node: a.Node, Attachment: a.Ref, DetachRequested: requested, Machine: a.Machine}
-	run := node.runSince(a)
-	follows := run == SameObject && a.Machine.NodeUID != "" || run == Restarted || run == MayBeSameRun && node.InUse == Yes && node.Reported
-	if node.Exists == Yes && follows {
-		// A recreated Node that lists the volume, which is reported to it, can be trusted from here on: it will also remove it from
-		// the list. A kubelet that restarts does not list volumes that are not reported, even if they are mounted. And a record of
-		// an earlier boot would make a later Node look like a restarted machine.
+	switch run := node.runSince(a); {
+	case node.Exists != Yes:
+	case run == SameObject && a.Machine.NodeUID != "", run == Restarted:
 		n.Machine = n.Machine.updated(node.Machine)
+	case run == MayBeSameRun && node.InUse == Yes && node.Reported:
+		// The machine has the volume, and a record of an earlier boot would make a later Node look like a restarted machine. The Node
+		// object stays another one: see SyncWindow.
+		is := node.Machine
+		if !planted.Listing {
+			is.NodeUID = ""
+		}
+		n.Machine = n.Machine.updated(is)
 	}
 	if newVersion {
 		n.CalledOff = p.now
@@ -347,7 +352,7 @@ func (p *plan) attachAt(w Want, given NodeName) bool {
 		}
 		return false // attached once the withdrawal is answered
 	case !p.want.NoVolumeAttachment:
-		p.do(Attach{Node: w.Node, PersistentVolume: w.PersistentVolume, Machine: node.Machine})
+		p.do(Attach{Node: w.Node, PersistentVolume: w.PersistentVolume, Machine: p.machineFor(w.Node, node)})
 		return true
 	default:
 		if !p.exclusive || !p.stopLateReports(w.Node) {
@@ -357,6 +362,18 @@ func (p *plan) attachAt(w Want, given NodeName) bool {
 	}
 	p.do(wait)
 	return false
+}
+
+// machineFor is what a new attachment records of the node. Where the VolumeAttachment of what an earlier Node object may have mounted was
+// removed, the present object stays in doubt.
+func (p *plan) machineFor(name NodeName, node Node) Machine {
+	m := node.Machine
+	for _, a := range p.attachments {
+		if a.Node == name && a.Implied && node.mayBeLater(a) {
+			m.NodeUID = InDoubt
+		}
+	}
+	return m
 }
 
 // stopLateReports gives a new version to each other node to which a report of an earlier leader may be in flight, and reports

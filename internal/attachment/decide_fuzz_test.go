@@ -133,12 +133,12 @@ func (s *snapshot) attach(in *fuzzinput.Source, name NodeName) {
 func nodeFrom(in *fuzzinput.Source) Node {
 	n := Node{
 		Exists: knowledge(in), Machine: machineFrom(in), Created: timeFrom(in), Managed: in.Below(5) > 0,
-		Reported: in.Bool(), InUse: knowledge(in), ReleasedVolume: in.Below(4) == 1, ListSynced: in.Below(3) == 1,
+		Reported: in.Bool(), InUse: knowledge(in), QuietSince: timeFrom(in), QuietUntil: timeFrom(in),
 		Healthy: knowledge(in), OutOfService: in.Below(3) == 1, Checked: in.Bool(), WriteMayBeUnderway: in.Below(4) == 1,
-		ListSyncDue: timeFrom(in), NextKubeletCheck: timeFrom(in), DetachRequested: timeFrom(in),
+		NextKubeletCheck: timeFrom(in), DetachRequested: timeFrom(in),
 	}
 	if n.Exists != Yes { // there is no object to say so
-		n.Reported, n.OutOfService, n.WriteMayBeUnderway, n.ReleasedVolume = false, false, false, false
+		n.Reported, n.OutOfService, n.WriteMayBeUnderway = false, false, false
 	}
 	return n
 }

@@ -43,7 +43,7 @@ func reborn(n *Node)       { n.Machine.NodeUID += "-2"; n.Created = t0.Add(time.
 func replaced(n *Node)     { reborn(n); n.Machine.SystemUUID += "-2"; n.Machine.BootID += "-2" }
 func rebooted(n *Node)     { n.Machine.BootID += "-2" }
 func underway(n *Node)     { n.WriteMayBeUnderway = true }
-func letGo(n *Node)        { n.ReleasedVolume = true }
+func quiet(n *Node)        { n.QuietSince, n.QuietUntil = t0, t0.Add(SyncWindow) }
 func useUnknown(n *Node)   { n.InUse = Unknown }
 
 // attached returns a confirmed attachment to the node; each edit changes it.
@@ -507,16 +507,16 @@ func TestDetach(t *testing.T) {
 				waitAtA(NodeReturned),
 			},
 		},
-		"node came back, same boot, listed the volume and removed it: released": {
-			seen:  one(attached("a", waiting), node("a", reborn, checked, letGo)),
-			steps: []Step{detachA},
+		"node came back, same boot, and lists the volume: it stays another Node object": {
+			seen:  one(attached("a", waiting), node("a", reborn, reported, inUse)),
+			steps: []Step{waitAtA(StillInUse)},
 		},
-		"node came back, same boot, and lists the volume: its list is good from here on": {
-			seen: one(attached("a", waiting), node("a", reborn, reported, inUse)),
+		"node came back, another boot, and lists the volume: the boot is recorded": {
+			seen: one(attached("a", waiting, func(a *Attachment) { a.Machine.SystemUUID = "" }), node("a", reborn, rebooted, reported, inUse)),
 			steps: []Step{
 				AnnotateAttachment{
 					Node: "a", Attachment: ref("a"), DetachRequested: t0,
-					Machine: Machine{NodeUID: "uid-a-2", BootID: "boot-a", SystemUUID: "hw-a"},
+					Machine: Machine{NodeUID: "uid-a", BootID: "boot-a-2", SystemUUID: "hw-a"},
 				},
 				waitAtA(StillInUse),
 			},
@@ -531,7 +531,7 @@ func TestDetach(t *testing.T) {
 		},
 		"S2: node came back with the machine unknown: its new boot may be another machine's": {
 			seen:  one(attached("a", waiting), node("a", reborn, rebooted, reported, func(n *Node) { n.Machine.SystemUUID = "" })),
-			steps: []Step{waitAtA(NodeReturned)},
+			steps: []Step{waitAtA(NodeReplaced)},
 		},
 		"S2: another machine under the name: says nothing about the one before": {
 			seen:  one(attached("a", waiting), node("a", replaced, healthy)),
@@ -549,10 +549,10 @@ func TestDetach(t *testing.T) {
 		},
 		"S1: a Node that does not say which machine it stands for is not given the volume again": {
 			seen:  one(attached("a", waiting), node("a", silenced, healthy)),
-			steps: []Step{CheckKubelet{Node: "a", NodeUID: "uid-a-2"}, waitAtA(NodeReturned)},
+			steps: []Step{waitAtA(NodeReturned)},
 		},
 		"S2: nor is its list believed": {
-			seen:  one(attached("a", waiting), node("a", silenced, healthy, func(n *Node) { n.ListSynced = true })),
+			seen:  one(attached("a", waiting), node("a", silenced, healthy, quiet)),
 			steps: []Step{waitAtA(NodeReturned)},
 		},
 		"S1: a Fibre Channel volume that another node reports is not given again": {
@@ -573,11 +573,13 @@ func TestDetach(t *testing.T) {
 			steps: []Step{CheckKubelet{Node: "a", NodeUID: "uid-a-2"}, waitAtA(NodeReturned)},
 		},
 		"node came back, same boot, kubelet looked at once": {
-			seen:  one(attached("a", waiting), node("a", reborn, reported, healthy, func(n *Node) { n.ListSyncDue, n.NextKubeletCheck = t0.Add(time.Hour), t0.Add(time.Hour) })),
+			seen: one(attached("a", waiting), node("a", reborn, reported, healthy, func(n *Node) {
+				n.QuietSince, n.QuietUntil, n.NextKubeletCheck = t0, t0.Add(SyncWindow-1), t0.Add(time.Hour)
+			})),
 			steps: []Step{waitAtA(NodeReturned)},
 		},
 		"node came back, same boot, kubelet has sent its list: released": {
-			seen:  one(attached("a", waiting), node("a", reborn, healthy, checked, func(n *Node) { n.ListSynced = true })),
+			seen:  one(attached("a", waiting), node("a", reborn, healthy, checked, quiet)),
 			steps: []Step{detachA},
 		},
 		"S2: attached by upstream's controller, node object is younger": {
@@ -606,8 +608,8 @@ func TestDetach(t *testing.T) {
 			seen:  one(attached("a", deleting), node("a", reborn, reported)),
 			steps: []Step{going},
 		},
-		"being deleted, on a Node that was recreated and let the volume go": {
-			seen:  one(attached("a", deleting), node("a", reborn, reported, letGo)),
+		"being deleted, on a Node that was recreated and has unmounted the volume": {
+			seen:  one(attached("a", deleting, waiting), node("a", reborn, reported, quiet)),
 			steps: []Step{WithdrawReport{Node: "a", NodeUID: "uid-a-2"}, going},
 		},
 		"being deleted, and another machine took over the Node with its report: it must not mount by that": {

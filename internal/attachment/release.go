@@ -58,7 +58,7 @@ func (p *plan) awaitDetach(a *Attachment, node Node, wait Wait) {
 // Another machine that took over the Node object with its report may have mounted the volume because of it: while it lists the
 // volume, it is not gone. One that the driver has another ID for has nothing to mount, whatever it lists.
 func (n Node) goneFor(a *Attachment) bool {
-	return n.Exists == No || n.Exists == Yes && n.runSince(a) == Replaced && (n.renamed(a) || !n.Reported || n.InUse != Yes)
+	return n.Exists == No || n.Exists == Yes && n.Another(a) && (n.renamed(a) || !n.Reported || n.InUse != Yes)
 }
 
 // since is when a detach was first requested; now if it was not. A time in the future, from a clock that is ahead or a person's
@@ -139,9 +139,9 @@ func (p *plan) waitForUnmount(a *Attachment, node Node, wait Wait) {
 		wait.Detail = string(node.Life.Sign())
 		p.recheck(p.now.Add(lifeRecheck))
 	}
-	if wait.Reason == NodeReturned && node.Healthy == Yes && !node.ListSynced {
+	if wait.Reason == NodeReturned && node.Healthy == Yes && !wait.Since.IsZero() && !node.Machine.unidentified(a.Machine) && !node.listSynced(a) {
 		if p.now.Before(node.NextKubeletCheck) {
-			wait.At = node.ListSyncDue
+			wait.At = node.syncDue(a)
 			p.recheck(node.NextKubeletCheck)
 		} else {
 			p.do(CheckKubelet{Node: a.Node, NodeUID: node.Machine.NodeUID})

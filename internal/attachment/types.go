@@ -81,6 +81,9 @@ type Ref struct {
 	ResourceVersion string
 }
 
+// InDoubt is the recorded UID of a Node if the machine may have mounted the volume before what is recorded. It is no Node's.
+const InDoubt = "in-doubt"
+
 // Machine identifies one run of one machine. An empty field is unknown.
 type Machine struct {
 	NodeUID    string // metadata.uid of the Node object
@@ -107,6 +110,8 @@ type Attachment struct {
 	// Implied is set when there is no VolumeAttachment: the volume has none (NoVolumeAttachment), or another client removed the
 	// object while the node had the volume.
 	Implied bool
+	// InDoubt is set when it is unknown under which Node object the volume was attached. Machine is what was found later.
+	InDoubt bool
 	// Computed is set when the name is the one that kubelet computes for this volume and node. Others were created by another
 	// client: they block, but are never changed.
 	Computed bool
@@ -156,14 +161,9 @@ type Node struct {
 	// InUse is whether status.volumesInUse lists the volume. For a deleted Node it is that of the last known version, Unknown if
 	// there is none.
 	InUse Knowledge
-	// ReleasedVolume is set when this Node object listed the volume in use and has removed it since: unlike one that never listed
-	// it, its list can be trusted.
-	ReleasedVolume bool
-	// ListSynced is set when the kubelet of this Node object was Ready and renewed its lease for SyncWindow, after which it has
-	// sent a complete list.
-	ListSynced bool
-	// ListSyncDue is when ListSynced is expected to be set; zero before the first check.
-	ListSyncDue time.Time
+	// QuietSince and QuietUntil are the longest time up to the last check in which the kubelet of this Node object was Ready, renewed its
+	// lease all the time, and did not list the volume; zero before the first check.
+	QuietSince, QuietUntil time.Time
 	// NextKubeletCheck is when to check the kubelet again; zero for now.
 	NextKubeletCheck time.Time
 	// Healthy is Yes when the node's condition Ready is True, and No otherwise, also without the condition or the Node: upstream's

@@ -148,11 +148,28 @@ func (n Node) vouched(a *Attachment) bool {
 	return boot || hardware
 }
 
+// Another reports whether the Node counts as that of another machine than the attachment's. So does a later Node object of another boot, of
+// which nothing says that it is the same machine: its list says nothing about the earlier one, and nothing else would ever end the wait.
+func (n Node) Another(a *Attachment) bool {
+	run := n.runSince(a)
+	_, hardware := n.same(a)
+	return run == Replaced || run == MayBeSameRun && !hardware && differ(a.Machine.BootID, n.Machine.BootID)
+}
+
+// mayBeLater reports whether the Node may be a later object than the one under which the machine mounted the volume. What a machine had mounted is
+// gone with its boot.
+func (n Node) mayBeLater(a *Attachment) bool {
+	run := n.runSince(a)
+	return run == MayBeSameRun || run == SameObject && a.InDoubt && !differ(a.Machine.BootID, n.Machine.BootID)
+}
+
 // use is the only place that interprets an entry in a node's in-use list, or its absence. The attachment is the volume's attachment
 // to this node, nil if the node was never given the volume. wanted is set when pods of the node need it.
 //
 // The rules rest on what kubelet does: it lists a volume before it mounts it, mounts only what is reported, and removes the volume
-// from the list after the unmount. A kubelet that restarts lists, of what it finds mounted, only what is reported.
+// from the list after the unmount. A kubelet that restarts is the exception: what it finds mounted and not reported it takes for a volume
+// that needs no attach, and lists it only as long as a pod wants it (see SyncWindow). Each Node object begins without reports. So the empty
+// list of a later Node object than the one that was recorded proves nothing, whatever that object has listed before.
 func (n Node) use(a *Attachment, wanted bool) Use {
 	if a == nil && n.InUse == Yes {
 		return PreMount
@@ -160,11 +177,9 @@ func (n Node) use(a *Attachment, wanted bool) Use {
 		return Idle
 	}
 	run := n.runSince(a)
-	// The list of an older Node object can be trusted. That of a later one can for a volume that it released, or once it is
-	// complete, if the Node identifies its machine.
-	knows := run != MayBeSameRun || (n.ReleasedVolume || n.Exists == Yes && n.ListSynced) && !n.Machine.unidentified(a.Machine)
+	knows := !n.mayBeLater(a) || n.listSynced(a) && !n.Machine.unidentified(a.Machine)
 	switch {
-	case n.Exists == Unknown || run == Replaced:
+	case n.Exists == Unknown || n.Another(a):
 	case n.InUse == Yes && n.Exists == Yes:
 		return n.listed(a, run, wanted)
 	case n.InUse == No && knows:
@@ -183,8 +198,32 @@ func (n Node) listed(a *Attachment, run Run, wanted bool) Use {
 	return Using
 }
 
-// SyncWindow is how long a kubelet must be Ready, and renew its lease, until its list of volumes in use is trusted although it
-// never listed the volume. A kubelet sends the list with its status, every 10 s by default (nodeStatusUpdateFrequency), once it has
-// rebuilt from disk what is mounted and read its Node (k/k pkg/kubelet/volumemanager reconciler.StatesHasBeenSynced,
-// pkg/kubelet/nodestatus.VolumesInUse). It unmounts what no pod wants in the same loop, every 100 ms.
+// SyncWindow is how long a kubelet must be Ready, renew its lease, and not list the volume after the pods have left, until it has unmounted
+// what it may have mounted and left off its list.
+//
+// A kubelet that starts rebuilds from disk what is mounted. If its Node does not report such a volume at that moment, it sets the volume's
+// attachability to false, and never back while it is mounted (k8s.io/kubernetes v1.36.3,
+// pkg/kubelet/volumemanager/reconciler/reconstruct.go:192 updateReconstructedFromNodeStatus, cache/actual_state_of_world.go:588
+// UpdateReconstructedVolumeAttachability, :710 addVolume). It lists what pods want, and what is mounted and attachable
+// (volume_manager.go:359 GetVolumesInUse): such a volume leaves the list with its last pod, before it is unmounted. The kubelet sends the list
+// with its status, every 10 s by default (nodeStatusUpdateFrequency), and unmounts what no pod wants in a loop of 100 ms
+// (reconciler/reconciler.go:33).
 const SyncWindow = 40 * time.Second
+
+// syncDue is when the node will have been quiet for SyncWindow since the pods left; zero if that has not begun.
+func (n Node) syncDue(a *Attachment) time.Time {
+	begin := a.DetachRequested
+	if begin.IsZero() || n.QuietSince.IsZero() {
+		return time.Time{}
+	}
+	if n.QuietSince.After(begin) {
+		begin = n.QuietSince
+	}
+	return begin.Add(SyncWindow)
+}
+
+// listSynced reports whether it has been.
+func (n Node) listSynced(a *Attachment) bool {
+	due := n.syncDue(a)
+	return n.Exists == Yes && !due.IsZero() && !n.QuietUntil.Before(due)
+}

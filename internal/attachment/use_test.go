@@ -2,6 +2,7 @@ package attachment
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -21,43 +22,54 @@ func TestUse(t *testing.T) {
 		{"*", "none", "*", "yes", "*", "*", "*", PreMount},
 		{"*", "none", "*", "no|unknown", "*", "*", "*", Idle},
 		// Nothing to go by.
-		{"unknown", "object|again|never|implied", "*", "*", "*", "*", "*", MayUse},
-		{"no|yes", "object|again|never|implied", "replaced", "*", "*", "*", "*", MayUse},
+		{"unknown", "object|doubt|again|never|implied", "*", "*", "*", "*", "*", MayUse},
+		{"no|yes", "object|doubt|again|never|implied", "replaced|later boot", "*", "*", "*", "*", MayUse},
 		// No Node object: its last version, if it could be believed.
-		{"no", "object|again|never|implied", "same|restarted|maybe|later boot|silent", "yes|unknown", "*", "*", "*", MayUse},
-		{"no", "object|again|never|implied", "same|restarted", "no", "*", "*", "*", Idle},
-		{"no", "object|again|never|implied", "maybe|later boot", "no", "*", "*", "released", Idle},
-		{"no", "object|again|never|implied", "maybe|later boot", "no", "*", "*", "-|list synced", MayUse},
-		{"no", "object|again|never|implied", "silent", "no", "*", "*", "*", MayUse},
+		{"no", "object|doubt|again|never|implied", "same|restarted|maybe|silent", "yes|unknown", "*", "*", "*", MayUse},
+		{"no", "object|again|never|implied", "same", "no", "*", "*", "*", Idle},
+		{"no", "doubt", "same", "no", "*", "*", "*", MayUse},
+		{"no", "object|doubt|again|never|implied", "restarted", "no", "*", "*", "*", Idle},
+		{"no", "object|doubt|again|never|implied", "maybe|silent", "no", "*", "*", "*", MayUse},
 		// A Node object: listed.
-		{"yes", "object|again|never|implied", "same|restarted|maybe|later boot|silent", "yes", "yes", "*", "*", Using},
-		{"yes", "object|again|implied", "maybe|silent", "yes", "no", "*", "*", Using},
+		{"yes", "object|doubt|again|never|implied", "same|restarted|maybe|silent", "yes", "yes", "*", "*", Using},
+		{"yes", "object|doubt|again|implied", "maybe|silent", "yes", "no", "*", "*", Using},
 		{"yes", "never", "maybe|silent", "yes", "no", "no", "*", Using},
-		{"yes", "object|again|never|implied", "same|restarted|later boot", "yes", "no", "no", "*", Using},
-		{"yes", "implied", "same|restarted|later boot", "yes", "no", "yes", "*", Using},
-		{"yes", "object|again|never", "same|restarted|later boot", "yes", "no", "yes", "*", PreMount},
+		{"yes", "object|doubt|again|never|implied", "same|restarted", "yes", "no", "no", "*", Using},
+		{"yes", "implied", "same|restarted", "yes", "no", "yes", "*", Using},
+		{"yes", "object|doubt|again|never", "same|restarted", "yes", "no", "yes", "*", PreMount},
 		{"yes", "never", "maybe|silent", "yes", "no", "yes", "*", PreMount},
 		// A Node object: not listed.
-		{"yes", "object|again|never|implied", "same|restarted", "no", "*", "*", "*", Idle},
-		{"yes", "object|again|never|implied", "maybe|later boot", "no", "*", "*", "released|list synced", Idle},
-		{"yes", "object|again|never|implied", "maybe|later boot", "no", "*", "*", "-", MayUse},
-		{"yes", "object|again|never|implied", "silent", "no", "*", "*", "*", MayUse},
-		{"yes", "object|again|never|implied", "same|restarted|maybe|later boot|silent", "unknown", "*", "*", "*", MayUse},
+		{"yes", "object|again|never|implied", "same", "no", "*", "*", "*", Idle},
+		{"yes", "object|doubt|again|never|implied", "restarted", "no", "*", "*", "*", Idle},
+		{"yes", "object|again|never|implied", "maybe", "no", "*", "*", "quiet", Idle},
+		{"yes", "object|again|never|implied", "maybe", "no", "*", "*", "-|late|short|not wanted yet", MayUse},
+		{"yes", "doubt", "same|maybe", "no", "*", "*", "quiet", Idle},
+		{"yes", "doubt", "same|maybe", "no", "*", "*", "-|late|short|not wanted yet", MayUse},
+		{"yes", "object|doubt|again|never|implied", "silent", "no", "*", "*", "*", MayUse},
+		{"yes", "object|doubt|again|never|implied", "same|restarted|maybe|silent", "unknown", "*", "*", "*", MayUse},
 	}
 	known := map[string]Knowledge{"yes": Yes, "no": No, "unknown": Unknown}
 	runs := map[string]func(*Node){"same": func(*Node) {}, "restarted": func(n *Node) { reborn(n); rebooted(n) }, "maybe": reborn, "later boot": unnamed, "silent": silenced, "replaced": replaced}
-	records := map[string]*Attachment{"none": nil, "object": new(attached("a")), "implied": new(implied("a")),
+	records := map[string]*Attachment{"none": nil, "object": new(attached("a")), "doubt": new(attached("a", func(a *Attachment) { a.InDoubt = true })), "implied": new(implied("a")),
 		"never": new(attached("a", unconfirmed)), "again": new(attached("a", unconfirmed, func(a *Attachment) { a.Recreated = true }))}
+	at := func(seconds int) time.Time { return t0.Add(time.Duration(seconds) * time.Second) }
+	windows := map[string][3]time.Time{ // when the detach was requested, and the kubelet quiet
+		"-": {at(0)}, "quiet": {at(0), at(1), at(41)}, "short": {at(0), at(1), at(40)}, "late": {at(2), at(1), at(41)}, "not wanted yet": {{}, at(1), at(41)},
+	}
 	count := 0
 	for c := range product(
-		[]string{"yes", "no", "unknown"}, []string{"none", "object", "again", "never", "implied"}, []string{"same", "restarted", "maybe", "later boot", "silent", "replaced"},
-		[]string{"yes", "no", "unknown"}, []string{"yes", "no"}, []string{"yes", "no"}, []string{"-", "released", "list synced"},
+		[]string{"yes", "no", "unknown"}, []string{"none", "object", "doubt", "again", "never", "implied"}, []string{"same", "restarted", "maybe", "later boot", "silent", "replaced"},
+		[]string{"yes", "no", "unknown"}, []string{"yes", "no"}, []string{"yes", "no"}, slices.Collect(maps.Keys(windows)),
 	) {
 		count++
 		n := node("a")
 		runs[c[2]](&n)
 		n.Exists, n.InUse, n.Reported = known[c[0]], known[c[3]], c[4] == "yes"
-		n.ReleasedVolume, n.ListSynced = c[6] == "released", c[6] == "list synced"
+		a := records[c[1]]
+		if window, ok := windows[c[6]]; ok && a != nil {
+			a = new(*a)
+			a.DetachRequested, n.QuietSince, n.QuietUntil = window[0], window[1], window[2]
+		}
 		var matched []Use
 		for _, r := range rows {
 			pattern := []string{r.node, r.record, r.run, r.listed, r.reported, r.wanted, r.vouched}
@@ -67,7 +79,7 @@ func TestUse(t *testing.T) {
 		}
 		if len(matched) != 1 {
 			t.Errorf("%v: %d rows", c, len(matched))
-		} else if got := n.use(records[c[1]], c[5] == "yes"); got != matched[0] {
+		} else if got := n.use(a, c[5] == "yes"); got != matched[0] {
 			t.Errorf("%v: %v, want %v", c, got, matched[0])
 		}
 	}

@@ -33,11 +33,8 @@ type leader struct {
 	unstored map[NodeName]bool
 	// created is, by node, until when a create without an answer may be carried out.
 	created map[NodeName]time.Time
-	// looks is when each kubelet was first looked at, by Node UID.
-	looks  map[string]time.Time
-	synced map[string]bool
-	// letGo holds the UIDs of Nodes that were seen to take the volume off their list.
-	letGo map[string]bool
+	// looks is when each kubelet was first looked at, by Node UID, since when it has not listed the volume, and until when.
+	looks map[string][2]time.Time
 	// unsure holds, by node, the version that a write without answer was bound to.
 	unsure map[NodeName]int
 
@@ -53,7 +50,7 @@ type leader struct {
 func newLeader(w *world) *leader {
 	// The barrier: every cache shows at least what was there when the lease was won.
 	l := &leader{
-		given: map[NodeName]Attachment{}, unstored: map[NodeName]bool{}, created: map[NodeName]time.Time{}, looks: map[string]time.Time{}, synced: map[string]bool{}, letGo: map[string]bool{},
+		given: map[NodeName]Attachment{}, unstored: map[NodeName]bool{}, created: map[NodeName]time.Time{}, looks: map[string][2]time.Time{},
 		world: w, seenAttachments: w.version, seenNodes: w.version, seenPods: w.version, since: w.version,
 		attachments: map[string]toyAttachment{}, nodes: map[NodeName]toyNode{}, deleted: map[string]bool{},
 		doubtful: map[string]int{}, unsure: map[NodeName]int{}, answered: map[NodeName]bool{},
@@ -86,14 +83,17 @@ func (l *leader) adopt(name NodeName, n toyNode) {
 		m = Machine{}
 	}
 	l.give(name, m)
+	a := l.given[name]
+	a.InDoubt = true
+	l.given[name] = a
 }
 
 func (l *leader) give(name NodeName, m Machine) {
 	l.given[name] = Attachment{Node: name, Implied: true, Computed: true, Confirmed: Yes, Machine: m}
 }
 
-// letGoBetween looks for Nodes that took the volume off their list between two versions.
-func (l *leader) letGoBetween(before, after int) {
+// changedBetween looks for Nodes that listed the volume, or took it off their list, between two versions.
+func (l *leader) changedBetween(before, after int) {
 	for v := before; v < after; v++ {
 		for name, was := range l.history[v-1].nodes {
 			is := l.history[v].nodes[name]
@@ -101,10 +101,8 @@ func (l *leader) letGoBetween(before, after int) {
 				a.DetachRequested = was.DetachRequested // nothing else keeps it
 				l.given[name] = a
 			}
-			if was.InUse == Yes && is.InUse == No && was.Exists == Yes && was.Machine.NodeUID == is.Machine.NodeUID {
-				l.letGo[is.Machine.NodeUID] = true
-			} else if is.InUse == Yes {
-				delete(l.letGo, is.Machine.NodeUID)
+			if was.InUse != is.InUse {
+				delete(l.looks, is.Machine.NodeUID)
 			}
 		}
 	}
@@ -137,14 +135,14 @@ func (l *leader) catchUp() {
 			*seen += 1 + l.rng.IntN(behind)
 		}
 	}
-	l.letGoBetween(nodes, l.seenNodes)
+	l.changedBetween(nodes, l.seenNodes)
 	l.lost(before, l.seenAttachments)
 }
 
 func (l *leader) catchUpFully() {
 	before, nodes := l.seenAttachments, l.seenNodes
 	l.seenAttachments, l.seenNodes, l.seenPods = l.version, l.version, l.version
-	l.letGoBetween(nodes, l.version)
+	l.changedBetween(nodes, l.version)
 	l.lost(before, l.version)
 }
 
@@ -204,10 +202,8 @@ func (l *leader) observe() (Desired, Observed) {
 	for name := range l.now.nodes {
 		n := l.known(name)
 		n.Checked = l.answered[name]
-		n.ListSynced = l.synced[n.Machine.NodeUID]
-		n.ReleasedVolume = l.letGo[n.Machine.NodeUID]
 		if at, ok := l.looks[n.Machine.NodeUID]; ok {
-			n.ListSyncDue, n.NextKubeletCheck = at.Add(SyncWindow), at.Add(SyncWindow)
+			n.QuietSince, n.QuietUntil, n.NextKubeletCheck = at[0], at[1], at[1].Add(SyncWindow/3)
 		}
 		unsure, ok := l.unsure[name]
 		n.WriteMayBeUnderway = n.Exists == Yes && (n.version <= l.since || ok && unsure == n.version)
@@ -263,9 +259,8 @@ func (l *leader) step() {
 		return
 	}
 	if s, ok := step.(Report); ok && l.noVA { // noted before the request is sent
-		a, had := l.given[s.Node]
-		if n := l.known(s.Node); !had || n.InUse == Yes || a.Machine.NodeUID == n.Machine.NodeUID {
-			l.give(s.Node, n.Machine)
+		if _, had := l.given[s.Node]; !had {
+			l.give(s.Node, l.known(s.Node).Machine)
 		}
 		l.keepRequest(s.Node, s.DetachRequested)
 	}
@@ -437,9 +432,9 @@ func (l *leader) checkKubelet(s CheckKubelet) {
 		delete(l.looks, s.NodeUID)
 		l.nodes[s.Node] = n
 	case !looked || !n.on || n.Healthy != Yes:
-		l.looks[s.NodeUID] = l.clock
-	case l.clock.Sub(at) >= SyncWindow:
-		for n.mounted && n.InUse != Yes {
+		l.looks[s.NodeUID] = [2]time.Time{l.clock, l.clock}
+	default:
+		for l.clock.Sub(at[0]) >= SyncWindow && n.mounted && n.InUse != Yes {
 			if l.now.pods[s.Node] {
 				n.InUse = Yes
 				l.setNode(s.Node, n, "kubelet %s: lists what it has", s.Node)
@@ -449,7 +444,7 @@ func (l *leader) checkKubelet(s CheckKubelet) {
 			}
 			n = l.now.nodes[s.Node]
 		}
-		l.synced[s.NodeUID] = true
+		l.looks[s.NodeUID] = [2]time.Time{at[0], l.clock}
 	}
 }
 

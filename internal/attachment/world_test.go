@@ -1,6 +1,7 @@
 package attachment
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -66,6 +67,10 @@ type toyNode struct {
 	givenUp bool
 	// taken is set with it, and stays when the machine is given the volume again under the same mount.
 	taken bool
+	// hardware is the SystemUUID that a client left off the Node, and that the kubelet adds when the machine boots.
+	hardware string
+	// hidden: the kubelet restarted while the Node did not report what is mounted. It lists that only as long as a pod wants it.
+	hidden bool
 	// ghost is set when another machine came under this name while the one before, cut
 	// off, has the volume mounted.
 	ghost bool
@@ -264,11 +269,14 @@ func (w *world) kubelet(name NodeName) {
 		w.setNode(name, n, "kubelet %s: claims", name)
 	case wanted && n.InUse == Yes && !n.mounted && n.Reported && !w.now.flipped && w.confirmed(name):
 		w.checkMount(name)
-		n.mounted = true
+		n.mounted, n.hidden = true, false
 		w.now.nodes[name] = n
 		w.commit("kubelet %s: mounts", name)
+	case !wanted && n.mounted && n.hidden && n.InUse == Yes: // only its pods kept it in the list
+		n.InUse = No
+		w.setNode(name, n, "kubelet %s: drops its claim, and has it mounted", name)
 	case !wanted && n.mounted:
-		n.mounted, n.givenUp, n.taken = false, false, false
+		n.mounted, n.givenUp, n.taken, n.hidden = false, false, false, false
 		w.now.nodes[name] = n
 		w.commit("kubelet %s: unmounts", name)
 	case !wanted && n.InUse == Yes:
@@ -328,7 +336,7 @@ func (w *world) trouble(name NodeName) {
 	switch w.rng.IntN(9) {
 	case 0: // kubelet restarts
 		if n.Exists == Yes && n.on && n.mounted && !n.Reported && !w.noVA {
-			n.InUse = No
+			n.InUse, n.hidden = No, true
 			if n.taken && !n.givenUp && w.excuse(excuse.HiddenMount) {
 				n = n.abandoned()
 			}
@@ -336,7 +344,7 @@ func (w *world) trouble(name NodeName) {
 		}
 	case 1: // power cut, and a person says so
 		if n.Exists == Yes && !n.OutOfService {
-			n.on, n.mounted, n.taken, n.OutOfService, n.Healthy = false, false, false, true, No
+			n.on, n.mounted, n.taken, n.hidden, n.OutOfService, n.Healthy = false, false, false, false, true, No
 			delete(w.now.pods, name)
 			w.setNode(name, n, "%s is off and out of service", name)
 		}
@@ -344,6 +352,7 @@ func (w *world) trouble(name NodeName) {
 		if n.Exists == Yes && n.OutOfService {
 			n.on, n.OutOfService, n.InUse, n.Healthy = true, false, No, Yes
 			n.Machine.BootID += "+"
+			n.Machine.SystemUUID = cmp.Or(n.Machine.SystemUUID, n.hardware)
 			w.setNode(name, n, "%s boots", name)
 		}
 	case 3: // the Node object goes, the machine does not notice
@@ -358,11 +367,12 @@ func (w *world) trouble(name NodeName) {
 			switch {
 			case w.chance(25):
 				n.ghost, n.mounted, n.givenUp = n.ghost || n.mounted && !n.givenUp, false, false
-				n.taken = false
-				n.Machine.SystemUUID += "+"
+				n.taken, n.hidden = false, false
+				n.Machine.SystemUUID = cmp.Or(n.Machine.SystemUUID, n.hardware) + "+"
 				n.Machine.BootID += "+"
 				w.setNode(name, n, "node %s registers again, another machine", name)
 			case w.chance(20):
+				n.hardware = cmp.Or(n.Machine.SystemUUID, n.hardware)
 				n.Machine.BootID, n.Machine.SystemUUID = "", ""
 				w.setNode(name, n, "node %s registers again, unknown machine", name)
 			default:
@@ -397,7 +407,7 @@ func (w *world) leave(name NodeName, n toyNode) {
 	delete(w.now.pods, name)
 	gone := toyNode{
 		Node: Node{Exists: No, InUse: n.InUse, Machine: n.Machine, Created: n.Created, Healthy: No},
-		on:   n.on, mounted: n.mounted, givenUp: n.givenUp, ghost: n.ghost, left: w.clock, unrecorded: w.unrecorded(name), taken: n.taken,
+		on:   n.on, mounted: n.mounted, givenUp: n.givenUp, ghost: n.ghost, left: w.clock, unrecorded: w.unrecorded(name), taken: n.taken, hidden: n.hidden, hardware: n.hardware,
 	}
 	if n.ghost && !n.mounted { // the machine that has it mounted left before
 		gone.left = n.left
@@ -465,6 +475,7 @@ func (w *world) heal() {
 		n.Healthy, n.givenUp, n.ghost = Yes, false, false
 		n.Exists, n.Managed, n.OutOfService, n.on, n.mounted, n.InUse = Yes, true, false, true, false, No
 		n.Machine.BootID += "+"
+		n.Machine.SystemUUID = cmp.Or(n.Machine.SystemUUID, n.hardware)
 		w.setNode(name, n, "%s is restarted", name)
 		if w.policy.UnmountTimeout == 0 && w.policy.DeletedNode == DeletedNodeWait {
 			w.writeOff(name)

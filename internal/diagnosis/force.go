@@ -174,7 +174,7 @@ func (x *state) anotherMachine(va *storagev1.VolumeAttachment) bool {
 	case !node.CreationTimestamp.After(va.CreationTimestamp.Time):
 		return false
 	}
-	return !n.SameMachine(was) || !n.ListSynced
+	return !n.SameMachine(was) || n.QuietUntil.IsZero()
 }
 
 // answers reports whether the kubelet of a node has reported lately: it renews its lease, or it says itself that the node is not Ready.

@@ -163,8 +163,8 @@ func (x *state) attachmentOf(key attachment.VolumeKey, va *storagev1.VolumeAttac
 
 const unnamed = "the driver gave no reason"
 
-// facts returns what is known about a node with regard to a volume. Its list counts as synced while its kubelet renews the lease of a
-// Node that is older than the time a kubelet needs.
+// facts returns what is known about a node with regard to a volume. A Node that is Ready, and older than twice the time that a kubelet needs,
+// counts as one that has not listed the volume lately, if it does not list it now.
 func (x *state) facts(name, unique string) attachment.Node {
 	node := x.nodes[name]
 	if node == nil {
@@ -174,12 +174,15 @@ func (x *state) facts(name, unique string) attachment.Node {
 		}
 		return n
 	}
-	return attachment.Node{
+	n := attachment.Node{
 		Exists: attachment.Yes, Machine: kube.MachineOf(node), Shared: x.sharedIdentities(node), Created: node.CreationTimestamp.Time, Managed: kube.Managed(node),
 		Reported: kube.Reported(node, unique), InUse: decision.Known(kube.InUse(node, unique)), Healthy: decision.Known(kube.Ready(node)),
 		DetachRequested: kube.ParseTime(kube.DetachesRequested(node)[unique]), OutOfService: kube.OutOfService(node), Checked: true,
-		ListSynced: kube.Ready(node) && x.Now.Sub(node.CreationTimestamp.Time) > 2*attachment.SyncWindow,
 	}
+	if kube.Ready(node) && x.Now.Sub(n.Created) > 2*attachment.SyncWindow {
+		n.QuietSince, n.QuietUntil = n.Created.Add(attachment.SyncWindow), x.Now
+	}
+	return n
 }
 
 // nodeID returns the CSI node ID that a driver has for a node now, empty if that is unknown.

@@ -45,6 +45,8 @@ var (
 	Lease = is("lease")
 	// SharedPlace: the volume is unpublished from a node ID although another attachment needs it there (S2).
 	SharedPlace = is("shared_place")
+	// Listing: a recreated Node that lists a volume is taken for the Node object that the volume was attached to (S2).
+	Listing = is("listing")
 	// Places: of the places of an attachment the first one is unpublished until it is confirmed, and no other one before (liveness).
 	Places = is("places")
 	// PreMount: what a recreated Node lists is a pre-mount entry wherever pods want the volume (S1, S2).

@@ -29,7 +29,7 @@ var plantedFaults = []struct{ name, invariant, seeds string }{
 	{"s9", "S9", faultSeeds}, {"bogus", "S2", mostSeeds}, {"s10", "S10", faultSeeds}, {"clock", "S2", faultSeeds}, {"abandoned", "S2", faultSeeds}, {"wall", "S2", rareSeeds},
 	{"isolation", "isolation", rareSeeds}, {"wake", "wake", faultSeeds}, {"shared_wake", "wake", rareSeeds}, {"recreated", "S5", mostSeeds},
 	{"places", "liveness", faultSeeds}, {"shared_place", "S2", faultSeeds},
-	{"doubt", "S[15]", faultSeeds},
+	{"doubt", "S[15]", faultSeeds}, {"listing", "S2", faultSeeds},
 }
 
 // tableFaults are those that take several rare things at once, and that the tables of

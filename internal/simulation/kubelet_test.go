@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"maps"
 	"slices"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -52,7 +53,14 @@ func (s *sim) kubelet(m *machine, handle string) (did bool) {
 // unmount is the way down: unmount, drop the claim, let pods that ended go.
 func (s *sim) unmount(m *machine, handle string, wanted bool) (did bool) {
 	switch v := m.of(handle); {
-	case !wanted && v.mounted && m.hung:
+	case !wanted && v.mounted && v.claimed && v.hidden && s.lists.IntN(4) > 0: // its status is sent before it has unmounted
+		v.claimed = false
+		m.behind, m.due = true, time.Time{}
+		if !s.calm {
+			m.unmounts = time.Now().Add(time.Duration(s.lists.IntN(20)) * time.Second)
+		}
+		s.say("kubelet %s: %s "+hides+", and is mounted", m, handle)
+	case !wanted && v.mounted && (m.hung || v.hidden && !v.claimed && time.Now().Before(m.unmounts)):
 		return false
 	case !wanted && v.mounted:
 		v.unmounted()

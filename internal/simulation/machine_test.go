@@ -41,12 +41,14 @@ type machine struct {
 	runs map[use]string
 	// due is when kubelet will have sent its list, and unmounted what no pod wants and it does
 	// not list, if it stays Ready until then: see settleTime. Zero when it has, or is not Ready.
-	due     time.Time
-	behind  bool // it has not
-	node    types.UID
-	renewed time.Time // its lease, by the API server's clock
-	renews  int
-	clock   *wallClock
+	due    time.Time
+	behind bool // it has not
+	// unmounts is when it begins to unmount what it does not list.
+	unmounts time.Time
+	node     types.UID
+	renewed  time.Time // its lease, by the API server's clock
+	renews   int
+	clock    *wallClock
 }
 
 // settleTime is how long after it became Ready a kubelet that was restarted, or whose Node was recreated, may take until its list
@@ -71,7 +73,10 @@ type use struct {
 
 // local is one volume at one machine. The zero value knows nothing of it.
 type local struct {
-	claimed  bool // kubelet's memory says in use; the Node says so after a sync
+	claimed bool // kubelet's memory says in use; the Node says so after a sync
+	// hidden: the kubelet restarted while the Node did not report what is mounted. It takes that for a volume that needs no attach, and so
+	// claims it only as long as a pod wants it (attachment.SyncWindow).
+	hidden   bool
 	verified bool // the Node was read live, and reports the volume: it may be mounted
 	mounted  bool
 	node     types.UID // of the Node that it was reported by then
@@ -106,7 +111,7 @@ func (s *sim) givenBack(m *machine, handle string) bool {
 
 // unmounted: nothing is left of the volume but the claim.
 func (v *local) unmounted() {
-	v.mounted, v.verified, v.forced, v.lost, v.unrecorded = false, false, false, false, ""
+	v.mounted, v.verified, v.forced, v.lost, v.hidden, v.unrecorded = false, false, false, false, false, ""
 }
 
 func (m *machine) of(handle string) *local {
@@ -319,6 +324,7 @@ func (s *sim) restart(m *machine) {
 	for handle, v := range m.local {
 		v.verified = false
 		v.claimed = v.mounted && ok && reports(node, handle)
+		v.hidden = v.mounted && !v.claimed
 	}
 	m.behind = true
 	if !ok {
@@ -362,7 +368,7 @@ func (s *sim) arise(m *machine) {
 func (s *sim) powerOff(m *machine) {
 	m.on, m.online = false, false
 	for _, v := range m.local {
-		v.mounted, v.verified = false, false
+		v.mounted, v.verified, v.hidden = false, false, false
 	}
 	s.say("%s loses its power", m)
 }

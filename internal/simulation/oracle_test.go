@@ -156,6 +156,8 @@ func (s *sim) judgeDetach(w write, va *storagev1.VolumeAttachment) {
 		case s.misled(m, va, w.request.heard[name]) && s.excuse(excuse.UnknownMachine):
 			v.forced = true
 			s.say("nothing tells any more that %s has %s", m, d.handle)
+		case v.forced && exists && v.node != "" && v.node != node.UID && !listsInUse(node, d.handle) && s.excuse(excuse.HiddenMount):
+			s.say("%s has %s under an old mount, and its later Node does not list it", m, d.handle)
 		case s.authority(d, m, w.request.heard[name]):
 			v.forced = true
 			s.say(forces+" %s off %s", d.handle, m)

@@ -174,22 +174,18 @@ func (s *sim) bustle(ticks int, until func() bool) {
 	}
 }
 
-// misled reports whether nothing shows any more that a volume may be at a machine whose name another one like it has: that one's kubelet has
-// listed nothing for long enough, has listed the volume for pods of its own, or is out of service, as a person said of it; or the attachment
-// records its boot; or the UUID that both show was no other Node's at some moment since the writer last
-// looked.
+// misled reports whether nothing shows any more that a volume may be at a machine whose name another one like it has: the attachment records
+// the other one, which had listed the volume for pods of its own; or neither has a boot ID, and the other one's kubelet has listed nothing for
+// long enough; or it is out of service, as a person said of it; or the UUID that both show was no other Node's at some moment since the writer
+// last looked.
 func (s *sim) misled(m *machine, va *storagev1.VolumeAttachment, since int) bool {
 	if !m.alike {
 		return false
 	}
 	last := s.lastNode(m.name)
 	others := va.Annotations[kube.NodeUIDAnnotation] == string(last.UID) || va.Annotations[kube.BootIDAnnotation] != s.bootID(m)
-	old := time.Since(last.CreationTimestamp.Time) >= attachment.SyncWindow-clockBound
-	listed := slices.ContainsFunc(s.api.history[nodes], func(e event) bool {
-		n, ok := e.object.(*corev1.Node)
-		return ok && n.UID == last.UID && listsInUse(n, s.diskOf(va).handle)
-	})
-	if old || others || listed || isOutOfService(last) {
+	old := !s.identity.boot && time.Since(last.CreationTimestamp.Time) >= attachment.SyncWindow-clockBound
+	if old || others || isOutOfService(last) {
 		return true
 	}
 	alone := func(version int) bool {
@@ -271,6 +267,18 @@ func (s *sim) recover(m *machine) {
 	}
 }
 
+// strangers are the machines that nothing but their boots tells from others, and that were restarted: after their Node was recreated
+// they count as replaced.
+func (s *sim) strangers() (found []*machine) {
+	for _, name := range machineNames {
+		m := s.machines[name]
+		if s.identity.boot && (!s.identity.system || s.identity.uuid != "") && !s.identity.provider && m.boot > 0 {
+			found = append(found, m)
+		}
+	}
+	return found
+}
+
 // handOver is what people can do if no policy ends the wait for a machine that was replaced: they know that it is off now, delete
 // its attachments by hand, and restart the controller, which remembers volumes without one. It reports whether the controller has
 // to be restarted.
@@ -278,7 +286,7 @@ func (s *sim) handOver() (restart bool) {
 	if s.policy.UnmountTimeout > 0 || s.policy.DeletedNode == attachment.DeletedNodeDetach {
 		return false
 	}
-	for _, m := range s.cutOffs {
+	for _, m := range slices.Concat(s.cutOffs, s.strangers()) {
 		if s.takenOver[m] {
 			continue
 		}
