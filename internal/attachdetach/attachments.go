@@ -105,6 +105,9 @@ const orphanDriver = "belay.dev/orphan"
 // orphanKey is the key of an attachment with an unknown volume. No pod can need it, so it can only be detached.
 func orphanKey(va *storagev1.VolumeAttachment) key { return key{Driver: orphanDriver, Handle: va.Name} }
 
+// orphanUnique stands for the unique name of the volume of an orphan. No node lists it.
+func orphanUnique(attachment string) string { return kube.UniqueVolumeName(orphanDriver, attachment) }
+
 // isUnidentified reports whether an attachment has a computed name but does not identify its volume, like those that
 // kube-controller-manager creates. Attachments with other names belong to other components and are never changed.
 func isUnidentified(va *storagev1.VolumeAttachment) bool {
@@ -125,7 +128,7 @@ func (w *clusterState) observeOrphan(k key, reads *nodeReads, d writeTracker) sn
 	a := w.attachment(k, va, d.deleteMayBeUnderway(va))
 	a.Computed = true
 	s.seen.Attachments = []attachment.Attachment{a}
-	n := w.node(va.Spec.NodeName, w.sourceUnique(va), reads, d)
+	n := w.kubelets.describe(va.Spec.NodeName, orphanUnique(va.Name), w.node(va.Spec.NodeName, w.sourceUnique(va), reads, d))
 	n.Reported, n.DetachRequested = false, time.Time{} // these belong to another volume
 	s.seen.Nodes = map[attachment.NodeName]attachment.Node{a.Node: n}
 	w.addMachines(&s, va.Spec.Attacher)

@@ -220,9 +220,7 @@ func TestSingleLeaseRenewalIsNoSync(t *testing.T) {
 	if _, err := w.checkKubelet(t.Context(), look); err != nil {
 		t.Fatal(err)
 	}
-	node, _ := m.nodes.Get("a")
-	var n attachment.Node
-	m.kubelets.describe(node, w.unique(), &n)
+	n := m.kubelets.describe("a", w.unique(), attachment.Node{Machine: attachment.Machine{NodeUID: "second"}})
 	if n.QuietUntil.Sub(n.QuietSince) > 0 {
 		t.Error("a kubelet that was last heard 39 s ago is taken for one that has sent its list")
 	}

@@ -13,6 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"belay.dev/belay/internal/attachment"
+	"belay.dev/belay/internal/kube"
 )
 
 // kubelets tracks, for Nodes that were recreated while volumes were attached to their machines, how long the kubelet has been alive
@@ -26,21 +27,25 @@ type kubelets struct {
 // leaseCheck is the state of one kubelet.
 type leaseCheck struct {
 	uid   types.UID // of the Node
-	last  time.Time // when the lease was last found renewed, or first read
-	next  time.Time // when it must have been renewed again
 	lease string    // resource version of the lease at the last check, or empty
-	// quiet is since when each volume that waits was not listed, by unique name. The kubelet was alive from then on until last.
+	last  time.Time // the last check
+	next  time.Time // when it must have been renewed again
+	// alive is the check before the last one, if the lease was renewed in between: the kubelet may have ended right after that.
+	alive time.Time
+	// quiet is since when each volume that waits was not listed, by unique name. The kubelet was alive from then on until alive.
 	quiet map[string]time.Time
 }
 
-// describe adds the state of the kubelet to the Node, with regard to a volume.
-func (k *kubelets) describe(node *corev1.Node, unique string, n *attachment.Node) {
+// describe returns the Node with the state of its kubelet with regard to a volume.
+func (k *kubelets) describe(name, unique string, n attachment.Node) attachment.Node {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	l := k.leaseChecks[node.Name]
-	if since, ok := l.quiet[unique]; ok && l.uid == node.UID {
-		n.QuietSince, n.QuietUntil, n.NextKubeletCheck = since, l.last, l.next
+	n.QuietSince, n.QuietUntil, n.NextKubeletCheck = time.Time{}, time.Time{}, time.Time{}
+	l := k.leaseChecks[name]
+	if since, ok := l.quiet[unique]; ok && string(l.uid) == n.Machine.NodeUID {
+		n.QuietSince, n.QuietUntil, n.NextKubeletCheck = since, l.alive, l.next
 	}
+	return n
 }
 
 // forget drops a Node that was deleted, or is no longer Ready.
@@ -50,11 +55,18 @@ func (k *kubelets) forget(node string) {
 	delete(k.leaseChecks, node)
 }
 
-// listed records that the node has listed the volume just now, or until now.
+// listed records that the node has listed the volume just now, or until now. It may have been an orphan's until then.
 func (k *kubelets) listed(node, unique string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	delete(k.leaseChecks[node].quiet, unique)
+	quiet := k.leaseChecks[node].quiet
+	if len(quiet) == 0 {
+		return
+	}
+	delete(quiet, unique)
+	if driver, handle, ok := kube.ParseUniqueVolumeName(unique); ok {
+		delete(quiet, orphanUnique(kube.AttachmentName(handle, driver, node)))
+	}
 }
 
 // joins adds a volume that the Node does not list, and reports false if it is time to read the lease.
@@ -92,9 +104,9 @@ func (k *kubelets) recordLease(node string, uid types.UID, lease string, duratio
 				quiet[unique] = now
 			}
 		}
-		l.quiet = quiet
+		l.quiet, l.last = quiet, time.Time{}
 	}
-	l.uid, l.lease, l.last, l.next = uid, lease, now, now.Add(interval)
+	l.uid, l.lease, l.alive, l.last, l.next = uid, lease, l.last, now, now.Add(interval)
 	k.leaseChecks[node] = l
 }
 

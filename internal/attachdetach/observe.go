@@ -252,8 +252,7 @@ func (w *clusterState) node(name, unique string, reads *nodeReads, d writeTracke
 	n := stateOf(node, w.largeNodes.of(node, unique))
 	n.Checked, n.Proof, n.Life = answered, w.proof(name), w.life(name, n)
 	n.WriteMayBeUnderway = d.writeMayBeUnderway(node)
-	w.kubelets.describe(node, unique, &n)
-	return n
+	return w.kubelets.describe(name, unique, n)
 }
 
 // departedNode returns the state of a node that does not exist. If the cache still has it, its last version is unknown,

@@ -63,7 +63,7 @@ func TestRecreatedNodeIsQuietForTheWindow(t *testing.T) {
 	waits("it listed the volume in the window")
 	passes(attachment.SyncWindow - 5*time.Second)
 	waits("a new window has not passed")
-	passes(20 * time.Second)
+	passes(35 * time.Second)
 	if d := m.decide(k); !does[attachment.WithdrawReport](d) {
 		t.Fatalf("the window has passed: %+v, want the report withdrawn", d)
 	}
@@ -78,10 +78,8 @@ func TestRecreatedNodeIsQuietForTheWindow(t *testing.T) {
 // A volume whose pods leave while the kubelet is being checked for another one has a window of its own.
 func TestEachVolumeHasItsWindow(t *testing.T) {
 	k, at := &kubelets{}, modelTime
-	node := aNode("n", func(n *corev1.Node) { n.UID = "new" })
 	quiet := func(unique string) time.Duration {
-		var n attachment.Node
-		k.describe(node, unique, &n)
+		n := k.describe("n", unique, attachment.Node{Machine: attachment.Machine{NodeUID: "new"}})
 		return n.QuietUntil.Sub(n.QuietSince)
 	}
 	for i := range 5 {
@@ -95,12 +93,54 @@ func TestEachVolumeHasItsWindow(t *testing.T) {
 		}
 		at = at.Add(14 * time.Second)
 	}
-	if early, late := quiet("early"), quiet("late"); early != 56*time.Second || late != 28*time.Second {
-		t.Errorf("quiet for %v and %v, want 56s and 28s", early, late)
+	if early, late := quiet("early"), quiet("late"); early != 42*time.Second || late != 14*time.Second {
+		t.Errorf("quiet for %v and %v, want 42s and 14s: nothing shows that the kubelet was alive after the check before the last", early, late)
 	}
 	k.recordLease("n", "new", "4", 40*time.Second, at) // it was not renewed
 	if early := quiet("early"); early > 0 {
 		t.Errorf("quiet for %v although the lease was not renewed", early)
+	}
+}
+
+// The window of an orphan, whose volume is unknown, is its own. It begins again when the Node lists what the orphan may be of.
+func TestOrphanHasItsWindow(t *testing.T) {
+	m := newModel(t)
+	va := anAttachment(key{Driver: driver, Handle: "lost"}, "n", "v", false)
+	va.Annotations = map[string]string{kube.NodeUIDAnnotation: "old", kube.BootIDAnnotation: "boot-n", kube.DetachRequestedAnnotation: writeTime(modelTime)}
+	va.Status.Attached = true
+	k := orphanKey(va)
+	m.put(va)
+	as := func(inUse ...string) *corev1.Node {
+		return aNode("n", isReady, listing(inUse, nil), func(n *corev1.Node) { n.UID, n.Status.NodeInfo.BootID = "new", "boot-n" })
+	}
+	m.put(as())
+	lease := &coordinationv1.Lease{}
+	c, clock := m.controllerOf(), &setClock{modelTime}
+	c.clock, m.clusterState.clock, c.live = clock, clock, hungLease{lease: lease}
+	w := &work{Controller: c, key: k, reads: &nodeReads{}, log: log.FromContext(t.Context())}
+	quiet := func() bool {
+		for end := clock.now.Add(70 * time.Second); !clock.now.After(end); clock.now = clock.now.Add(time.Second) {
+			lease.ResourceVersion = clock.now.String()
+			if _, err := w.checkKubelet(t.Context(), attachment.CheckKubelet{Node: "n", NodeUID: "new"}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return does[attachment.Check](m.decide(k))
+	}
+	if d := m.decide(k); d.Reason != attachment.NodeReturned || !does[attachment.CheckKubelet](d) {
+		t.Fatalf("before: %+v, want to wait for %s", d, attachment.NodeReturned)
+	}
+	if !quiet() {
+		t.Fatalf("after the window: %+v, want the node read", m.decide(k))
+	}
+	lost := kube.UniqueVolumeName(driver, "lost")
+	m.put(as(lost))
+	m.put(as())
+	if d := m.decide(k); !does[attachment.CheckKubelet](d) {
+		t.Errorf("the volume was listed: %+v, want a new window", d)
+	}
+	if !quiet() {
+		t.Errorf("after the second window: %+v, want the node read", m.decide(k))
 	}
 }
 

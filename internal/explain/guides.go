@@ -231,7 +231,7 @@ var guides = map[decision.Reason]Guide{
 		},
 		Next: func(s Situation) []Step {
 			return []Step{
-				{Text: "Wait: its kubelet sends its list of volumes in use within a minute after it is Ready.", Command: "kubectl get node " + s.Node},
+				{Text: "Wait: the volume is detached once the kubelet was Ready and did not list it for about a minute after its pods had left.", Command: "kubectl get node " + s.Node},
 				{Text: "If it does not become Ready, drain and reboot the machine: a new boot has no mounts."},
 			}
 		},

@@ -114,8 +114,11 @@ func (s *sim) move() {
 		}
 		s.comePodTo(m, o.claim)
 		limit := moveTime
-		if s.replacedHolds() {
+		switch {
+		case s.replacedHolds():
 			limit = restoreTime
+		case s.laterNode():
+			limit = recreateTime
 		}
 		s.late(s.within(limit), limit)
 	}

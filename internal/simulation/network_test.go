@@ -204,7 +204,7 @@ func (r *request) giveUp() {
 func (s *sim) sleep(d time.Duration) {
 	for i := 0; i < len(s.net.late); {
 		switch r := s.net.late[i]; {
-		case time.Since(r.gaveUp)+d <= requestTimeout:
+		case time.Since(r.gaveUp)+d < requestTimeout:
 			i++
 		case s.chance(50):
 			s.arrive(i)

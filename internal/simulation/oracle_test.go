@@ -216,6 +216,9 @@ func (s *sim) judgeWithdraw(w write, d *disk, before *corev1.Node) {
 	case !attached && v.removed && v.node != before.UID && !listsInUse(before, d.handle) && s.excuse(excuse.RemovedByHand):
 		v.forced = true
 		s.say("nothing tells any more that %s has %s, which a person took from it", m, d.handle)
+	case attached && s.stranger(m) && s.strangeTo(m, va) && s.excuse(excuse.UnknownMachine):
+		v.forced = true
+		s.say("nothing tells that %s is the machine that %s was attached to", m, d.handle)
 	default:
 		s.breaks("S2", "%s withdrawn from %s while it is mounted (%v) or about to be (%v)", d.handle, m, v.mounted, v.verified)
 	}

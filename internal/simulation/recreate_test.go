@@ -1,19 +1,23 @@
 package simulation
 
 import (
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"belay.dev/belay/internal/attachment"
+	"belay.dev/belay/internal/kube"
 )
 
-// recreateTime is how long the plane may take to detach a volume from a Node that was recreated: the window, begun by a check that is up to
-// 14 s late, and what any move may take.
-const recreateTime = attachment.SyncWindow + 14*time.Second + moveTime
+// recreateTime is how long the plane may take to detach a volume from a Node that was recreated: the window, the two checks that show that the
+// kubelet was alive at its end, 14 s each, and what any move may take.
+const recreateTime = attachment.SyncWindow + 2*14*time.Second + moveTime
 
 // recreate deletes the Node of a machine that uses a volume, and restarts its kubelet, which finds mounted what the new Node does not report. The
 // pods stay until the volume is reported and listed again. When they leave, the kubelet takes its time to unmount.
@@ -40,6 +44,18 @@ func (s *sim) recreate() {
 		s.api.drop(pod)
 	}
 	s.late(s.within(recreateTime), recreateTime)
+}
+
+// laterNode reports whether nothing says that something was attached under the present Node object. Of a Fibre Channel volume only the leader that
+// attached it knows.
+func (s *sim) laterNode() bool {
+	return slices.ContainsFunc(list[*storagev1.VolumeAttachment](s.api), func(va *storagev1.VolumeAttachment) bool {
+		node, ok := get[*corev1.Node](s.api, va.Spec.NodeName)
+		return ok && va.Annotations[kube.NodeUIDAnnotation] != string(node.UID)
+	}) || slices.ContainsFunc(slices.Collect(maps.Values(s.api.at(nodes, s.controller.began))), func(obj client.Object) bool {
+		node, ok := obj.(*corev1.Node)
+		return ok && reports(node, fibre)
+	})
 }
 
 // recreatable is a machine that has a volume mounted, and the volume.

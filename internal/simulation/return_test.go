@@ -271,12 +271,21 @@ func (s *sim) recover(m *machine) {
 // they count as replaced.
 func (s *sim) strangers() (found []*machine) {
 	for _, name := range machineNames {
-		m := s.machines[name]
-		if s.identity.boot && (!s.identity.system || s.identity.uuid != "") && !s.identity.provider && m.boot > 0 {
+		if m := s.machines[name]; s.stranger(m) {
 			found = append(found, m)
 		}
 	}
 	return found
+}
+
+func (s *sim) stranger(m *machine) bool {
+	return s.identity.boot && (!s.identity.system || s.identity.uuid != "") && !s.identity.provider && (m.boot > 0 || m.nth > 0)
+}
+
+// strangeTo reports whether an attachment records another boot of the machine, and another ID than its driver has for it.
+func (s *sim) strangeTo(m *machine, va *storagev1.VolumeAttachment) bool {
+	boot, id := va.Annotations[kube.BootIDAnnotation], va.Annotations[kube.NodeIDAnnotation]
+	return boot != "" && boot != s.bootID(m) && id != "" && id != s.driverOf(s.diskOf(va)).inForm(s.nodeID(m, s.diskOf(va).handle))
 }
 
 // handOver is what people can do if no policy ends the wait for a machine that was replaced: they know that it is off now, delete
