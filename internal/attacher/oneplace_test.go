@@ -9,8 +9,8 @@ import (
 )
 
 // Two Nodes have one CSI node ID, and csi-attacher, which belay-attacher replaces during an outage of the driver, had stored the finalizers of two
-// attachments of an exclusive volume: it compares no attachments, stores finalizer and node ID, and calls the driver (external-attacher v4.11
-// pkg/controller/csi_handler.go, csiAttach). Neither is attached. Liveness: when faults stop, one of them is. With two node IDs the younger one is
+// attachments of an exclusive volume: it compares no attachments, stores finalizer and node ID, and calls the driver (external-attacher v4.11.0
+// pkg/controller/csi_handler.go:514-528 csiAttach). Neither is attached. Liveness: when faults stop, one of them is. With two node IDs the younger one is
 // unpublished (waitForHolder); so it was with one, until the places (73870211).
 func TestTakeOverOfTwoBegunAttachmentsOfOneNodeID(t *testing.T) {
 	for name, ids := range map[string][2]string{"two node IDs": {"id-a", "id-b"}, "one node ID": {"id-one", "id-one"}} {
