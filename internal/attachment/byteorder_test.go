@@ -7,7 +7,7 @@ import "testing"
 // takes it from there (k8s.io/kubernetes v1.36.3 pkg/kubelet/nodestatus/setters.go:229; google/cadvisor v0.56.2 utils/sysfs/sysfs.go:449
 // product_uuid). The Node object, its provider ID and its machine are the same, the boot is another, and its kubelet lists nothing: the volume is
 // free. kube-controller-manager detaches at once (v1.36.3 pkg/controller/volume/attachdetach/reconciler/reconciler.go:240); belay waits for the
-// timeout, for ever without one. One string in two byte orders does not say that another machine has come.
+// timeout, forever without one. One string in two byte orders does not say that another machine has come.
 func TestSystemUUIDInTheOtherByteOrderIsNoOtherMachine(t *testing.T) {
 	const before, after = "422813f5-d420-7161-5db0-7b96440ccf54", "f5132842-20d4-6171-5db0-7b96440ccf54"
 	for name, uuid := range map[string]string{"as before": before, "in the other byte order": after} {

@@ -41,10 +41,26 @@ func Same(was, is string) bool {
 }
 
 // Another reports whether two strings identify different things. Those that differ only in the case of letters, as some clouds write an ID,
-// may be the same or not.
+// or in the byte order of a UUID may be the same or not. With SMBIOS 2.6 the byte order has changed (torvalds/linux
+// drivers/firmware/dmi_scan.c dmi_save_uuid): a VM whose hardware version was raised has the other one (charm-kubernetes-control-plane#102).
 func Another(was, is string) bool {
 	was, is = Of(was), Of(is)
-	return was != "" && is != "" && !strings.EqualFold(was, is)
+	return was != "" && is != "" && !strings.EqualFold(was, is) && !swapped(was, is)
+}
+
+// swapped reports whether two UUIDs are one in two byte orders: the bytes of the first three fields are turned round.
+func swapped(was, is string) bool {
+	if !isCanonical(was) || !isCanonical(is) || was[18:] != is[18:] {
+		return false
+	}
+	for _, field := range [][2]int{{0, 8}, {9, 13}, {14, 18}} {
+		for i, from := field[0], field[1]-2; from >= field[0]; i, from = i+2, from-2 {
+			if was[i:i+2] != is[from:from+2] {
+				return false
+			}
+		}
+	}
+	return true
 }
 
 // OfName reports whether a provider ID is made from the name of the node, as by k3s ("k3s://NODE") and GCE ("gce://PROJECT/ZONE/NODE"). Any
