@@ -51,7 +51,7 @@ func (a *Attacher) apply(ctx context.Context, snap snapshot, subj *subject, step
 	case publication.Reread:
 		return true, a.reread(ctx, subj)
 	case publication.AskNodes:
-		answer := a.inUseAt(ctx, subj.source.handle, s.NodeID)
+		answer := a.inUseAt(ctx, subj.source.handle, s.NodeID, subj.nodesThen(s.NodeID)...)
 		a.calls.answered(subj.uid(), s.NodeID, publication.NodesAnswer{InUse: answer.known, At: time.Now()})
 		if answer.known != decision.No {
 			log.FromContext(ctx).Info("Not repeating the detach from the node that had the volume before", append(subj.logValues(), "nodeID", s.NodeID, "reason", answer.why)...)

@@ -287,7 +287,7 @@ func attemptOf(key publication.Key, subj *subject, step publication.CallDriver) 
 		since = subj.seen.Created
 	}
 	return attempt{key: key, uid: subj.uid(), attachment: subj.attachment, volume: subj.source.identity, node: subj.seen.Node,
-		verb: step.Verb, nodeID: step.NodeID, left: subj.seen.UnpublishedFrom,
+		verb: step.Verb, nodeID: step.NodeID, left: subj.left,
 		begunAlone: subj.seen.Finalizer && (!subj.seen.Attached || subj.seen.AttachError != "") && !subj.seen.Untouched, elsewhere: subj.seen.Elsewhere(step), attached: subj.seen.Attached, waitsSince: since}
 }
 

@@ -69,8 +69,8 @@ type ledger struct {
 	mu       sync.Mutex
 	byUID    map[types.UID]*record
 	byVolume map[string]*volumeRecords
-	// unpublished is publication.Attachment.UnpublishedFrom, by the handle of the volume.
-	unpublished map[string][]string
+	// unpublished holds the confirmed unpublishes of an exclusive volume since the last confirmed publish, by its handle.
+	unpublished map[string][]unpublished
 	// byRefusal holds the attachments whose last attempt a full or busy node refused.
 	byRefusal map[refusal]map[types.UID]*record
 	outage    outage
@@ -82,7 +82,7 @@ type ledger struct {
 
 func newLedger() *ledger {
 	return &ledger{byUID: map[types.UID]*record{}, byVolume: map[string]*volumeRecords{}, byRefusal: map[refusal]map[types.UID]*record{},
-		unpublished: map[string][]string{}, outage: outage{since: map[types.UID]*record{}}}
+		unpublished: map[string][]unpublished{}, outage: outage{since: map[types.UID]*record{}}}
 }
 
 // of returns the record of an attachment.
@@ -125,7 +125,7 @@ type attempt struct {
 	nodeID     string
 	inputs     string
 	abandon    context.CancelCauseFunc
-	left       []string  // publication.Attachment.UnpublishedFrom
+	left       []unpublished
 	begunAlone bool      // the finalizer, but no attach, is recorded: an earlier process may have sent a publish
 	elsewhere  bool      // an unpublish of a node ID that is not the attachment's
 	attached   bool      // status.attached
@@ -229,13 +229,19 @@ func (l *ledger) remember(r *record) {
 	case r.call.Verb == publication.Publish:
 		delete(l.unpublished, r.handle)
 	case r.exclusive:
-		others := slices.DeleteFunc(slices.Clone(l.unpublished[r.handle]), func(other string) bool { return other == id })
-		l.unpublished[r.handle] = append([]string{id}, others[:min(len(others), maxUnpublished-1)]...)
+		others := slices.DeleteFunc(slices.Clone(l.unpublished[r.handle]), func(other unpublished) bool { return other.NodeID == id })
+		l.unpublished[r.handle] = append([]unpublished{{NodeID: id, Node: r.node}}, others[:min(len(others), maxUnpublished-1)]...)
 	}
 }
 
-// unpublishedFrom returns the node IDs of which the driver confirmed an unpublish of the volume since it last confirmed a publish.
-func (l *ledger) unpublishedFrom(handle string) []string {
+// unpublished is a node ID of which the driver confirmed an unpublish, and the Node that had it then.
+type unpublished struct {
+	NodeID string `json:"nodeID"`
+	Node   string `json:"node"`
+}
+
+// unpublishedFrom returns the confirmed unpublishes of the volume since the last confirmed publish.
+func (l *ledger) unpublishedFrom(handle string) []unpublished {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.unpublished[handle]

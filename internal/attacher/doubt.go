@@ -39,7 +39,7 @@ func (l *ledger) mayBeLate(r *record, now time.Time) {
 // sole reports whether nothing but the last publish can have brought the exclusive volume to the node; hold the lock. A volume that was
 // unpublished there may still be there: the driver's OK may have come too early.
 func (l *ledger) sole(r *record) bool {
-	return r.exclusive && !r.call.Republish && !slices.Contains(l.unpublished[r.handle], r.call.NodeID)
+	return r.exclusive && !r.call.Republish && !slices.ContainsFunc(l.unpublished[r.handle], func(u unpublished) bool { return u.NodeID == r.call.NodeID })
 }
 
 // settleDoubts has the doubts about publishes follow the driver's list.

@@ -22,9 +22,19 @@ type inUse struct {
 }
 
 // inUseAt reports whether a Node with a CSI node ID lists the volume in use, by a live read: a watch cache may lag behind a mount.
-// Several Nodes may have one ID: all are asked.
-func (a *Attacher) inUseAt(ctx context.Context, handle, nodeID string) inUse {
-	return a.newNodeReader().inUseAt(ctx, handle, nodeID)
+// Several Nodes may have one ID: all are asked, and the Nodes that had it then: one that is gone holds nothing.
+func (a *Attacher) inUseAt(ctx context.Context, handle, nodeID string, then ...string) inUse {
+	return a.newNodeReader().inUseAt(ctx, handle, nodeID, then...)
+}
+
+// nodesThen are the names of the Node that had a node ID when the driver confirmed the unpublish.
+func (s *subject) nodesThen(nodeID string) (names []string) {
+	for _, left := range s.left {
+		if left.NodeID == nodeID && left.Node != "" {
+			names = append(names, left.Node)
+		}
+	}
+	return names
 }
 
 // nodeReader reads Nodes live, each once.
@@ -45,8 +55,8 @@ func (a *Attacher) newNodeReader() *nodeReader {
 }
 
 // inUseAt is Attacher.inUseAt with Nodes that were read since the reader was made.
-func (r *nodeReader) inUseAt(ctx context.Context, handle, nodeID string) inUse {
-	names := r.names(nodeID)
+func (r *nodeReader) inUseAt(ctx context.Context, handle, nodeID string, then ...string) inUse {
+	names := r.names(nodeID).Union(sets.New(then...))
 	if names.Len() == 0 {
 		return inUse{why: explain.NoNodeWithID(nodeID)}
 	}

@@ -141,7 +141,7 @@ func TestConfirmedUnpublishIsRecordedWithTheFinalizer(t *testing.T) {
 		for _, node := range []string{"a", "b"} {
 			b.attach("vol", node)
 			b.pass(time.Second)
-			if got, want := b.attachment("vol", node).Annotations[kube.UnpublishedFromAnnotation], map[string]string{"b": `["id-a"]`}[node]; got != want {
+			if got, want := b.attachment("vol", node).Annotations[kube.UnpublishedFromAnnotation], map[string]string{"b": `[{"nodeID":"id-a","node":"a"}]`}[node]; got != want {
 				t.Errorf("on %s: %q, want %q", node, got, want)
 			}
 			b.detach("vol", node)

@@ -21,6 +21,7 @@ type subject struct {
 	seen       publication.Attachment
 	record     record
 	declared   *kube.Declaration // that counts; nil for none
+	left       []unpublished
 }
 
 // snapshot is the input of a decision.
@@ -108,11 +109,14 @@ func (a *Attacher) observeAttachment(va *storagev1.VolumeAttachment) *subject {
 		Call:             subj.record.call,
 		Untouched:        subj.record.untouched && !subj.record.call.Sent && !va.Status.Attached,
 		UnconfirmedWrite: subj.record.unconfirmedWrite,
-		UnpublishedFrom:  a.unpublishedFrom(va, subj.source.handle),
 		Asked:            subj.record.asked,
 		Drift:            subj.record.currentDrift(),
 		DriftNodeID:      subj.record.finding().nodeID,
 		Held:             subj.record.finding().held,
+	}
+	subj.left = a.unpublishedFrom(va, subj.source.handle)
+	for _, left := range subj.left {
+		subj.seen.UnpublishedFrom = append(subj.seen.UnpublishedFrom, left.NodeID)
 	}
 	subj.seen.VolumeUnrecorded = subj.unrecorded()
 	subj.seen.Restored = a.restored(va)
@@ -135,16 +139,16 @@ func (a *Attacher) observeAttachment(va *storagev1.VolumeAttachment) *subject {
 	return subj
 }
 
-// unpublishedFrom returns the node IDs of which the driver confirmed an unpublish of the volume since it last confirmed a publish: as this
+// unpublishedFrom returns the confirmed unpublishes of the volume since the last confirmed publish: as this
 // process remembers, or else as an earlier one recorded when it began the attachment.
-func (a *Attacher) unpublishedFrom(va *storagev1.VolumeAttachment, handle string) (ids []string) {
+func (a *Attacher) unpublishedFrom(va *storagev1.VolumeAttachment, handle string) (left []unpublished) {
 	if va.Status.Attached || handle == "" {
 		return nil
 	}
-	if ids = a.calls.unpublishedFrom(handle); len(ids) == 0 {
-		_ = json.Unmarshal([]byte(va.Annotations[kube.UnpublishedFromAnnotation]), &ids) // what cannot be read says nothing
+	if left = a.calls.unpublishedFrom(handle); len(left) == 0 && json.Unmarshal([]byte(va.Annotations[kube.UnpublishedFromAnnotation]), &left) != nil {
+		return nil // what cannot be read says nothing
 	}
-	return ids
+	return left
 }
 
 // observeGone returns the state of an attachment that is gone, from the record of its calls.

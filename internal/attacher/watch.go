@@ -237,8 +237,19 @@ func (a *Attacher) csiNodeChanged(before, item any) {
 	}
 	all := a.objects.attachments.byIndex(indexNode, node.Name)
 	keys := a.unsettledKeys(all...)
-	if was, ok := last[*storagev1.CSINode](before); ok && a.running.Load() {
-		ids, _ := indexNodes(was)
+	if !a.running.Load() {
+		a.enqueue(keys)
+		return
+	}
+	var ids []string
+	was, changed := last[*storagev1.CSINode](before)
+	if changed {
+		ids, _ = indexNodes(was)
+	}
+	if id := a.objects.nodeID(node.Name); id != "" && !slices.Contains(ids, id) {
+		keys = append(keys, a.unsettledKeys(a.objects.attachments.byIndex(indexRecorded, id)...)...) // of nodes with other names, too
+	}
+	if changed {
 		for _, va := range all {
 			if key := a.objects.keyOf(va); key.Shared() && !slices.Equal(ids, []string{a.objects.nodeID(node.Name)}) {
 				keys = append(keys, a.keysBeside(key.Volume, va, ids...)...)

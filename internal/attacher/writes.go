@@ -173,7 +173,7 @@ func (a *Attacher) protectOrReread(ctx context.Context, subj *subject, nodeID st
 func (a *Attacher) protectAttachment(ctx context.Context, subj *subject, nodeID string) error {
 	va, record := subj.attachment, map[string]any{kube.NodeIDAnnotation: nodeID}
 	maps.Copy(record, subj.source.identityAnnotations(subj.secretFor(publication.Publish)))
-	if left := subj.seen.UnpublishedFrom; len(left) > 0 {
+	if left := subj.left; len(left) > 0 {
 		text, err := json.Marshal(left)
 		if err != nil {
 			return err
@@ -206,8 +206,6 @@ func (a *Attacher) removeFinalizer(ctx context.Context, subj *subject) error {
 	patch := removeFinalizerPatch(subj.uid(), a.finalizer)
 	if subj.declared != nil { // it may be edited or withdrawn meanwhile
 		patch["metadata"].(object)["resourceVersion"] = subj.attachment.ResourceVersion
-	} else {
-		a.calls.settle(subj.uid(), subj.seen.RecordedNodeID)
 	}
 	stored, err := a.patchAttachment(ctx, subj.attachment.Name, types.StrategicMergePatchType, patch)
 	if err != nil {

@@ -110,8 +110,8 @@ const (
 	// overwritten and never removed.
 	SameMachineAnnotation = "belay.dev/node-id-of-same-machine"
 
-	// UnpublishedFromAnnotation on a VolumeAttachment of an exclusive volume is a JSON list of the CSI node IDs of which its driver confirmed an
-	// unpublish since it last confirmed a publish. belay-attacher repeats the unpublish if the driver then refuses to publish.
+	// UnpublishedFromAnnotation on a VolumeAttachment of an exclusive volume is a JSON list of {"nodeID", "node"}: the CSI node IDs of which its
+	// driver confirmed an unpublish since it last confirmed a publish, and the Nodes that had them. belay-attacher repeats the unpublish if the driver then refuses to publish.
 	UnpublishedFromAnnotation = "belay.dev/unpublished-from"
 
 	// TraceparentAnnotation passes the context of a span to the components that continue its work (KEP-5915), in the form of the W3C header

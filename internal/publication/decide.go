@@ -265,9 +265,8 @@ func (v *volume) detach(a Attachment) {
 // another one is recorded for the attachment and the volume was not unpublished from these yet: the record may be wrong, and the driver
 // may know the machine by these only. Another attachment may still need the volume there.
 func (v *volume) currentNodeIDs(a Attachment) (ids []string) {
-	for _, id := range []string{a.NodeID, a.SameMachine} {
-		outdated := id == a.SameMachine && a.NodeID == a.RecordedNodeID // an earlier form of the ID
-		known := a.RecordedNodeID == "" || id == "" || outdated || id == a.RecordedNodeID || a.Call.called(id) || a.Call.unpublishedFrom(id) || slices.Contains(ids, id)
+	for _, id := range []string{a.NodeID, a.sameMachine()} {
+		known := a.RecordedNodeID == "" || id == "" || id == a.RecordedNodeID || a.Call.called(id) || a.Call.unpublishedFrom(id) || slices.Contains(ids, id)
 		if !known && !v.neededAt(a, id) {
 			ids = append(ids, id)
 		}
@@ -399,9 +398,15 @@ func (v *volume) mustWaitFor(a, other Attachment) bool {
 func (v *volume) waitForHolder(a, other Attachment) {
 	deadlock := a.mayBePublished() && !a.Attached &&
 		!other.Attached && !other.Deleting && !other.Gone && other.mayBePublished() && !other.unrecorded()
-	if left, _ := v.left(a, a.publishedTo()); deadlock && olderFirst(other, a) < 0 && len(left) > 0 {
-		v.unpublish(a, left)
-		return
+	if deadlock && olderFirst(other, a) < 0 {
+		// Of one place, the older one is published again. Only one that is attached needs it now.
+		left := slices.DeleteFunc(a.publishedTo(), func(id string) bool {
+			return slices.ContainsFunc(v.attachments, func(holder Attachment) bool { return holder.Attached && v.needs(holder, a, id) })
+		})
+		if len(left) > 0 {
+			v.unpublish(a, left)
+			return
+		}
 	}
 	if a.Attached {
 		// It is recorded as attached and published again: there is no error to record.

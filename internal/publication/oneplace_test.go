@@ -8,7 +8,7 @@ import (
 
 // Two Nodes have one CSI node ID, and csi-attacher had stored the finalizers of two attachments of an exclusive volume before belay-attacher took
 // over; neither was ever attached. They wait for each other. What unpublishes the younger one (waitForHolder) must do so for one place, too: the
-// older one's need of a place where nothing is confirmed is no reason to wait for ever. It did until the places (73870211: unpublish, publish).
+// older one's need of a place where nothing is confirmed is no reason to wait forever. It did until the places (73870211: unpublish, publish).
 func TestExclusiveVolumeOfTwoNodesWithOneNodeIDEndsTheDeadlock(t *testing.T) {
 	a, b := at(begun("a"), "id"), at(begun("b"), "id")
 	a.Created = noon.Add(-time.Hour)

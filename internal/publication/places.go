@@ -11,39 +11,42 @@ import (
 // one ID is registered for (harvester/harvester#6981, hetznercloud/csi-driver#685), or of one Node that was made again. An unpublish for one of
 // them takes the volume from all.
 
-// names are the node IDs by which the driver may know, or have known, the machine of a node ID of the attachment: the recorded one is of the same
-// machine as SameMachine.
+// sameMachine is the node ID that is recorded as another form of the recorded one; empty for none. One that is an earlier form of the node's
+// present ID is outdated.
+func (a Attachment) sameMachine() string {
+	if a.NodeID == a.RecordedNodeID {
+		return ""
+	}
+	return a.SameMachine
+}
+
+// names are the node IDs by which the driver may know, or have known, the machine of a node ID of the attachment.
 func (a Attachment) names(nodeID string) []string {
-	if nodeID == a.RecordedNodeID && a.SameMachine != "" {
-		return []string{nodeID, a.SameMachine}
+	if same := a.sameMachine(); nodeID == a.RecordedNodeID && same != "" {
+		return []string{nodeID, same}
 	}
 	return []string{nodeID}
 }
 
+// standsFor reports whether the volume will be unpublished from the node ID, at which it was published for a, when other ends. What names a machine
+// does so for one Node: two Nodes may have one ID and be two machines, each with an ID of its own before.
+func (a Attachment) standsFor(other Attachment, nodeID string) bool {
+	return a.Finalizer && (a.boundNodeID() == nodeID || a.Node == other.Node && a.holds(other.names(nodeID)))
+}
+
 // holds reports whether the attachment ends only after the volume was unpublished from one of the node IDs.
 func (a Attachment) holds(nodeIDs []string) bool {
-	return slices.ContainsFunc(nodeIDs, func(id string) bool { return id != "" && (a.boundNodeID() == id || a.SameMachine == id) })
+	return slices.ContainsFunc(nodeIDs, func(id string) bool { return id != "" && (a.boundNodeID() == id || a.sameMachine() == id) })
 }
 
-// unpublishes reports whether it is still to be unpublished from one of them.
-func (a Attachment) unpublishes(nodeIDs []string) bool {
-	return slices.ContainsFunc(a.publishedTo(), func(id string) bool {
-		return slices.ContainsFunc(a.names(id), func(name string) bool { return slices.Contains(nodeIDs, name) })
-	})
-}
-
-// needs reports whether the volume must stay at the node ID for other, although it is to be unpublished there for a: other may be published
-// there, and is not being deleted, or comes later of several that are: the last one of a place unpublishes. One that has not begun needs
-// nothing: it is published afterwards.
+// needs reports whether the volume must stay at the node ID for other, although it is to be unpublished there for a: other may be published there.
+// One that is being deleted needs nothing: each unpublishes, or two that end at once could rest on each other. Nor does one that has not begun: it is
+// published afterwards.
 func (v *volume) needs(other, a Attachment, nodeID string) bool {
-	names := a.names(nodeID)
-	switch {
-	case other.UID == a.UID, other.Gone, !other.mayBePublished(), other.mayBeAnothers(), planted.SharedPlace:
+	if other.UID == a.UID || other.Gone || other.Deleting || !other.mayBePublished() || other.mayBeAnothers() || planted.SharedPlace {
 		return false
-	case other.Deleting:
-		return other.Finalizer && other.DeclaredGone == "" && other.holds(names) && other.unpublishes(names) &&
-			(a.Gone || a.Deleting && olderFirst(a, other) < 0)
 	}
+	names := a.names(nodeID)
 	return other.holds(names) || other.Attached && nodeID != "" && slices.Contains(names, other.NodeID) // the driver may know the node by that ID now
 }
 
@@ -61,7 +64,7 @@ func (v *volume) left(a Attachment, nodeIDs []string) (left []string, waits bool
 			continue
 		}
 		stands := slices.ContainsFunc(v.attachments, func(other Attachment) bool {
-			return other.Finalizer && other.holds(a.names(id)) && v.needs(other, a, id)
+			return other.standsFor(a, id) && v.needs(other, a, id)
 		})
 		waits = waits || !stands || v.mayBeLate(a)
 	}

@@ -36,12 +36,13 @@ func TestPlaceOfTwoNodes(t *testing.T) {
 		"the other one may be published":                    {ends, called(at(begun("b"), "id"), Call{Verb: Publish, NodeID: "id", Sent: true, InFlight: true}), []Step{released}, CallInFlight},
 		"the other one has not begun":                       {ends, at(fresh("b"), "id"), []Step{unpublished, WriteFinalizers{to("b"), "id", true, true}}, ""},
 		"nothing was published for the other one":           {ends, with(untouched(at(begun("b"), "id")), func(b *Attachment) { b.PublishProblem, b.AttachError = "no", "no" }), []Step{unpublished}, RequestImpossible},
-		"the other one ends later: it unpublishes":          {ends, deleting(at(attached("b"), "id")), []Step{released, CallDriver{to("b"), Unpublish, "id"}}, ""},
+		"the other one ends too: each unpublishes":          {ends, deleting(at(attached("b"), "id")), []Step{unpublished}, ""},
 		"the other one ends by a person's word":             {ends, with(deleting(at(attached("b"), "id")), func(b *Attachment) { b.DeclaredGone = "id" }), []Step{unpublished, RemoveFinalizer{to("b")}}, ""},
 		"the other one may be another cluster's":            {ends, with(at(attached("b"), "id"), func(b *Attachment) { b.Restored, b.AttachError = "restored", "restored" }), []Step{unpublished}, RestoredAttachment},
 		"the other one has lost its finalizer":              {ends, with(at(attached("b"), "id"), func(b *Attachment) { b.Finalizer = false }), []Step{WriteFinalizers{to("b"), "id", true, false}}, OtherWriterAttached},
 		"the driver has a new ID for the other one's node":  {ends, with(at(attached("b"), "old"), func(b *Attachment) { b.NodeID = "id" }), nil, OtherWriterAttached},
-		"that is known to be of the same machine":           {ends, with(at(attached("b"), "old"), func(b *Attachment) { b.NodeID, b.SameMachine = "id", "id" }), []Step{released}, ""},
+		"that is known to be of the same machine":           {ends, with(at(attached("b"), "old"), func(b *Attachment) { b.NodeID, b.SameMachine = "id", "id" }), nil, OtherWriterAttached},
+		"and the Node is the same":                          {ends, with(at(attached("b"), "old"), func(b *Attachment) { b.Node, b.NodeID, b.SameMachine = "node-a", "id", "id" }), []Step{released}, ""},
 		"a publish may take effect":                         {inDoubt(noon.Add(time.Minute)), at(attached("b"), "id"), nil, PublishInDoubt},
 		"a publish can no longer take effect":               {inDoubt(noon.Add(-time.Second)), at(attached("b"), "id"), []Step{released}, ""},
 		"the other one is elsewhere":                        {ends, attached("b"), []Step{unpublished}, ""},
@@ -59,5 +60,19 @@ func TestPlaceOfTwoNodes(t *testing.T) {
 				t.Errorf("waits %+v, want for %s", got.Waits, tt.waits)
 			}
 		})
+	}
+}
+
+// Two machines, each published to by an ID of its own, get one and the same new ID: a driver's upgrade that names all nodes alike. What ends first waits, for
+// the driver may know its machine by that ID now, and S5: it does not rest on the other one, which will never be unpublished from the first one's ID.
+func TestNewIDOfTwoMachines(t *testing.T) {
+	now := func(name string) Attachment {
+		return with(attached(name), func(a *Attachment) { a.NodeID, a.SameMachine = "one", "one" })
+	}
+	if d := Decide(noon, Observed{Attachments: []Attachment{deleting(now("a")), now("b")}}, policy); len(d.Steps) > 0 && d.Steps[0] != (CallDriver{target{"uid-a"}, Unpublish, "id-a"}) {
+		t.Errorf("beside the other one: %v, want the volume unpublished from the recorded ID, or a wait", d.Steps)
+	}
+	if d := Decide(noon, Observed{Attachments: []Attachment{deleting(now("a"))}}, policy); len(d.Steps) != 1 || d.Steps[0] != (CallDriver{target{"uid-a"}, Unpublish, "id-a"}) {
+		t.Errorf("alone: %v, want the volume unpublished from the recorded ID", d.Steps)
 	}
 }
