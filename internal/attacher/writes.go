@@ -206,6 +206,8 @@ func (a *Attacher) removeFinalizer(ctx context.Context, subj *subject) error {
 	patch := removeFinalizerPatch(subj.uid(), a.finalizer)
 	if subj.declared != nil { // it may be edited or withdrawn meanwhile
 		patch["metadata"].(object)["resourceVersion"] = subj.attachment.ResourceVersion
+	} else if subj.seen.ConfirmedUnpublished() { // what another attachment stands for is not confirmed yet
+		a.calls.settle(subj.uid(), subj.seen.RecordedNodeID)
 	}
 	stored, err := a.patchAttachment(ctx, subj.attachment.Name, types.StrategicMergePatchType, patch)
 	if err != nil {

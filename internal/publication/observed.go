@@ -173,6 +173,9 @@ func (a Attachment) unpublishedFrom(nodeID string) bool {
 		nodeID == a.RecordedNodeID && a.SameMachine != "" && a.Call.unknownAt(nodeID) && a.Call.unpublishedFrom(a.SameMachine)
 }
 
+// ConfirmedUnpublished reports whether the driver confirmed that the volume is not published at the recorded node ID.
+func (a Attachment) ConfirmedUnpublished() bool { return a.unpublishedFrom(a.RecordedNodeID) }
+
 // unpublished: the driver confirmed that the volume is published nowhere for this attachment.
 func (a Attachment) unpublished() bool {
 	if planted.S5 && a.Call.Verb == Unpublish && !a.Call.InFlight {
