@@ -36,6 +36,14 @@ func (a *withoutAttach) seen(driver string, required bool) {
 	a.until[driver] = time.Time{}
 }
 
+// has reports whether the last answer of a driver, if it counts still, is that it requires no attach.
+func (a *withoutAttach) has(driver string) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	_, ok := a.until[driver]
+	return ok
+}
+
 // deleted returns until when the answer of a CSIDriver counts that does not exist; zero if it does not.
 func (a *withoutAttach) deleted(driver string, now time.Time) time.Time {
 	a.mu.Lock()
@@ -95,8 +103,9 @@ func (w *clusterState) attachNeeded(k key) func(*corev1.Pod) bool {
 // asked for again when it counts (attachAnswer).
 func (w *clusterState) driverChanged(before, after *storagev1.CSIDriver) []key {
 	name := cmp.Or(after, before).Name
-	w.attachRequired(name) // records the answer
-	if requiresAttach(before) == requiresAttach(after) {
+	remembered := before == nil && w.withoutAttach.has(name) // of one that was deleted
+	w.attachRequired(name)                                   // records the answer
+	if required := requiresAttach(before) && !remembered; required == requiresAttach(after) {
 		return nil
 	}
 	var keys []key

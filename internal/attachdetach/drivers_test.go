@@ -152,6 +152,11 @@ func TestDeletedDriverCountsForAWhile(t *testing.T) {
 			time.Sleep(time.Hour)
 		}
 		m.remove(aDriver(false))
+		if woken := m.put(aDriver(true)); !slices.Contains(woken, k) {
+			t.Errorf("a new CSIDriver that requires attach woke %v", woken)
+		}
+		m.put(aDriver(false))
+		m.remove(aDriver(false))
 		time.Sleep(reconcile())
 		if reconcile(); !attached() {
 			t.Errorf("not attached %v after the deletion", driverGrace)
