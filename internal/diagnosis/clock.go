@@ -1,6 +1,7 @@
 package diagnosis
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"time"
@@ -74,6 +75,9 @@ func (x *state) clock(key attachment.VolumeKey, h *Holder, w wait) []string {
 		lines = append(lines, fmt.Sprintf("kube-controller-manager detaches the volume by force %v after no pod needs it on node %s any more, with its defaults: "+
 			"it does not check that the machine is off", upstreamForce, h.Node.Name))
 	case Own:
+		if w.reason == attachment.NodeReturned {
+			lines = append(lines, "belay-controller detaches the volume when the kubelet of node "+h.Node.Name+" was Ready, and did not list it, for about a minute after the pods had left")
+		}
 		if sign := x.lifeSign(h); sign != "" {
 			lines = append(lines, "belay-controller does not detach the volume by force while the machine of node "+h.Node.Name+" is known to run: "+sign)
 			break
@@ -82,10 +86,10 @@ func (x *state) clock(key attachment.VolumeKey, h *Holder, w wait) []string {
 		if !requested.IsZero() {
 			at = "at " + stamp(requested.Add(upstreamForce))
 		}
-		condition := "if the node is not Ready then"
-		if w.reason == attachment.NodeGone {
-			condition = "unless the node registers again"
+		conditions := map[decision.Reason]string{
+			attachment.NodeGone: "unless the node registers again", attachment.NodeReplaced: "whether the node is Ready or not",
 		}
+		condition := cmp.Or(conditions[w.reason], "if the node is not Ready then")
 		who, defaults := "belay-controller", ", with its defaults and without recovery, "
 		if slices.Contains(x.Whole, Fences) && x.recoveryRuns(roleActor) == decision.Unknown {
 			who, defaults = "belay-controller with recovery in it, as kubectl belay check shows, never detaches because of a timeout, with its defaults; one without recovery", ", "

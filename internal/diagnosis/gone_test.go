@@ -156,3 +156,21 @@ func TestPlanDeclareGoneOfANode(t *testing.T) {
 		t.Error("a node without VolumeAttachments has a plan")
 	}
 }
+
+// A VolumeAttachment that its attacher holds for one of another cluster is explained as such, whatever became of the Node that it names: the way
+// of a Node that was deleted, force-detach, looks at this cluster's machines only.
+func TestRestoredAttachmentOfAMissingNode(t *testing.T) {
+	s := newScene()
+	s.Pods, s.Nodes = []*corev1.Pod{s.waiter}, slices.DeleteFunc(s.Nodes, func(n *corev1.Node) bool { return n.Name == s.va.Spec.NodeName })
+	s.va.Status.Attached = false
+	s.va.Status.AttachError = &storagev1.VolumeError{Message: explain.Restored("va", "old-vm", "velero-server"), Time: metav1.NewTime(s.Now)}
+	for _, ref := range []Ref{{Attachments, "", s.va.Name}, {Pods, "ns", "waiter"}} {
+		e, err := Explain(s.Snapshot, ref)
+		if err != nil || len(e.Findings) == 0 {
+			t.Fatalf("%v: %+v (%v)", ref, e, err)
+		}
+		if f := e.Findings[0]; f.Reason != publication.RestoredAttachment || f.Verdict != Unsafe {
+			t.Errorf("%v: %s, %s: %s", ref, f.Reason, f.Verdict, f.Summary)
+		}
+	}
+}

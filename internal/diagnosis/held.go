@@ -10,8 +10,10 @@ import (
 
 	"belay.dev/belay/internal/attachment"
 	"belay.dev/belay/internal/decision"
+	"belay.dev/belay/internal/drivers"
 	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/kube"
+	"belay.dev/belay/internal/publication"
 )
 
 // unmountUsual is how long an unmount may take until it counts as failing: a kubelet sends its list every ten seconds by default, some once a
@@ -57,6 +59,9 @@ func (x *state) heldBy(key attachment.VolumeKey, h *Holder, cause decision.Reaso
 	}
 	if has {
 		w.since = sinceRequest(va, w.since)
+	}
+	if has && va.Status.AttachError != nil && ofAttacher(drivers.Publish, va.Status.AttachError.Message) == publication.RestoredAttachment {
+		return x.failed(w, va.Spec.Attacher, drivers.Publish, va.Status.AttachError) // whatever became of its Node, which may be another cluster's
 	}
 	switch cause {
 	case attachment.NodeGone, attachment.NodeReturned, attachment.NodeReplaced, attachment.NodeUnknown, attachment.NodeNotManaged,

@@ -62,7 +62,7 @@ const MayBeRestored = "the VolumeAttachment may be restored from a backup"
 // Restored is why nothing is done for a VolumeAttachment that may be another cluster's.
 func Restored(name, nodeID, by string) string {
 	return fmt.Sprintf("no node has the recorded node ID %q, and %q wrote it, which is no attacher: %s, and another cluster may use the volume. "+
-		"Nothing is published or unpublished for it. If that machine and its attachment are gone, delete it, and state that with: kubectl belay declare-gone va/%s", nodeID, by, MayBeRestored, name)
+		"Nothing is published or unpublished for it. If that machine and its attachment are gone, delete it, and state that with: kubectl belay declare-gone va/%s --node-id ID --reason TEXT", nodeID, by, MayBeRestored, name)
 }
 
 // VolumeNotProtected wraps why the finalizer was not added to the PersistentVolume.

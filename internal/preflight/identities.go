@@ -81,8 +81,8 @@ func (h *health) checkNodeIDs() Check {
 	switch {
 	case len(c.Objects) > 0:
 		c.Result, c.Hint = Failed, identitiesPage
-		c.Message = fmt.Sprintf("that a driver has for several nodes: %d; it takes them for one place, and to detach a volume from one takes it from the "+
-			"others: make the IDs different, and register the driver again", len(c.Objects))
+		c.Message = fmt.Sprintf("that a driver has for several nodes: %d; it takes them for one machine: a volume that they share is detached from all of "+
+			"them at once, by belay-attacher only when the last one is done with it: make the IDs different, and register the driver again", len(c.Objects))
 	case lacks:
 		return c.unreadable(u)
 	}
