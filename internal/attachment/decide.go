@@ -273,9 +273,9 @@ func (p *plan) annotate(a *Attachment, requested time.Time, newVersion bool) {
 	case node.Exists != Yes:
 	case run == SameObject && a.Machine.NodeUID != "", run == Restarted:
 		n.Machine = n.Machine.updated(node.Machine)
-	case (run == MayBeSameRun || run == SameObject) && node.InUse == Yes && node.Reported:
-		// The machine has the volume, and a record of an earlier boot, or none, would make a later Node look like a restarted machine. The
-		// Node object stays another one, or the one that the creation times say: see SyncWindow.
+	case run == MayBeSameRun && node.InUse == Yes && node.Reported:
+		// The machine has the volume, and a record of an earlier boot would make a later Node look like a restarted machine. The Node
+		// object stays another one: see SyncWindow.
 		is := node.Machine
 		if !planted.Listing {
 			is.NodeUID = ""
