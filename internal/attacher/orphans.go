@@ -71,8 +71,17 @@ func (o *objects) matchOrphans(handle string) {
 
 // searchVolumeOf compares an orphan with all volumes that are known, once: those of the PersistentVolumes, and those
 // recorded on other attachments, which may be settled and are then not decided on. It computes a digest for each of
-// them: do not call it from an event handler.
+// them: do not call it from an event handler. One whose PersistentVolume is not known yet waits for that, unless it is
+// being deleted: mostly the two were just created, and their events come in any order. A volume that it blocks finds it
+// (matchOrphans).
 func (o *objects) searchVolumeOf(name string) {
+	va, ok := o.attachments.Get(name)
+	if !ok || !kube.IsAttachmentName(name) {
+		return
+	}
+	if _, known := o.volumes.Get(kube.SourceName(va)); !known && va.DeletionTimestamp == nil {
+		return
+	}
 	o.orphans.mu.Lock()
 	known, orphan := o.orphans.handles[name]
 	done := !orphan || known != "" || o.orphans.searched[name]
@@ -80,8 +89,7 @@ func (o *objects) searchVolumeOf(name string) {
 		o.orphans.searched[name] = true
 	}
 	o.orphans.mu.Unlock()
-	va, ok := o.attachments.Get(name)
-	if done || !ok || !kube.IsAttachmentName(name) {
+	if done {
 		return
 	}
 	var handles []string

@@ -1,11 +1,13 @@
 package attacher
 
 import (
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -13,6 +15,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"belay.dev/belay/internal/kube"
+	"belay.dev/belay/internal/testing/fixture"
 )
 
 // S1: an attachment whose PersistentVolume was gone before the start still holds the volume, against another
@@ -112,4 +115,30 @@ func TestSettledAttachmentIdentifiesAnOrphan(t *testing.T) {
 		t.Errorf("%s, although another VolumeAttachment records the handle", va.Status.AttachError.Message)
 	}
 	w.wantCalls()
+}
+
+// Mostly a VolumeAttachment and its PersistentVolume were just created, and the events come in any order: the one that comes first is compared with no
+// other volume, of which a cluster may have 50,000. Its PersistentVolume wakes it.
+func TestAttachmentSeenBeforeItsVolume(t *testing.T) {
+	allocations := func(volumes int) (found float64) {
+		inBubble(t, 10, func(b *bubble) {
+			b.node("n", "id-n")
+			for i := range volumes {
+				b.volume(fmt.Sprint("other", i), corev1.ReadWriteOnce)
+			}
+			name := kube.AttachmentName("late", bubbleDriver, "n")
+			b.api.put("volumeattachments", fixture.Attachment(name, bubbleDriver, "n", "late"))
+			b.pass(time.Second)
+			found = testing.AllocsPerRun(1, func() { b.attacher.objects.searchVolumeOf(name) })
+			if searched := b.attacher.objects.orphans.searched[name]; searched {
+				t.Errorf("it was compared with %d volumes", volumes)
+			}
+			b.volume("late", corev1.ReadWriteOnce)
+			b.within(time.Second, "attached", func() bool { va, ok := b.attacher.objects.attachments.Get(name); return ok && va.Status.Attached })
+		})
+		return found
+	}
+	if few, many := allocations(10), allocations(500); many > few {
+		t.Errorf("a look at it allocates %.0f times with 10 other volumes, %.0f with 500", few, many)
+	}
 }
