@@ -2,6 +2,7 @@ package attacher
 
 import (
 	"sync"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -71,16 +72,18 @@ func (o *objects) matchOrphans(handle string) {
 
 // searchVolumeOf compares an orphan with all volumes that are known, once: those of the PersistentVolumes, and those
 // recorded on other attachments, which may be settled and are then not decided on. It computes a digest for each of
-// them: do not call it from an event handler. One whose PersistentVolume is not known yet waits for that, unless it is
-// being deleted: mostly the two were just created, and their events come in any order. A volume that it blocks finds it
-// (matchOrphans).
-func (o *objects) searchVolumeOf(name string) {
+// them: do not call it from an event handler. One whose PersistentVolume is not known yet waits for that, for as long as
+// is returned, unless it is being deleted: mostly the two were just created, and their events come in any order. A volume
+// that it blocks finds it before (matchOrphans).
+func (o *objects) searchVolumeOf(name string) (wait time.Duration) {
 	va, ok := o.attachments.Get(name)
 	if !ok || !kube.IsAttachmentName(name) {
-		return
+		return 0
 	}
 	if _, known := o.volumes.Get(kube.SourceName(va)); !known && va.DeletionTimestamp == nil {
-		return
+		if wait = min(time.Until(va.CreationTimestamp.Add(volumeExpected)), volumeExpected); wait > 0 {
+			return wait
+		}
 	}
 	o.orphans.mu.Lock()
 	known, orphan := o.orphans.handles[name]
@@ -90,7 +93,7 @@ func (o *objects) searchVolumeOf(name string) {
 	}
 	o.orphans.mu.Unlock()
 	if done {
-		return
+		return 0
 	}
 	var handles []string
 	for _, other := range o.attachments.Cached() {
@@ -106,10 +109,14 @@ func (o *objects) searchVolumeOf(name string) {
 	for _, handle := range handles {
 		if o.mayBelongTo(va, handle) {
 			o.matchOrphans(handle)
-			return
+			break
 		}
 	}
+	return 0
 }
+
+// volumeExpected is how long the event of a PersistentVolume may come after that of its first VolumeAttachment.
+const volumeExpected = 10 * time.Second
 
 // drop removes an attachment that is gone.
 func (s *orphans) drop(name string) {

@@ -19,7 +19,9 @@ func (a *Attacher) process(ctx context.Context, key publication.Key, pass func()
 	}
 	if key.Volume == "" {
 		pass()
-		a.objects.searchVolumeOf(key.Attachment)
+		if wait := a.objects.searchVolumeOf(key.Attachment); wait > 0 {
+			a.queue.AddAfter(key, wait)
+		}
 	}
 	var queue *callQueue
 	// If another worker is deciding on the key, it starts a call and enqueues the key again.
