@@ -75,7 +75,7 @@ func (s *sim) startController() *controller {
 }
 
 func (s *sim) newActor(name string) *actor {
-	return &actor{name: name, net: s.net, began: s.api.now(), heard: map[string]int{}, looks: map[string]int{}, saw: map[sight]bool{}}
+	return &actor{name: name, net: s.net, began: s.api.now(), heard: map[string]int{}, looks: map[string]int{}, sawNodes: map[string]int{}, saw: map[sight]bool{}}
 }
 
 // work gives one volume to a worker.
@@ -88,7 +88,7 @@ func (c *controller) work() (did bool) {
 	c.queue.begin(key)
 	c.sim.say("%s looks at %s", c.name, handleOf(key))
 	c.net.mu.Lock()
-	c.looks[handleOf(key)] = c.caches.informers[attachments].seen
+	c.looks[handleOf(key)], c.sawNodes[handleOf(key)] = c.caches.informers[attachments].seen, c.caches.informers[nodes].seen
 	c.net.mu.Unlock()
 	before := c.demands(key)
 	c.ended.Go(func() {

@@ -170,7 +170,7 @@ func (s *sim) drawIdentity() {
 	if s.identity.system && s.alike {
 		s.identity.uuid = []string{defaultUUID, defaultUUID, clonedUUID}[s.boxes.IntN(3)]
 	}
-	if s.identity.uuid != "" && s.boxes.IntN(4) > 0 { // nor does anything else tell them apart
+	if s.identity.uuid != "" && s.boxes.IntN(10) > 0 { // nor does anything else tell them apart
 		s.identity.provider, s.identity.idsByName, s.swapIn = false, true, 1+s.boxes.IntN(steps/8)
 		s.policy.DeletedNode = attachment.DeletedNodeWait
 	}

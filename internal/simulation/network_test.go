@@ -35,6 +35,8 @@ type actor struct {
 	// looks is, for each volume, the version up to which it had seen the attachments when it
 	// last began to look at the volume.
 	looks map[string]int
+	// sawNodes is the same of the Nodes.
+	sawNodes map[string]int
 	// saw is where it saw the volume reported that has no VolumeAttachment.
 	saw map[sight]bool
 	// dated, if set, is given the date in each answer that arrives, and when its request
@@ -50,7 +52,7 @@ type request struct {
 	heard map[string]int
 	// looks is, for each volume, the version up to which its process had seen the attachments
 	// when it began to look at the volume that it is at work on.
-	looks map[string]int
+	looks, sawNodes map[string]int
 	// sent is the version of the API server at that time.
 	sent int
 	// late: its sender has timed out, at gaveUp.
@@ -89,7 +91,7 @@ func (a *actor) send(ctx context.Context, what string, read bool, do func(r *req
 		return nil, kube.ErrNotLeading
 	}
 	maps.Copy(r.heard, a.heard)
-	r.looks, r.sent = maps.Clone(a.looks), a.net.version()
+	r.looks, r.sawNodes, r.sent = maps.Clone(a.looks), maps.Clone(a.sawNodes), a.net.version()
 	a.net.pending = append(a.net.pending, r)
 	a.net.mu.Unlock()
 	sent := time.Now()

@@ -153,7 +153,7 @@ func (s *sim) judgeDetach(w write, va *storagev1.VolumeAttachment) {
 		case v.unrecorded == va.UID && s.excuse(excuse.UnrecordedBoot):
 			v.forced = true
 			s.say("nothing recorded that this boot of %s has %s", m, d.handle)
-		case s.misled(m, va, w.request.heard[name]) && s.excuse(excuse.UnknownMachine):
+		case s.misled(m, va, min(w.request.heard[name], w.request.sawNodes[d.handle])) && s.excuse(excuse.UnknownMachine):
 			v.forced = true
 			s.say("nothing tells any more that %s has %s", m, d.handle)
 		case v.forced && exists && v.node != "" && v.node != node.UID && !listsInUse(node, d.handle) && s.excuse(excuse.HiddenMount):

@@ -121,10 +121,33 @@ func (s *sim) swap() {
 		s.comePod()
 	}
 	s.bustle(20, func() bool { return s.swappable() != nil })
-	m := s.swappable()
-	if m == nil {
+	if m := s.swappable(); m != nil {
+		s.swapNow(m)
+		s.bustle(4, func() bool { return false })
+	}
+}
+
+// swapLast swaps a machine when all is calm, if none was swapped before, and has people help again.
+func (s *sim) swapLast() {
+	if s.swapIn <= 0 || slices.ContainsFunc(s.cutOffs, func(m *machine) bool { return m.alike }) {
 		return
 	}
+	for range s.slots {
+		s.comePod()
+	}
+	for range quietTicks {
+		if m := s.swappable(); m != nil {
+			s.swapNow(m)
+			s.turns(4)
+			s.powerOff(m)
+			s.restore()
+			return
+		}
+		s.turns(1)
+	}
+}
+
+func (s *sim) swapNow(m *machine) {
 	node, _ := get[*corev1.Node](s.api, m.name)
 	s.say("the pods of %s are deleted by force", m)
 	for _, pod := range list[*corev1.Pod](s.api) {
@@ -135,7 +158,6 @@ func (s *sim) swap() {
 	s.deleteNode(m, node)
 	m.alike = !s.tellsApart(m, node, true)
 	s.replace(m)
-	s.bustle(4, func() bool { return false })
 }
 
 // swappable is the first machine of its name, if it has a volume mounted. The report of a Fibre Channel volume goes with its Node, and says nothing of the machine.
@@ -143,12 +165,17 @@ func (s *sim) swappable() *machine {
 	for _, name := range machineNames {
 		m := s.machines[name]
 		_, ok := get[*corev1.Node](s.api, name)
-		mounts := slices.ContainsFunc(s.disks, func(d *disk) bool { return m.of(d.handle).mounted })
+		mounts := slices.ContainsFunc(s.disks, func(d *disk) bool { return m.of(d.handle).mounted && !s.doubled(m, d) })
 		if ok && m.on && m.nth == 0 && mounts && !m.of(fibre).mounted && !m.of(fibre).verified {
 			return m
 		}
 	}
 	return nil
+}
+
+// doubled reports whether the machine's node has several attachments of a volume: the detach of one of them takes nothing.
+func (s *sim) doubled(m *machine, d *disk) bool {
+	return len(slices.DeleteFunc(s.attachmentsAt(m.name), func(va *storagev1.VolumeAttachment) bool { return s.diskOf(va) != d })) > 1
 }
 
 // bustle has everybody act for some ticks, until something holds.

@@ -64,6 +64,7 @@ func run(t *testing.T, seed uint64, changes ...func(*sim)) (s *sim) {
 func (s *sim) calmDown() {
 	s.isolate()
 	s.restore()
+	s.swapLast()
 	s.move()
 	if s.broken == "" {
 		s.restoreEtcd()
