@@ -95,7 +95,17 @@ func (o *objects) searchVolumeOf(name string) (wait time.Duration) {
 	if done {
 		return 0
 	}
-	var handles []string
+	for _, handle := range o.knownHandles() {
+		if o.mayBelongTo(va, handle) {
+			o.matchOrphans(handle)
+			break
+		}
+	}
+	return 0
+}
+
+// knownHandles are the handles of all volumes of the driver that are known.
+func (o *objects) knownHandles() (handles []string) {
 	for _, other := range o.attachments.Cached() {
 		if handle := recordedHandle(other); handle != "" && other.Spec.Attacher == o.driver {
 			handles = append(handles, handle)
@@ -106,13 +116,7 @@ func (o *objects) searchVolumeOf(name string) (wait time.Duration) {
 			handles = append(handles, from.handle)
 		}
 	}
-	for _, handle := range handles {
-		if o.mayBelongTo(va, handle) {
-			o.matchOrphans(handle)
-			break
-		}
-	}
-	return 0
+	return handles
 }
 
 // volumeExpected is how long the event of a PersistentVolume may come after that of its first VolumeAttachment.
