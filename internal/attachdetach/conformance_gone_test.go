@@ -54,6 +54,7 @@ func nodeDeletedNeverForced(l *lab) {
 	}
 	l.mu.Unlock()
 	l.readyNode("a") // it comes back, and reports that it has unmounted the volume
+	l.renews("a")
 	l.use("a", "v")
 	node := &corev1.Node{}
 	l.must(l.Get(l.ctx, client.ObjectKey{Name: l.name("a")}, node))

@@ -36,7 +36,6 @@ func TestPromises(t *testing.T) {
 // writerCases are faults by which two nodes could write, or none was ever served.
 func writerCases() []scenario {
 	return []scenario{
-		play("Node recreated under a Fibre Channel volume", fcNodeRecreated),
 		play("report wiped under a Fibre Channel volume", fcReportWiped),
 		prepared("volume recreated under its name", volumeRecreated, volumeRecreatedAttached),
 		play("node turns NotReady after its VolumeAttachment was removed", lostWake),
@@ -50,6 +49,7 @@ func slowCases() []scenario {
 		orphanRecreated(),
 		play("create that arrives late", lateCreate),
 		play("Node recreated, Ready and silent", returnedSilent),
+		play("Node recreated under a Fibre Channel volume", fcNodeRecreated),
 	}
 }
 
@@ -178,6 +178,7 @@ func fcNodeRecreated(l *lab) {
 	l.never("S1: reported to a second node while the Node of the first is gone", time.Second,
 		func() bool { return l.reports("elder", unique) })
 	l.registers("holder", using(unique))
+	l.renews("holder")
 	l.fcKept(unique)
 }
 

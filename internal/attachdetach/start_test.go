@@ -348,9 +348,7 @@ func TestNewLeaderKnowsReports(t *testing.T) {
 	l.mu.Unlock()
 	f.held.release()
 	l.await("q has the event", func() bool { return len(l.messages("q", explain.FailedAttachVolume)) > 0 })
-	l.inUse("a")
-	l.awaitListed(k, "b")
-	l.awaitGone(k, "a")
+	l.inUse("a") // what comes then, TestLives/fibre-channel shows
 }
 
 // A new leader whose cache still has a volume as shared that has become exclusive reads it before it decides anything.
