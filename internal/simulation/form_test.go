@@ -34,6 +34,10 @@ func recordedID(va *storagev1.VolumeAttachment) string {
 
 // unknown: the driver knows the node by another ID now. It still knows the machines whose names others have.
 func (s *sim) unknown(c *call) bool {
+	if c.nodeID == restoredID {
+		s.breaks("S2", "%s sent for a machine of another cluster", c)
+		return true
+	}
 	return c.by.driver.hangs == not && c.called != c.by.driver.inForm(c.nodeID) && !s.byID(c.nodeID, c.volume).replaced
 }
 

@@ -70,6 +70,7 @@ func (s *sim) calmDown() {
 		s.restoreEtcd()
 	}
 	s.recreate()
+	s.restoreBackup()
 	s.comeToRest()
 	if missing := cmp.Or(s.settled(), s.leftOver(), s.unmended()); missing != "" && s.broken == "" {
 		s.breaks("liveness", "%s", missing)
@@ -242,7 +243,7 @@ var particulars = regexp.MustCompile(`\b(?:other[/-])?(?:(?:id-)?n\d(?:-\d+)?|a\
 var notable = []string{
 	"CREATE", "DELETE", "volumesAttached", "arrives", "busy", "mounts", "unmounts", "late, from", "answer lost", "modified", "crashes", "deposed", "killed",
 	"loses its power", "out of service", "not ready", "online: false", "is deleted by force", "registers, ", "restarts", "a person", "another client", "nothing recorded", "comes in the place", "caller gone true",
-	forces, lateEffect, hides, tooEarly, returns, isMadeFor, "driver hangs", "driver fails", "etcd is restored", "moves to", " and claim-",
+	forces, lateEffect, hides, tooEarly, returns, isMadeFor, "driver hangs", "driver fails", "etcd is restored", "a restore tool makes", "moves to", " and claim-",
 }
 
 // Words of the log for the rare things that a run is there for.

@@ -32,6 +32,8 @@ type sim struct {
 	tooEarly *rand.Rand
 	// lists draws when a kubelet sends the list of what it has in use.
 	lists *rand.Rand
+	// tools draws what a restore tool does, separate from them.
+	tools *rand.Rand
 	// boxes draws which machines are alike, separate from both.
 	boxes *rand.Rand
 	// alike: machines show one system UUID.
@@ -99,7 +101,7 @@ type sim struct {
 func newSim(seed uint64) *sim {
 	s := &sim{
 		rng: rand.New(rand.NewPCG(seed, 1)), others: rand.New(rand.NewPCG(seed, 2)), boxes: rand.New(rand.NewPCG(seed, 3)),
-		forms: rand.New(rand.NewPCG(seed, 5)), tooEarly: rand.New(rand.NewPCG(seed, 13)), lists: rand.New(rand.NewPCG(seed, 17)), api: newServer(), net: &network{}, storage: newStorage(),
+		forms: rand.New(rand.NewPCG(seed, 5)), tooEarly: rand.New(rand.NewPCG(seed, 13)), lists: rand.New(rand.NewPCG(seed, 17)), tools: rand.New(rand.NewPCG(seed, 19)), api: newServer(), net: &network{}, storage: newStorage(),
 		machines: map[string]*machine{}, left: map[*machine]int{}, takenOver: map[*machine]bool{}, leases: map[string]bool{},
 		byHand: map[string]*disk{}, remade: map[*disk]bool{}, restored: map[*disk]*machine{},
 	}
