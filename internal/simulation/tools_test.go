@@ -15,8 +15,8 @@ import (
 const restoredID = "another-clusters-id"
 
 // restoreBackup has a restore tool create a VolumeAttachment of another cluster, with its finalizer and its recorded node ID, under the computed name
-// or another one. The status is not restored: the API server drops it from a create. It blocks no volume but its own, and nothing is called for it,
-// until a person deletes it and states that the machine is gone. Then its volume is served.
+// or another one. The status is not restored: the API server drops it from a create. Nothing is called for it, until a person deletes it and states
+// that the machine is gone. Then its volume is served.
 func (s *sim) restoreBackup() {
 	if s.broken != "" || s.tools.IntN(3) > 0 || s.settled() != "" || s.leftOver() != "" {
 		return
@@ -41,23 +41,8 @@ func (s *sim) restoreBackup() {
 	made := s.mustCreate(va).(*storagev1.VolumeAttachment)
 	s.say("a restore tool makes %s of %s at %s", short(name), d.handle, m)
 	s.turns(12)
-	if blocked := s.unserved(d); blocked != "" && s.broken == "" {
-		s.breaks("liveness", "beside a restored attachment of %s: %s", d.handle, blocked)
-	}
 	s.declareGone(made)
 	s.late(s.within(restoreTime), restoreTime)
-}
-
-// unserved is what is missing of another volume than the given one.
-func (s *sim) unserved(but *disk) string {
-	for _, d := range s.disks {
-		for _, name := range machineNames {
-			if good, wrong := s.settledAt(d, name, s.wantedAt(name, d.handle)); d != but && d.exclusive && wrong != "" && !good {
-				return wrong
-			}
-		}
-	}
-	return ""
 }
 
 // declareGone is a person who deletes a VolumeAttachment and states that its machine is gone, as kubectl belay declare-gone does.
