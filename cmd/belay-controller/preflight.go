@@ -27,8 +27,9 @@ const aboutPreflight = `Checks whether the next step of a migration may be taken
 
 It needs list and watch on nodes, volumeattachments and events, and list on pods and
 persistentvolumes. With get on nodes and on the lease kube-system/kube-controller-manager
-it finds more. The phase roll-back needs list on pods, leases
-and deployments.
+it finds more. The phase roll-back needs list on pods, leases and deployments, and where a lease
+of belay-controller is neither in kube-system nor in belay-system, also on clusterroles and
+clusterrolebindings: they show whether it counts.
 
 In the phase take-over it refuses while a kube-controller-manager pod has its attach/detach
 controller enabled, while another component creates VolumeAttachments, or has created some

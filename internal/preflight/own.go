@@ -28,15 +28,11 @@ const leaseMargin = 10 * time.Second
 // checkOwn finds whether belay-controller has ended: no lease of it is held, no pod is left, and no Deployment will make one.
 func (r *run) checkOwn(ctx context.Context) Check {
 	c := Check{Name: ownCheck, Result: OK, Message: "it does not run"}
-	leases, err := r.Clients.CoordinationV1().Leases("").List(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + kube.FieldManager})
+	leases, unread, err := r.ownLeases(ctx)
 	if err != nil {
-		return c.unknown(err, "list", "leases")
+		return c.unknown(err, "list", unread)
 	}
-	for i := range leases.Items {
-		if l := &leases.Items[i]; l.Name == kube.FieldManager && leaseIsHeld(l, r.Clock.Now().Add(-leaseMargin)) {
-			c.Objects = append(c.Objects, fmt.Sprintf("lease %s/%s: held by %s", l.Namespace, l.Name, *l.Spec.HolderIdentity))
-		}
-	}
+	c.Objects = leases
 	pods, err := r.ownPods(ctx)
 	if err != nil {
 		return c.unknown(err, "list", "pods")
@@ -51,6 +47,30 @@ func (r *run) checkOwn(ctx context.Context) Check {
 		return c.unknown(err, "list", "deployments")
 	}
 	return c
+}
+
+// ownLeases are the leases of belay-controller that are held and count. With an error it names the resource that could not be read: who may
+// write a lease is read only where that decides whether it counts.
+func (r *run) ownLeases(ctx context.Context) (found []string, unread string, err error) {
+	leases, err := r.Clients.CoordinationV1().Leases("").List(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + kube.FieldManager})
+	if err != nil {
+		return nil, "leases", err
+	}
+	held := slices.DeleteFunc(leases.Items, func(l coordinationv1.Lease) bool {
+		return l.Name != kube.FieldManager || !leaseIsHeld(&l, r.Clock.Now().Add(-leaseMargin))
+	})
+	var owners kube.LeaseOwners
+	if slices.ContainsFunc(held, func(l coordinationv1.Lease) bool { return !owners.Counts(l.Namespace) }) {
+		if owners, unread, err = kube.ReadLeaseOwners(ctx, r.Clients); err != nil {
+			return nil, unread, err
+		}
+	}
+	for i := range held {
+		if l := &held[i]; owners.Counts(l.Namespace) {
+			found = append(found, fmt.Sprintf("lease %s/%s: held by %s", l.Namespace, l.Name, *l.Spec.HolderIdentity))
+		}
+	}
+	return found, "", nil
 }
 
 // ownPods are the pods that run belay-controller, or may start to.
@@ -122,8 +142,5 @@ func attaches(words []string) bool {
 // leaseIsHeld reports whether a lease has a holder who renews it.
 func leaseIsHeld(l *coordinationv1.Lease, now time.Time) bool {
 	s := l.Spec
-	if s.HolderIdentity == nil || *s.HolderIdentity == "" || s.RenewTime == nil || s.LeaseDurationSeconds == nil {
-		return false
-	}
-	return now.Sub(s.RenewTime.Time) <= time.Duration(*s.LeaseDurationSeconds)*time.Second
+	return ptr.Deref(s.HolderIdentity, "") != "" && s.RenewTime != nil && now.Sub(s.RenewTime.Time) <= kube.LeaseLasts(l)
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/fake"
@@ -44,7 +45,8 @@ func phases() map[string]phase {
 		"between: no pod":                {TakeOver, []runtime.Object{leaseOf("cp-1_u", time.Now())}, false, []string{"Next: look at every control-plane host", "--" + ConfirmFlag}},
 		"between: no pod, FlexVolumes":   {TakeOver, []runtime.Object{flex}, false, []string{"Next: resolve what is not OK"}},
 		"back: it leads":                 {RollBack, []runtime.Object{first(off), own}, false, []string{"lease kube-system/belay-controller: held by belay-0_u", "Next: scale belay-controller to 0"}},
-		"back: it leads elsewhere":       {RollBack, []runtime.Object{first(off), heldLease("other", kube.FieldManager, "x")}, false, []string{"lease other/belay-controller"}},
+		"back: it leads elsewhere":       {RollBack, []runtime.Object{first(off), heldLease("other", kube.FieldManager, "x"), attacherRole(), bindingIn("other")}, false, []string{"lease other/belay-controller"}},
+		"back: a tenant says it leads":   {RollBack, []runtime.Object{first(off), heldLease("other", kube.FieldManager, "x"), attacherRole(), bindingIn("csi")}, true, nil},
 		"back: a standby is left":        {RollBack, []runtime.Object{first(off), gone, pod}, false, []string{"pod belay-system/belay-0"}},
 		"back: gone":                     {RollBack, []runtime.Object{first(off), gone}, true, []string{"its attach/detach controller is off", "Next: enable persistentvolume-attach-detach-controller in every"}},
 		"back: gone, upstream is no pod": {RollBack, nil, true, []string{"cannot be read", "may be enabled"}},
@@ -81,5 +83,19 @@ func TestRollBackExpiredLease(t *testing.T) {
 	l.Spec.RenewTime = new(metav1.NewMicroTime(time.Now().Add(-time.Minute)))
 	if r := Run(t.Context(), Config{Clients: fake.NewClientset(l), Phase: RollBack}); !r.Ready {
 		t.Errorf("not ready: %+v", r.Checks)
+	}
+}
+
+// attacherRole allows to patch VolumeAttachments, and bindingIn gives it to a ServiceAccount of the namespace.
+func attacherRole() *rbacv1.ClusterRole {
+	return &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "attacher"}, Rules: []rbacv1.PolicyRule{
+		{Verbs: []string{"patch"}, APIGroups: []string{"storage.k8s.io"}, Resources: []string{"volumeattachments"}},
+	}}
+}
+
+func bindingIn(namespace string) *rbacv1.ClusterRoleBinding {
+	return &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: "attacher"}, RoleRef: rbacv1.RoleRef{Kind: "ClusterRole", Name: "attacher"},
+		Subjects: []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: namespace, Name: "attacher"}},
 	}
 }

@@ -37,7 +37,8 @@ func Phases() []string { return []string{string(Prepare), string(TakeOver), stri
 // Config configures the checks.
 type Config struct {
 	// Clients need list and watch on nodes, volumeattachments and events, and list on pods and persistentvolumes. With get on nodes
-	// and on the lease of kube-controller-manager the checks find more. For RollBack they need list on pods, leases and deployments.
+	// and on the lease of kube-controller-manager the checks find more. For RollBack they need list on pods, leases and deployments,
+	// and on clusterroles and clusterrolebindings where a lease elsewhere has to be judged.
 	Clients kubernetes.Interface
 	// Clock follows the answers to Clients (kube.ServerClock); without it, leases are judged by the clock of this host.
 	Clock *kube.ServerClock
