@@ -7,7 +7,6 @@ import (
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
-	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 
 	"belay.dev/belay/internal/attachment"
@@ -17,13 +16,10 @@ import (
 	"belay.dev/belay/internal/kube"
 )
 
-// attacherLease is what csi-attacher and belay-attacher name their lease, followed by the driver.
-const attacherLease = "external-attacher-leader-"
-
-// attacherLease returns the lease of the driver's attacher, nil if there is none or it could not be read. An attacher without leader
+// attacherLease returns the lease of the driver's attacher, nil if none counts or it could not be read. An attacher without leader
 // election has none.
 func (x *state) attacherLease(driver string) *coordinationv1.Lease {
-	name := kube.SanitizeDriverName(attacherLease + driver)
+	name := kube.SanitizeDriverName(kube.AttacherLease + driver)
 	var found *coordinationv1.Lease
 	for _, lease := range x.Leases {
 		if lease.Name == name && (found == nil || renewed(lease).After(renewed(found))) {
@@ -49,11 +45,7 @@ func leaseHolder(lease *coordinationv1.Lease) string {
 
 // held reports whether a process holds the lease: it renewed it within twice its duration. A released lease has no holder.
 func (x *state) held(lease *coordinationv1.Lease) bool {
-	duration := 15 * time.Second
-	if s := lease.Spec.LeaseDurationSeconds; s != nil {
-		duration = time.Duration(*s) * time.Second
-	}
-	return leaseHolder(lease) != "" && x.Now.Sub(renewed(lease)) <= 2*duration
+	return leaseHolder(lease) != "" && x.Now.Sub(renewed(lease)) <= 2*kube.LeaseLasts(lease)
 }
 
 // attacherState is whether an attacher of the driver runs, as its lease shows, and what the lease says.
@@ -95,11 +87,8 @@ func (x *state) removed(driver string) bool {
 		return false
 	}
 	runs, _ := x.attacherState(driver)
-	unread := func(u Unread) bool {
-		return u.Resource == Leases && u.Verb == "list" && u.Namespace != corev1.NamespaceNodeLease
-	}
 	if runs == decision.Yes || x.drivers[driver] != nil || x.exists(Ref{Resource: Drivers, Name: driver}) != decision.No ||
-		!slices.Contains(x.Whole, CSINodes) || slices.ContainsFunc(x.Unread, unread) {
+		!slices.Contains(x.Whole, CSINodes) || slices.ContainsFunc(x.Unread, Unread.HidesLeaders) {
 		return false
 	}
 	for _, node := range x.CSINodes {

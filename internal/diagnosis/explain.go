@@ -92,7 +92,7 @@ func (x *state) about(r Ref) (found []Finding, clear string, err error) {
 		}
 	case Nodes:
 		return x.ofNode(r.Name)
-	case Leases, CSINodes, Drivers, Events, Namespaces, Fences, FenceSources:
+	case Leases, CSINodes, Drivers, Events, Namespaces, Fences, FenceSources, ClusterRoles, ClusterRoleBindings:
 	}
 	return nil, "", x.missing(r)
 }

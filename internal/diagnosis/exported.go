@@ -7,9 +7,6 @@ import (
 	"belay.dev/belay/internal/decision"
 )
 
-// AttacherLease is what csi-attacher and belay-attacher name their lease, followed by the driver.
-const AttacherLease = attacherLease
-
 // MayName reports whether objects of the namespace may appear in an output.
 func (s *Snapshot) MayName(namespace string) bool { return s.mayName(namespace) }
 

@@ -2,6 +2,7 @@ package diagnosis
 
 import (
 	"regexp"
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -76,7 +77,7 @@ func (x *state) hiddenNames() map[string]bool {
 	for _, claim := range x.Claims {
 		hide(claim.Namespace, claim.Name)
 	}
-	for _, lease := range x.Leases {
+	for _, lease := range slices.Concat(x.Leases, x.OtherLeases) {
 		if lease.Namespace != corev1.NamespaceNodeLease && lease.Namespace != "kube-system" {
 			hide(lease.Namespace, leaseHolder(lease))
 		}

@@ -31,6 +31,9 @@ const (
 	FenceSources Resource = "fencesources"
 	// Namespaces are only listed for completion.
 	Namespaces Resource = "namespaces"
+	// ClusterRoles and ClusterRoleBindings show which leases count; a snapshot does not hold them.
+	ClusterRoles        Resource = "clusterroles"
+	ClusterRoleBindings Resource = "clusterrolebindings"
 )
 
 // Ref names an object.
@@ -53,10 +56,13 @@ type Snapshot struct {
 	Volumes     []*corev1.PersistentVolume      `json:"volumes,omitempty"`
 	Attachments []*storagev1.VolumeAttachment   `json:"attachments,omitempty"`
 	Nodes       []*corev1.Node                  `json:"nodes,omitempty"`
-	Leases      []*coordinationv1.Lease         `json:"leases,omitempty"`
-	CSINodes    []*storagev1.CSINode            `json:"csiNodes,omitempty"`
-	Drivers     []*storagev1.CSIDriver          `json:"drivers,omitempty"`
-	Events      []*corev1.Event                 `json:"events,omitempty"`
+	// Leases are those of the nodes, and of leader election those that count (kube.LeaseOwners).
+	Leases   []*coordinationv1.Lease `json:"leases,omitempty"`
+	CSINodes []*storagev1.CSINode    `json:"csiNodes,omitempty"`
+	Drivers  []*storagev1.CSIDriver  `json:"drivers,omitempty"`
+	Events   []*corev1.Event         `json:"events,omitempty"`
+	// OtherLeases count for nothing. Their names are taken out of texts.
+	OtherLeases []*coordinationv1.Lease `json:"otherLeases,omitempty"`
 	// Fences are all NodeFences. Those and the FenceSources are absent as a whole where recovery is not installed.
 	Fences       []*fencingv1.NodeFence   `json:"nodeFences,omitempty"`
 	FenceSources []*fencingv1.FenceSource `json:"fenceSources,omitempty"`
@@ -94,6 +100,14 @@ func (u Unread) Rule() string {
 		rule += " in namespace " + u.Namespace
 	}
 	return rule
+}
+
+// HidesLeaders reports whether, for want of it, the snapshot may lack a lease of leader election that counts.
+func (u Unread) HidesLeaders() bool {
+	if u.Resource == Leases {
+		return u.Verb == "list" && u.Namespace != corev1.NamespaceNodeLease
+	}
+	return u.Resource == ClusterRoles || u.Resource == ClusterRoleBindings
 }
 
 // mayName reports whether objects of the namespace may appear in an output.

@@ -26,13 +26,40 @@ func (r *run) leases(ctx context.Context, nodes bool) {
 	if !nodes {
 		options.FieldSelector = fields.OneTermNotEqualSelector("metadata.namespace", corev1.NamespaceNodeLease).String()
 	}
-	if list(ctx, r, diagnosis.Ref{Resource: diagnosis.Leases}, options, r.clients.CoordinationV1().Leases("").List, keepLease) {
-		return
+	if !list(ctx, r, diagnosis.Ref{Resource: diagnosis.Leases}, options, r.clients.CoordinationV1().Leases("").List, keepLease) {
+		r.leasesIn(ctx, metav1.NamespaceSystem) // a reader without the right to list all may be allowed to read these
+		if nodes {
+			r.leasesIn(ctx, corev1.NamespaceNodeLease)
+		}
 	}
-	r.leasesIn(ctx, metav1.NamespaceSystem) // a reader without the right to list all may be allowed to read these
-	if nodes {
-		r.leasesIn(ctx, corev1.NamespaceNodeLease)
+	r.countLeases(ctx)
+}
+
+// countLeases puts the leases that do not count apart. Who may write them is read only where that decides it. If it cannot be read, those
+// leases do not count, and the snapshot says that they may be missing.
+func (r *run) countLeases(ctx context.Context) {
+	var owners kube.LeaseOwners
+	elsewhere := func(l *coordinationv1.Lease) bool {
+		return l.Namespace != corev1.NamespaceNodeLease && !owners.Counts(l.Namespace)
 	}
+	decides := false
+	r.add(func(s *diagnosis.Snapshot) {
+		decides = slices.ContainsFunc(s.Leases, func(l *coordinationv1.Lease) bool { return kube.LeadsVolumes(l.Name) && elsewhere(l) })
+	})
+	if decides {
+		read, resource, err := kube.ReadLeaseOwners(ctx, r.clients)
+		if owners = read; err != nil {
+			r.failed(diagnosis.Ref{Resource: diagnosis.Resource(resource)}, "list", err)
+		}
+	}
+	r.add(func(s *diagnosis.Snapshot) {
+		for _, l := range s.Leases {
+			if elsewhere(l) {
+				s.OtherLeases = append(s.OtherLeases, l)
+			}
+		}
+		s.Leases = slices.DeleteFunc(s.Leases, elsewhere)
+	})
 }
 
 func (r *run) leasesIn(ctx context.Context, namespace string) {

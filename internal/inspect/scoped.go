@@ -58,7 +58,7 @@ func (r *run) subject(ctx context.Context, ref diagnosis.Ref) {
 		r.volume(ctx, ref.Name)
 	case diagnosis.Nodes:
 		parallel(func() { r.node(ctx, ref.Name) }, func() { r.csiNode(ctx, ref.Name) }, func() { r.podsOn(ctx, ref.Name, "") })
-	case diagnosis.Attachments, diagnosis.Leases, diagnosis.CSINodes, diagnosis.Drivers, diagnosis.Events, diagnosis.Namespaces,
+	case diagnosis.Attachments, diagnosis.Leases, diagnosis.CSINodes, diagnosis.Drivers, diagnosis.Events, diagnosis.Namespaces, diagnosis.ClusterRoles, diagnosis.ClusterRoleBindings,
 		diagnosis.Fences, diagnosis.FenceSources: // all are listed
 	}
 }

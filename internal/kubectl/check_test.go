@@ -13,6 +13,7 @@ import (
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -56,6 +57,13 @@ func wellCluster(t *testing.T) {
 	create(t, heldLease("kube-system", "kube-controller-manager", "cp-1_u"))
 	create(t, component("drivers", "attacher-0", "example.com/csi-attacher:v4.8.0", "csi-attacher", "--leader-election", "--timeout=1m"))
 	create(t, heldLease("drivers", "external-attacher-leader-disk-example-com", "attacher-0"))
+	create(t, &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "attacher"}, Rules: []rbacv1.PolicyRule{
+		{Verbs: []string{"patch"}, APIGroups: []string{storagev1.GroupName}, Resources: []string{"volumeattachments"}},
+	}})
+	create(t, &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: "attacher"}, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "attacher"},
+		Subjects: []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: "drivers", Name: "default"}},
+	})
 	create(t, heldLease("kube-system", diagnosis.Recovery, "recovery-0"))
 	ready := sourceOf("well-a", "belay-system", "bmc")
 	ready.Status.Conditions[0].Status, ready.Status.Conditions[0].Reason = metav1.ConditionTrue, "SaidOn"

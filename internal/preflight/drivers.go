@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 
@@ -85,11 +86,14 @@ func (h *health) attacher(c *Check, name string, d *storagev1.CSIDriver) string 
 	}
 	l := h.lease(attacherLease(name))
 	if l == nil {
-		if _, all := h.leasesOf(""); !all {
+		if u, all := h.leasesOf(""); !all {
 			c.Result = Unknown
-			return "its attacher is unknown: needs the permission to list leases"
+			return "its attacher is unknown: " + c.unreadable(u).Message
 		}
 		c.Result, c.Hint = Warning, hint(explain.AttacherNotRunning)
+		if slices.ContainsFunc(h.OtherLeases, func(l *coordinationv1.Lease) bool { return l.Name == attacherLease(name) }) {
+			return "its attacher has no lease that counts, only one in a namespace where no ServiceAccount may write VolumeAttachments"
+		}
 		return "its attacher has no lease: it runs without --leader-election, or not at all"
 	}
 	if !h.LeaseHeld(l) {

@@ -105,7 +105,7 @@ func Health(ctx context.Context, c Config, s *diagnosis.Snapshot, takeOver bool)
 
 // attacherLease is the name of the lease of a driver's attacher.
 func attacherLease(driver string) string {
-	return kube.SanitizeDriverName(diagnosis.AttacherLease + driver)
+	return kube.SanitizeDriverName(kube.AttacherLease + driver)
 }
 
 // hint is the page about a Reason.
@@ -157,9 +157,9 @@ func renewed(l *coordinationv1.Lease) time.Time {
 	return l.Spec.RenewTime.Time
 }
 
-// leasesOf reports whether the leases of a namespace, or for "" all, could be read.
+// leasesOf reports whether the leases that count are known: of a namespace, or for "" all.
 func (h *health) leasesOf(namespace string) (diagnosis.Unread, bool) {
-	all := slices.IndexFunc(h.unread, func(u diagnosis.Unread) bool { return u.Resource == diagnosis.Leases && u.Namespace == "" })
+	all := slices.IndexFunc(h.unread, func(u diagnosis.Unread) bool { return u.HidesLeaders() && u.Namespace == "" })
 	if all < 0 {
 		return diagnosis.Unread{}, true
 	}
@@ -355,7 +355,7 @@ func (h *health) checkLeases() []Check {
 	for _, l := range slices.SortedFunc(slices.Values(h.Leases), func(a, b *coordinationv1.Lease) int {
 		return strings.Compare(a.Name+" "+a.Namespace, b.Name+" "+b.Namespace)
 	}) {
-		if l.Namespace == corev1.NamespaceNodeLease || l.Name != upstreamProgram && l.Name != kube.FieldManager && !strings.HasPrefix(l.Name, diagnosis.AttacherLease) {
+		if l.Namespace == corev1.NamespaceNodeLease || !kube.LeadsVolumes(l.Name) {
 			continue
 		}
 		checks = append(checks, h.checkLease(l))
@@ -381,7 +381,7 @@ func (h *health) checkLease(l *coordinationv1.Lease) Check {
 		return c
 	}
 	c.Result, c.Message, c.Hint = Warning, "not held, "+age, hint(explain.AttacherNotRunning)
-	if !strings.HasPrefix(l.Name, diagnosis.AttacherLease) {
+	if !strings.HasPrefix(l.Name, kube.AttacherLease) {
 		c.Hint = hint(explain.NoAttachController) // which controller is to run, the first check judges
 		return c
 	}

@@ -20,7 +20,7 @@ import (
 )
 
 // ownNamespace is where belay's manifests put its programs.
-const ownNamespace = "belay-system"
+const ownNamespace = kube.OwnNamespace
 
 // program is a container that runs one of the programs that attach volumes.
 type program struct {
@@ -137,7 +137,7 @@ func Components(ctx context.Context, clients kubernetes.Interface, s *diagnosis.
 func (h *health) readAllPrograms(ctx context.Context, clients kubernetes.Interface) {
 	namespaces := []string{upstreamNamespace, ownNamespace}
 	for _, l := range h.Leases {
-		if (l.Name == kube.FieldManager || strings.HasPrefix(l.Name, diagnosis.AttacherLease)) && !slices.Contains(namespaces, l.Namespace) {
+		if (l.Name == kube.FieldManager || strings.HasPrefix(l.Name, kube.AttacherLease)) && !slices.Contains(namespaces, l.Namespace) {
 			namespaces = append(namespaces, l.Namespace)
 		}
 	}
