@@ -143,11 +143,12 @@ func provenBy(f *fencingv1.NodeFence) fencing.Class {
 	return ""
 }
 
-// Renewal is a text that changes with each renewal of a lease, also by another kubelet.
+// Renewal is a text that changes with each renewal of a lease, also by another kubelet. It is the same for a lease from the API server and from a
+// cache, which cuts the holder.
 func Renewal(lease *coordinationv1.Lease) string {
 	holder, at := "", ""
 	if lease.Spec.HolderIdentity != nil {
-		holder = *lease.Spec.HolderIdentity
+		holder = Name(*lease.Spec.HolderIdentity)
 	}
 	if lease.Spec.RenewTime != nil {
 		at = lease.Spec.RenewTime.UTC().Format(time.RFC3339Nano)

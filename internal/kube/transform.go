@@ -51,7 +51,7 @@ func meta(m metav1.ObjectMeta) metav1.ObjectMeta {
 // StripPod keeps where the pod runs, whether it still does, its volumes that may be attached, and whether they are mounted.
 func StripPod(pod *corev1.Pod) *corev1.Pod {
 	kept := &corev1.Pod{ObjectMeta: meta(pod.ObjectMeta)}
-	kept.Spec.NodeName = pod.Spec.NodeName
+	kept.Spec.NodeName = Name(pod.Spec.NodeName)
 	switch phase := pod.Status.Phase; {
 	case phase == corev1.PodFailed, phase == corev1.PodSucceeded:
 		kept.Status.Phase = phase
@@ -63,13 +63,19 @@ func StripPod(pod *corev1.Pod) *corev1.Pod {
 		switch {
 		case v.PersistentVolumeClaim != nil:
 			kept.Spec.Volumes = append(kept.Spec.Volumes, corev1.Volume{
-				Name: v.Name, VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: v.PersistentVolumeClaim},
+				Name: v.Name, VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: stripClaimOf(v)},
 			})
 		case v.Ephemeral != nil:
 			kept.Spec.Volumes = append(kept.Spec.Volumes, corev1.Volume{
 				Name: v.Name, VolumeSource: corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{}},
 			})
-		case hasInlineVolume(v):
+		case v.FC != nil:
+			kept.Spec.Volumes = append(kept.Spec.Volumes, corev1.Volume{Name: v.Name, VolumeSource: corev1.VolumeSource{FC: stripFC(v.FC)}})
+		case v.ISCSI != nil:
+			kept.Spec.Volumes = append(kept.Spec.Volumes, corev1.Volume{Name: v.Name, VolumeSource: corev1.VolumeSource{ISCSI: &corev1.ISCSIVolumeSource{
+				TargetPortal: v.ISCSI.TargetPortal, IQN: v.ISCSI.IQN, Lun: v.ISCSI.Lun,
+			}}})
+		case hasInlineVolume(v): // its translation, which the VolumeAttachment gets, has all of it
 			kept.Spec.Volumes = append(kept.Spec.Volumes, *v)
 		}
 	}
@@ -79,6 +85,20 @@ func StripPod(pod *corev1.Pod) *corev1.Pod {
 		kept.Status.ContainerStatuses = make([]corev1.ContainerStatus, 1)
 	}
 	return kept
+}
+
+// stripClaimOf keeps which claim a volume of a pod is.
+func stripClaimOf(volume *corev1.Volume) *corev1.PersistentVolumeClaimVolumeSource {
+	source := volume.PersistentVolumeClaim
+	if name := Name(source.ClaimName); name != source.ClaimName {
+		return &corev1.PersistentVolumeClaimVolumeSource{ClaimName: name, ReadOnly: source.ReadOnly}
+	}
+	return source
+}
+
+// stripFC keeps which Fibre Channel volume this is.
+func stripFC(source *corev1.FCVolumeSource) *corev1.FCVolumeSource {
+	return &corev1.FCVolumeSource{TargetWWNs: source.TargetWWNs, Lun: source.Lun, WWIDs: source.WWIDs}
 }
 
 // VolumesMounted reports whether the kubelet has mounted the pod's volumes: it makes the sandbox after that (k/k v1.36.3
@@ -149,16 +169,23 @@ func StripNode(node *corev1.Node) *corev1.Node {
 
 // stripLease keeps who renewed the lease, and when.
 func stripLease(lease *coordinationv1.Lease) *coordinationv1.Lease {
-	return &coordinationv1.Lease{ObjectMeta: meta(lease.ObjectMeta), Spec: lease.Spec}
+	spec := &lease.Spec
+	kept := &coordinationv1.Lease{ObjectMeta: meta(lease.ObjectMeta), Spec: coordinationv1.LeaseSpec{
+		LeaseDurationSeconds: spec.LeaseDurationSeconds, AcquireTime: spec.AcquireTime, RenewTime: spec.RenewTime,
+	}}
+	if spec.HolderIdentity != nil {
+		kept.Spec.HolderIdentity = new(Name(*spec.HolderIdentity))
+	}
+	return kept
 }
 
 // stripClaim keeps what the claim is bound to and the pod that owns it.
 func stripClaim(claim *corev1.PersistentVolumeClaim) *corev1.PersistentVolumeClaim {
 	kept := &corev1.PersistentVolumeClaim{ObjectMeta: meta(claim.ObjectMeta)}
 	if owner := metav1.GetControllerOfNoCopy(claim); owner != nil {
-		kept.OwnerReferences = []metav1.OwnerReference{{UID: owner.UID, Controller: owner.Controller}}
+		kept.OwnerReferences = []metav1.OwnerReference{{UID: Name(owner.UID), Controller: owner.Controller}}
 	}
-	kept.Spec.VolumeName = claim.Spec.VolumeName
+	kept.Spec.VolumeName = Name(claim.Spec.VolumeName)
 	kept.Status.Phase = claim.Status.Phase
 	return kept
 }
@@ -177,13 +204,13 @@ func StripVolume(volume *corev1.PersistentVolume) *corev1.PersistentVolume {
 	}
 	kept.Spec.AccessModes = volume.Spec.AccessModes
 	if ref := volume.Spec.ClaimRef; ref != nil {
-		kept.Spec.ClaimRef = &corev1.ObjectReference{Namespace: ref.Namespace, Name: ref.Name, UID: ref.UID}
+		kept.Spec.ClaimRef = &corev1.ObjectReference{Namespace: Name(ref.Namespace), Name: Name(ref.Name), UID: Name(ref.UID)}
 	}
 	switch source := volume.Spec.PersistentVolumeSource; {
 	case source.CSI != nil:
 		kept.Spec.CSI = &corev1.CSIPersistentVolumeSource{Driver: source.CSI.Driver, VolumeHandle: source.CSI.VolumeHandle}
 	case source.FC != nil:
-		kept.Spec.FC = source.FC
+		kept.Spec.FC = stripFC(source.FC)
 	case source.ISCSI != nil:
 		kept.Spec.ISCSI = &corev1.ISCSIPersistentVolumeSource{
 			TargetPortal: source.ISCSI.TargetPortal, IQN: source.ISCSI.IQN, Lun: source.ISCSI.Lun,
