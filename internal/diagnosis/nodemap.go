@@ -212,7 +212,7 @@ func (x *state) placeUnbound(at func(string) *atNode, is func(string) bool) {
 		if x.volumes[claim.Spec.VolumeName] != nil {
 			continue
 		}
-		driver := claim.Annotations[provisionerAnnotation]
+		driver := claim.Annotations[ProvisionerAnnotation]
 		if driver == "" || !is(driver) {
 			continue
 		}
@@ -228,8 +228,8 @@ func (x *state) placeUnbound(at func(string) *atNode, is func(string) bool) {
 	}
 }
 
-// provisionerAnnotation is set by the PersistentVolume controller on claims that an external provisioner is to serve.
-const provisionerAnnotation = "volume.kubernetes.io/storage-provisioner"
+// ProvisionerAnnotation is set by the PersistentVolume controller on claims that an external provisioner is to serve.
+const ProvisionerAnnotation = "volume.kubernetes.io/storage-provisioner"
 
 // describe counts the slots as the scheduler does (k/k pkg/scheduler/framework/plugins/nodevolumelimits/csi.go): the volumes of pods
 // on the node, and the VolumeAttachments of CSI PersistentVolumes, each volume once.

@@ -278,7 +278,7 @@ func TestMapCountsAsTheScheduler(t *testing.T) {
 	s.waits("prod", "p3", "a", "only-pod")
 	s.pod("prod", "p4", "a", "ended").Status.Phase = corev1.PodSucceeded
 	unbound := fixture.Claim("prod", "claim-new", &corev1.PersistentVolume{})
-	unbound.Annotations = map[string]string{provisionerAnnotation: disk}
+	unbound.Annotations = map[string]string{ProvisionerAnnotation: disk}
 	s.Claims = append(s.Claims, unbound)
 	s.waits("prod", "p5", "b", "new")
 	m := Map(s.Snapshot, "", "")

@@ -8,6 +8,8 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
+
+	"belay.dev/belay/internal/diagnosis"
 )
 
 // The objects of a large cluster have to fit into the memory of a laptop, beside the page that is being read. Each is copied, because
@@ -125,7 +127,7 @@ func keepModes(modes []corev1.PersistentVolumeAccessMode) []corev1.PersistentVol
 func keepClaim(claim *corev1.PersistentVolumeClaim) *corev1.PersistentVolumeClaim {
 	kept := &corev1.PersistentVolumeClaim{ObjectMeta: keepMeta(claim.ObjectMeta)}
 	if claim.Spec.VolumeName == "" || claim.Status.Phase != corev1.ClaimBound {
-		kept.Annotations = claim.Annotations
+		kept.Annotations = only(claim.Annotations, diagnosis.ProvisionerAnnotation)
 	}
 	kept.Spec.VolumeName, kept.Spec.StorageClassName, kept.Spec.AccessModes = claim.Spec.VolumeName, claim.Spec.StorageClassName, keepModes(claim.Spec.AccessModes)
 	kept.Status.Phase = corev1.PersistentVolumeClaimPhase(one(string(claim.Status.Phase)))

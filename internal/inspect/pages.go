@@ -36,6 +36,7 @@ func list[L runtime.Object, T any](ctx context.Context, r *run, ref diagnosis.Re
 		if !ok {
 			return fmt.Errorf("the list of %s has an object of type %T", ref.Resource, o)
 		}
+		cut(object)
 		store(part, object)
 		n++
 		return nil

@@ -126,6 +126,7 @@ func get[T any](ctx context.Context, r *run, ref diagnosis.Ref, read func(contex
 		r.failed(ref, "get", err)
 		return nil
 	}
+	cut(object)
 	r.add(func(s *diagnosis.Snapshot) { store(s, object) })
 	return object
 }

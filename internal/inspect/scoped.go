@@ -73,7 +73,7 @@ func storePod(r *run) func(*diagnosis.Snapshot, *corev1.Pod) {
 func (r *run) claim(ctx context.Context, namespace, name string) {
 	ref := diagnosis.Ref{Resource: diagnosis.Claims, Namespace: namespace, Name: name}
 	if get(ctx, r, ref, r.clients.CoreV1().PersistentVolumeClaims(namespace).Get, func(s *diagnosis.Snapshot, c *corev1.PersistentVolumeClaim) {
-		s.Claims = append(s.Claims, c)
+		s.Claims = append(s.Claims, keepClaim(c))
 	}) != nil {
 		r.mayName(namespace)
 	}

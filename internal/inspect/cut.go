@@ -1,0 +1,128 @@
+package inspect
+
+import (
+	"slices"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"belay.dev/belay/internal/kube"
+)
+
+// fewMarks is how many finalizers and owners of an object are kept: there are seldom more than three, and the API server sets no limit.
+const fewMarks = 20
+
+// cut applies kube.Name and kube.Text to what a client with few rights may write into an object. Every object that enters a snapshot passes it.
+// The object is changed: nothing else has it yet.
+func cut(object any) {
+	switch o := object.(type) {
+	case *corev1.Pod:
+		cutMeta(&o.ObjectMeta)
+		cutPod(o)
+	case *corev1.PersistentVolumeClaim:
+		cutMeta(&o.ObjectMeta)
+		o.Spec.VolumeName = kube.Name(o.Spec.VolumeName)
+		for i := range o.Status.Conditions {
+			cutTexts(&o.Status.Conditions[i].Reason, &o.Status.Conditions[i].Message)
+		}
+	case *corev1.PersistentVolume:
+		if ref := o.Spec.ClaimRef; ref != nil {
+			cutRef(ref)
+		}
+		cutTexts(&o.Status.Message, &o.Status.Reason)
+	case *corev1.Node:
+		cutMeta(&o.ObjectMeta)
+		for i := range o.Status.Conditions {
+			cutTexts(&o.Status.Conditions[i].Reason, &o.Status.Conditions[i].Message)
+		}
+	case *coordinationv1.Lease:
+		cutMeta(&o.ObjectMeta)
+		cutName(o.Spec.HolderIdentity)
+		cutName(o.Spec.PreferredHolder)
+	case *corev1.Event:
+		cutMeta(&o.ObjectMeta)
+		cutEvent(o)
+	}
+}
+
+func cutMeta(m *metav1.ObjectMeta) {
+	m.Finalizers = slices.Clone(m.Finalizers[:min(len(m.Finalizers), fewMarks)]) // else all stay in memory
+	m.OwnerReferences = slices.Clone(m.OwnerReferences[:min(len(m.OwnerReferences), fewMarks)])
+	for i := range m.OwnerReferences {
+		o := &m.OwnerReferences[i]
+		o.APIVersion, o.Kind, o.Name, o.UID = kube.Name(o.APIVersion), kube.Name(o.Kind), kube.Name(o.Name), kube.Name(o.UID)
+	}
+}
+
+func cutPod(pod *corev1.Pod) {
+	pod.Spec.NodeName = kube.Name(pod.Spec.NodeName)
+	for i := range pod.Spec.Volumes {
+		if claim := pod.Spec.Volumes[i].PersistentVolumeClaim; claim != nil {
+			claim.ClaimName = kube.Name(claim.ClaimName)
+		}
+	}
+	cutTexts(&pod.Status.Reason, &pod.Status.Message)
+	for i := range pod.Status.Conditions {
+		cutTexts(&pod.Status.Conditions[i].Reason, &pod.Status.Conditions[i].Message)
+	}
+	for _, statuses := range [][]corev1.ContainerStatus{pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses, pod.Status.EphemeralContainerStatuses} {
+		for i := range statuses {
+			cutState(&statuses[i].State)
+			cutState(&statuses[i].LastTerminationState)
+		}
+	}
+}
+
+func cutState(s *corev1.ContainerState) {
+	if w := s.Waiting; w != nil {
+		cutTexts(&w.Reason, &w.Message)
+	}
+	if t := s.Terminated; t != nil {
+		cutTexts(&t.Reason, &t.Message, &t.ContainerID)
+	}
+}
+
+func cutEvent(e *corev1.Event) {
+	cutRef(&e.InvolvedObject)
+	if e.Related != nil {
+		cutRef(e.Related)
+	}
+	for _, name := range []*string{&e.Reason, &e.Action, &e.Source.Component, &e.Source.Host, &e.ReportingController, &e.ReportingInstance} {
+		cutName(name)
+	}
+	cutTexts(&e.Message)
+}
+
+func cutRef(r *corev1.ObjectReference) {
+	for _, name := range []*string{&r.Kind, &r.Namespace, &r.Name, &r.APIVersion, &r.ResourceVersion, &r.FieldPath} {
+		cutName(name)
+	}
+	r.UID = kube.Name(r.UID)
+}
+
+func cutName(name *string) {
+	if name != nil {
+		*name = kube.Name(*name)
+	}
+}
+
+func cutTexts(texts ...*string) {
+	for _, text := range texts {
+		*text = kube.Text(*text)
+	}
+}
+
+// only returns the annotations that a diagnosis reads, nil without any.
+func only(annotations map[string]string, names ...string) map[string]string {
+	var kept map[string]string
+	for _, name := range names {
+		if value, ok := annotations[name]; ok {
+			if kept == nil {
+				kept = map[string]string{}
+			}
+			kept[name] = kube.Name(value)
+		}
+	}
+	return kept
+}
