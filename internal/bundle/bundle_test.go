@@ -182,3 +182,28 @@ func TestSizeLimit(t *testing.T) {
 		}
 	}
 }
+
+// TestLongWordsTakeLinearTime: a log line or a handle is one word of many parts. Each part was compared with all names up to the end of the word,
+// which took hours for a megabyte; the test binary's time limit is the judge.
+func TestLongWordsTakeLinearTime(t *testing.T) {
+	names := NewPseudonyms([]string{"pod", "claim"}, map[string][]string{"pod": {"a-b", "a", "a-b-c"}, "claim": {"data.db_0"}})
+	for _, part := range []string{"a-b-c-", "x.", "a_", "-", "data.db_"} {
+		got := names.Replace("x-" + strings.Repeat(part, 1<<20/len(part)) + "0")
+		if strings.Contains(got, "a-b") || strings.Contains(got, "a_a") {
+			t.Errorf("names are left in %.80s", got)
+		}
+	}
+}
+
+// TestNamesInWords: the longest name that begins at a part of a word is replaced.
+func TestNamesInWords(t *testing.T) {
+	names := NewPseudonyms([]string{"pod", "claim"}, map[string][]string{"pod": {"db", "db-0", "db-0-x.y"}, "claim": {"data-db-0", "0"}})
+	for text, want := range map[string]string{
+		"db-0-x.y": "pod-x3", "db-0-x": "pod-x2-x", "db-0-x.yz": "pod-x2-x.yz", "a--db_0": "a--pod-x1_claim-x1", "data-db-0-db": "claim-x2-pod-x1",
+		"data-db": "data-pod-x1", "dbx-0": "dbx-claim-x1", "db-0.svc, db": "pod-x2.svc, pod-x1",
+	} {
+		if got := names.Replace(text); got != want {
+			t.Errorf("%s became %s, want %s", text, got, want)
+		}
+	}
+}

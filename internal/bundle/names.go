@@ -7,14 +7,18 @@ import (
 )
 
 // Pseudonyms replaces names, each by the same wherever it is.
-type Pseudonyms struct{ of map[string]string }
+type Pseudonyms struct {
+	of map[string]string
+	// lengths holds the lengths of the names that begin with a part, the longest first: a word may have a million parts.
+	lengths map[string][]int
+}
 
 // wellKnown are namespaces that every cluster has, and belay's.
 var wellKnown = []string{"default", "kube-system", "kube-public", "kube-node-lease", "belay-system"}
 
 // NewPseudonyms makes pseudonyms for the names, by kind: "pod-x1" for the first name of the kind "pod". A name of several kinds has one.
 func NewPseudonyms(kinds []string, names map[string][]string) *Pseudonyms {
-	p := &Pseudonyms{of: map[string]string{}}
+	p := &Pseudonyms{of: map[string]string{}, lengths: map[string][]int{}}
 	for _, kind := range kinds {
 		sorted := slices.Compact(slices.Sorted(slices.Values(names[kind])))
 		n := 0
@@ -22,6 +26,7 @@ func NewPseudonyms(kinds []string, names map[string][]string) *Pseudonyms {
 			if p.of[name] == "" && name != "" && !slices.Contains(wellKnown, name) {
 				n++
 				p.of[name] = fmt.Sprintf("%s-x%d", kind, n)
+				p.addLength(firstPart(name), len(name))
 			}
 		}
 	}
@@ -35,39 +40,46 @@ func (p *Pseudonyms) word(found string) string {
 	if other := p.of[found]; other != "" {
 		return other
 	}
-	var parts, separators []string
-	for rest := found; ; {
-		i := strings.IndexAny(rest, "-._")
-		if i < 0 {
-			parts = append(parts, rest)
-			break
-		}
-		parts, separators, rest = append(parts, rest[:i]), append(separators, rest[i:i+1]), rest[i+1:]
-	}
-	join := func(from, to int) string {
-		var b strings.Builder
-		for i := from; i < to; i++ {
-			b.WriteString(parts[i])
-			if i+1 < to {
-				b.WriteString(separators[i])
-			}
-		}
-		return b.String()
-	}
 	var b strings.Builder
-	for i := 0; i < len(parts); {
-		next, text := i+1, parts[i]
-		for j := len(parts); j > i; j-- { // the longest name that begins here
-			if other := p.of[join(i, j)]; other != "" {
-				next, text = j, other
-				break
-			}
-		}
+	for rest := found; rest != ""; {
+		next, text := p.first(rest)
 		b.WriteString(text)
-		if next < len(parts) {
-			b.WriteString(separators[next-1])
+		if next < len(rest) {
+			b.WriteByte(rest[next])
+			next++
 		}
-		i = next
+		rest = rest[next:]
 	}
 	return b.String()
+}
+
+// first returns the end of the longest name with which a part of a word begins, and its pseudonym; without one, those of the part itself.
+func (p *Pseudonyms) first(rest string) (end int, text string) {
+	part := firstPart(rest)
+	for _, length := range p.lengths[part] {
+		if length > len(rest) || length < len(rest) && !strings.ContainsRune(separators, rune(rest[length])) {
+			continue
+		}
+		if other := p.of[rest[:length]]; other != "" {
+			return length, other
+		}
+	}
+	return len(part), part
+}
+
+func (p *Pseudonyms) addLength(part string, length int) {
+	at, ok := slices.BinarySearchFunc(p.lengths[part], length, func(a, b int) int { return b - a })
+	if !ok {
+		p.lengths[part] = slices.Insert(p.lengths[part], at, length)
+	}
+}
+
+// separators are between the parts of a name.
+const separators = "-._"
+
+func firstPart(text string) string {
+	if end := strings.IndexAny(text, separators); end >= 0 {
+		return text[:end]
+	}
+	return text
 }
