@@ -9,6 +9,7 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
@@ -101,5 +102,37 @@ func TestLongNamesInSnapshot(t *testing.T) {
 	e, err := diagnosis.Explain(s, diagnosis.Ref{Resource: diagnosis.Claims, Namespace: "a", Name: "x"})
 	if err != nil || len(e.Findings) == 0 || e.Findings[0].Volume.PersistentVolume != kube.NoName {
 		t.Errorf("the claim is explained as %+v (%v)", e, err)
+	}
+}
+
+// TestLongNamesInArchive: the archive of kubectl belay bundle has the same objects as they come from the API server.
+func TestLongNamesInArchive(t *testing.T) {
+	long := strings.Repeat("x", 64<<10)
+	for _, object := range hostile(long) {
+		t.Run(fmt.Sprintf("%T", object), func(t *testing.T) {
+			fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(object)
+			if err != nil {
+				t.Fatal(err)
+			}
+			o := &unstructured.Unstructured{Object: fields}
+			Cut(o)
+			handle, _, _ := unstructured.NestedString(o.Object, "spec", "csi", "volumeHandle")
+			if _, ok := object.(*corev1.PersistentVolume); ok && handle != "handle-"+long {
+				t.Errorf("the handle was cut to %d bytes", len(handle))
+			}
+			inUse, _, _ := unstructured.NestedStringSlice(o.Object, "status", "volumesInUse")
+			if _, ok := object.(*corev1.Node); ok && inUse[0] != "in-use-"+long {
+				t.Errorf("the entry of the Node's list was cut to %d bytes", len(inUse[0]))
+			}
+			unstructured.RemoveNestedField(o.Object, "spec", "csi", "volumeHandle")
+			unstructured.RemoveNestedField(o.Object, "status", "volumesInUse")
+			document, err := json.Marshal(o)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if strings.Contains(string(document), long[:kube.MaxText+1]) {
+				t.Error("a long text is left")
+			}
+		})
 	}
 }

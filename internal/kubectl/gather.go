@@ -23,6 +23,7 @@ import (
 	fencingv1 "belay.dev/belay/api/fencing/v1alpha1"
 	"belay.dev/belay/internal/bundle"
 	"belay.dev/belay/internal/diagnosis"
+	"belay.dev/belay/internal/inspect"
 	"belay.dev/belay/internal/preflight"
 )
 
@@ -214,7 +215,11 @@ func (g *gathering) list(ctx context.Context, k kind) error {
 	var failed error
 	err := pages.EachListItem(ctx, k.options, func(o runtime.Object) error {
 		object, ok := o.(*unstructured.Unstructured)
-		if !ok || object.GetNamespace() != "" && !g.mayName(object.GetNamespace()) || !k.keep(object) {
+		if !ok || object.GetNamespace() != "" && !g.mayName(object.GetNamespace()) {
+			return nil
+		}
+		inspect.Cut(object)
+		if !k.keep(object) {
 			return nil
 		}
 		failed = file.Add(object)
