@@ -235,5 +235,5 @@ func wrap(call, volume string, err error) error {
 	if err == nil {
 		return nil
 	}
-	return fmt.Errorf("%s of volume %s: %w", call, volume, err)
+	return fmt.Errorf("%s of volume %s: %w", call, volume, Secrets{}.redactError(err))
 }

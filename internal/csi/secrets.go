@@ -16,6 +16,8 @@ import (
 	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/status"
 	"k8s.io/klog/v2"
+
+	"belay.dev/belay/internal/decision"
 )
 
 // Secrets are the credentials of one request. They are kept no longer than the request and print as [REDACTED].
@@ -53,13 +55,13 @@ func (s Secrets) redact(text string) string {
 }
 
 // redactError returns the error of a call as it may be logged and stored: the driver's message without the secrets of its request,
-// and the same code. The details of the status are dropped: CSI allows none.
+// cut to the length that is kept of any text, and the same code. The details of the status are dropped: CSI allows none.
 func (s Secrets) redactError(err error) error {
 	answer, ok := status.FromError(err)
 	if err == nil || !ok {
 		return err
 	}
-	if message := s.redact(answer.Message()); message != answer.Message() {
+	if message := decision.Text(s.redact(answer.Message())); message != answer.Message() {
 		return status.Error(answer.Code(), message)
 	}
 	return err

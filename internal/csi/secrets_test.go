@@ -2,10 +2,13 @@ package csi
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"belay.dev/belay/internal/decision"
 )
 
 func TestSecretsAreRedactedInErrors(t *testing.T) {
@@ -60,6 +63,26 @@ func TestSecretsPrintRedacted(t *testing.T) {
 	for _, verb := range []string{"%v", "%+v", "%#v", "%s"} {
 		if got := fmt.Sprintf(verb, secrets); got != "[REDACTED]" {
 			t.Errorf("%s printed %s", verb, got)
+		}
+	}
+}
+
+// TestLongErrorsAreCut: a driver may quote the answer of its storage. The secret is taken out before the cut: half of one is a secret too.
+func TestLongErrorsAreCut(t *testing.T) {
+	secrets := Secrets{"password": "hunter2-and-more"}
+	said := strings.Repeat("x", decision.MaxText-8) + "hunter2-and-more" + strings.Repeat("x", 1<<20)
+	for name, err := range map[string]error{
+		"a call with secrets": secrets.redactError(status.Error(codes.Internal, said)),
+		"a call without":      wrap("NodeUnpublishVolume", "v", status.Error(codes.Internal, strings.Repeat("x", 1<<20))),
+	} {
+		if n := len(status.Convert(err).Message()); n > decision.MaxText+100 {
+			t.Errorf("%s: the error has %d bytes", name, n)
+		}
+		if code, _ := Code(err); code != codes.Internal {
+			t.Errorf("%s: the code became %v", name, code)
+		}
+		if strings.Contains(err.Error(), "hunter") {
+			t.Errorf("%s: the error has a part of the secret", name)
 		}
 	}
 }

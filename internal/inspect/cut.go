@@ -7,13 +7,14 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"belay.dev/belay/internal/decision"
 	"belay.dev/belay/internal/kube"
 )
 
 // fewMarks is how many finalizers and owners of an object are kept: there are seldom more than three, and the API server sets no limit.
 const fewMarks = 20
 
-// cut applies kube.Name and kube.Text to what a client with few rights may write into an object. Every object that enters a snapshot passes it.
+// cut applies kube.Name and decision.Text to what a client with few rights may write into an object. Every object that enters a snapshot passes it.
 // The object is changed: nothing else has it yet.
 func cut(object any) {
 	switch o := object.(type) {
@@ -56,12 +57,7 @@ func cutMeta(m *metav1.ObjectMeta) {
 }
 
 func cutPod(pod *corev1.Pod) {
-	pod.Spec.NodeName = kube.Name(pod.Spec.NodeName)
-	for i := range pod.Spec.Volumes {
-		if claim := pod.Spec.Volumes[i].PersistentVolumeClaim; claim != nil {
-			claim.ClaimName = kube.Name(claim.ClaimName)
-		}
-	}
+	kube.CutPod(pod)
 	cutTexts(&pod.Status.Reason, &pod.Status.Message)
 	for i := range pod.Status.Conditions {
 		cutTexts(&pod.Status.Conditions[i].Reason, &pod.Status.Conditions[i].Message)
@@ -109,7 +105,7 @@ func cutName(name *string) {
 
 func cutTexts(texts ...*string) {
 	for _, text := range texts {
-		*text = kube.Text(*text)
+		*text = decision.Text(*text)
 	}
 }
 

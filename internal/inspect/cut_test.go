@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
 
+	"belay.dev/belay/internal/decision"
 	"belay.dev/belay/internal/diagnosis"
 	"belay.dev/belay/internal/kube"
 )
@@ -96,7 +97,7 @@ func TestLongNamesInSnapshot(t *testing.T) {
 	if bound := 100 << 10; len(document) > bound {
 		t.Errorf("keeps %d bytes, want at most %d", len(document), bound)
 	}
-	if strings.Contains(string(document), long[:kube.MaxText+1]) {
+	if strings.Contains(string(document), long[:decision.MaxText+1]) {
 		t.Error("a long text is in the snapshot")
 	}
 	e, err := diagnosis.Explain(s, diagnosis.Ref{Resource: diagnosis.Claims, Namespace: "a", Name: "x"})
@@ -130,7 +131,7 @@ func TestLongNamesInArchive(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if strings.Contains(string(document), long[:kube.MaxText+1]) {
+			if strings.Contains(string(document), long[:decision.MaxText+1]) {
 				t.Error("a long text is left")
 			}
 		})

@@ -5,6 +5,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
+	"belay.dev/belay/internal/decision"
 	"belay.dev/belay/internal/kube"
 )
 
@@ -17,7 +18,7 @@ var nameFields = map[string]bool{
 // uncutFields are volume handles, and the lists of a Node.
 var uncutFields = map[string]bool{"volumeHandle": true, "volumesInUse": true, "volumesAttached": true}
 
-// Cut applies kube.Name and kube.Text to all fields of an object, except volume handles and the lists of a Node. It changes the object.
+// Cut applies kube.Name and decision.Text to all fields of an object, except volume handles and the lists of a Node. It changes the object.
 func Cut(o *unstructured.Unstructured) {
 	for key, value := range o.Object {
 		o.Object[key] = cutField(key, value)
@@ -34,7 +35,7 @@ func cutField(key string, value any) any {
 		case nameFields[key]:
 			return kube.Name(v)
 		case !strings.HasPrefix(key, "belay.dev/"): // these annotations record handles, also as parts of JSON
-			return kube.Text(v)
+			return decision.Text(v)
 		}
 	case map[string]any:
 		for inner, value := range v {

@@ -1,23 +1,19 @@
 package kube
 
-import "strings"
+import corev1 "k8s.io/api/core/v1"
 
 // Clients with few rights write most names and texts that belay reads, and the API server does not limit all of them: a claim's volumeName, a
 // pod's claimName and a lease's holderIdentity may be as long as a whole object (k/k v1.36.3 pkg/apis/core/validation/validation.go
 // ValidatePersistentVolumeClaimSpec and validatePersistentClaimVolumeSource, pkg/apis/coordination/validation/validation.go ValidateLeaseSpec).
-// Name and Text are the one limit, and every cache, snapshot, log and archive applies it to what enters it. Volume handles and the entries of a
+// Name and decision.Text are the one limit, and every cache, snapshot, log and archive applies it to what enters it. Volume handles and the entries of a
 // Node's lists pass uncut: what belay detaches depends on them. The message of a VolumeAttachment's errors also passes uncut, because the
 // attacher compares it with what it would write: the API server limits it to 1 KiB (pkg/apis/storage/validation/validation.go
 // maxVolumeErrorMessageSize).
 const (
 	// MaxName is the length of the longest name of an object, in bytes (RFC 1123 subdomain).
 	MaxName = 253
-	// MaxText is the length of the longest text of another component that is kept, in bytes.
-	MaxText = 4 << 10
 	// NoName replaces a name that is longer than MaxName. No object has this name, because names have no spaces.
 	NoName = "(longer than a name)"
-
-	ellipsis = "..."
 )
 
 // Name returns a name that refers to an object, or NoName if it is too long to be one. Two names that are too long are one name, and neither
@@ -29,11 +25,12 @@ func Name[S ~string](name S) S {
 	return name
 }
 
-// Text returns a text that another component wrote, such as an error, without what exceeds MaxText.
-func Text(text string) string {
-	if len(text) <= MaxText {
-		return text
+// CutPod applies Name to the names of other objects in a pod's spec. It changes the pod.
+func CutPod(pod *corev1.Pod) {
+	pod.Spec.NodeName = Name(pod.Spec.NodeName)
+	for i := range pod.Spec.Volumes {
+		if claim := pod.Spec.Volumes[i].PersistentVolumeClaim; claim != nil {
+			claim.ClaimName = Name(claim.ClaimName)
+		}
 	}
-	kept := strings.ToValidUTF8(text[:MaxText-len(ellipsis)], "") // half a character at the end
-	return strings.Clone(kept) + ellipsis                         // else the whole text stays in memory
 }

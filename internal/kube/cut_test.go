@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"strings"
 	"testing"
-	"unicode/utf8"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -27,23 +26,6 @@ func TestLongNamesNameNothing(t *testing.T) {
 	}
 	if got := Name(Name(longest + "b")); got != NoName {
 		t.Errorf("a name that was replaced became %q", got)
-	}
-}
-
-func TestLongTextsAreCutAtCharacters(t *testing.T) {
-	for _, text := range []string{"", strings.Repeat("a", MaxText), strings.Repeat("ä", MaxText/2)} {
-		if got := Text(text); got != text {
-			t.Errorf("%d bytes became %d", len(text), len(got))
-		}
-	}
-	for _, text := range []string{strings.Repeat("a", 1<<20), strings.Repeat("ä", 1<<19), strings.Repeat("\xff", 1<<20), "a" + strings.Repeat("\U0001F4BE", 1<<18)} {
-		got := Text(text)
-		if len(got) > MaxText || !utf8.ValidString(got) || !strings.HasSuffix(got, "...") {
-			t.Errorf("%q... became %d bytes, valid: %v", text[:8], len(got), utf8.ValidString(got))
-		}
-		if Text(got) != got {
-			t.Error("a text that was cut is cut again")
-		}
 	}
 }
 

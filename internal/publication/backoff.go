@@ -3,35 +3,19 @@ package publication
 import (
 	"hash/fnv"
 	"strconv"
-	"strings"
 	"time"
-	"unicode/utf8"
+
+	"belay.dev/belay/internal/decision"
 )
 
-// maxMessage is the limit of the API server for VolumeError.message, in bytes.
+// maxMessage is the limit of the API server for VolumeError.message, in bytes (k/k v1.36.3 pkg/apis/storage/validation/validation.go:45).
 const maxMessage = 1024
 
 // maxQuotedError limits an error that is quoted in another message.
 const maxQuotedError = 512
 
-// ellipsis ends a truncated message.
-const ellipsis = "..."
-
-// Truncate shortens a message to what the API server accepts, at the edge of a character. Invalid UTF-8, which would grow when it
-// is encoded, is replaced.
-func Truncate(message string) string { return truncate(message, maxMessage) }
-
-func truncate(message string, most int) string {
-	message = strings.ToValidUTF8(message, "?")
-	if len(message) <= most {
-		return message
-	}
-	end := most - len(ellipsis)
-	for end > 0 && !utf8.RuneStart(message[end]) {
-		end--
-	}
-	return message[:end] + ellipsis
-}
+// Truncate shortens a message to what the API server accepts.
+func Truncate(message string) string { return decision.Truncate(message, maxMessage) }
 
 // backOff returns when a call may begin that repeats the failed one for this node ID. Another verb or another node ID need not wait. A
 // change of what the attempt depends on ends the back-off, and so does, for a publish, that the volume was taken from another node since.

@@ -428,7 +428,7 @@ func (a Attachment) blockedMessage() string {
 	}
 	progress := "under way"
 	if a.failedToDetach() {
-		progress = fmt.Sprintf("retried (last error: %s)", truncate(a.Call.Message, maxQuotedError))
+		progress = fmt.Sprintf("retried (last error: %s)", decision.Truncate(a.Call.Message, maxQuotedError))
 	}
 	return fmt.Sprintf("volume can be attached to only one node: VolumeAttachment %s for node %q was removed before the driver confirmed the detach, which is %s. "+
 		"If that node is known not to write to the volume, restart the attacher to stop waiting", a.Name, a.Node, progress)
@@ -460,7 +460,7 @@ func (v *volume) reportCall(a Attachment, verb Verb) (reported bool) {
 		message += "; next attempt at " + FormatTime(next)
 	}
 	if a.Held != "" && verb == Publish {
-		message = truncate(message, maxQuotedError) + "; " + a.Held
+		message = decision.Truncate(message, maxQuotedError) + "; " + a.Held
 	}
 	v.do(RecordError{target: target{a.UID}, Verb: verb, Message: Truncate(message), OfCall: true})
 	return true
