@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -18,6 +19,7 @@ import (
 
 	"belay.dev/belay/internal/csi"
 	"belay.dev/belay/internal/kube"
+	"belay.dev/belay/internal/testing/fixture"
 	"belay.dev/belay/internal/testing/wait"
 )
 
@@ -57,6 +59,17 @@ func TestClaimNotBoundToItsVolume(t *testing.T) {
 		says string
 		mend func(*world) // nil: it cannot be
 	}{
+		"the claim's name is too long": {func(w *world) { w.volume("data") }, func(pod *corev1.Pod) {
+			pod.Spec.Volumes[0].PersistentVolumeClaim.ClaimName = strings.Repeat("x", 1<<20)
+		}, kube.NoName, nil},
+		"the volume's name is too long": {func(w *world) {
+			claims := w.admin.CoreV1().PersistentVolumeClaims(w.name)
+			claim, err := claims.Create(w.ctx, fixture.Claim(w.name, "data", fixture.PersistentVolume(strings.Repeat("x", 1<<20), "", "")), metav1.CreateOptions{})
+			must(w, err)
+			claim.Status.Phase = corev1.ClaimBound
+			_, err = claims.UpdateStatus(w.ctx, claim, metav1.UpdateOptions{})
+			must(w, err)
+		}, nil, kube.NoName, nil},
 		"being deleted":                {terminate("test.belay.dev/last"), nil, "PVC is being deleted", nil},
 		"being deleted, and protected": {terminate("kubernetes.io/pvc-protection"), nil, "", nil},
 		"the volume is another one's": {func(w *world) {

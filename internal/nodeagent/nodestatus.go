@@ -114,6 +114,9 @@ func newInformer(client rest.Interface, resource string, selector fields.Selecto
 		if meta, ok := object.(metav1.Object); ok {
 			meta.SetManagedFields(nil)
 		}
+		if pod, ok := object.(*corev1.Pod); ok { // decoded just now
+			kube.CutPod(pod)
+		}
 		return object, nil
 	})
 	return informer

@@ -206,6 +206,7 @@ type claimUse struct {
 func (m *podManager) claimVolumeToMount(ctx context.Context, object *corev1.Pod, volume string, use claimUse) (*volumeToMount, error) {
 	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
 	defer cancel()
+	use.name = kube.Name(use.name)
 	claim, err := m.client.CoreV1().PersistentVolumeClaims(object.Namespace).Get(ctx, use.name, metav1.GetOptions{})
 	if err != nil {
 		return nil, fmt.Errorf("read claim %s/%s: %w", object.Namespace, use.name, err)
@@ -216,9 +217,10 @@ func (m *podManager) claimVolumeToMount(ctx context.Context, object *corev1.Pod,
 	if err := checkClaim(claim); err != nil {
 		return nil, err
 	}
-	pv, err := m.client.CoreV1().PersistentVolumes().Get(ctx, claim.Spec.VolumeName, metav1.GetOptions{})
+	name := kube.Name(claim.Spec.VolumeName)
+	pv, err := m.client.CoreV1().PersistentVolumes().Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
-		return nil, fmt.Errorf("read volume %s of claim %s/%s: %w", claim.Spec.VolumeName, claim.Namespace, claim.Name, err)
+		return nil, fmt.Errorf("read volume %s of claim %s/%s: %w", name, claim.Namespace, claim.Name, err)
 	}
 	if pv.Spec.ClaimRef == nil || pv.Spec.ClaimRef.UID != claim.UID {
 		return nil, errors.New(explain.VolumeNotBound(pv.Name, claim.Namespace, claim.Name))
