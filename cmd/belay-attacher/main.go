@@ -20,6 +20,7 @@ import (
 
 	"belay.dev/belay/internal/attacher"
 	"belay.dev/belay/internal/heap"
+	"belay.dev/belay/internal/kube"
 	"belay.dev/belay/internal/usage"
 )
 
@@ -45,7 +46,7 @@ func main() {
 		os.Exit(exitCode)
 	}
 	exitOn(usage.Wrap(logsapi.ValidateAndApply(logging, gates)), "Logging flags are not valid")
-	log.SetLogger(klog.Background())
+	log.SetLogger(kube.LimitLog(klog.Background()))
 	if options.Common.ShowVersion {
 		fmt.Println(os.Args[0], usage.Version(version))
 		return

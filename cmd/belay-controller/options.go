@@ -135,7 +135,7 @@ func (o *options) startLogging() error {
 	if err := logsapi.ValidateAndApply(o.logging, nil); err != nil {
 		return fmt.Errorf("configure logging: %w", err)
 	}
-	log.SetLogger(klog.Background())
+	log.SetLogger(kube.LimitLog(klog.Background()))
 	return nil
 }
 

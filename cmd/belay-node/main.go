@@ -16,6 +16,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"belay.dev/belay/internal/containers"
+	"belay.dev/belay/internal/kube"
 	"belay.dev/belay/internal/telemetry"
 	"belay.dev/belay/internal/usage"
 	"belay.dev/belay/node"
@@ -36,7 +37,7 @@ func main() {
 
 // run runs the agent until ctx is done.
 func run(ctx context.Context, o options) error {
-	log := klog.Background()
+	log := kube.LimitLog(klog.Background())
 	log.Info("Starting belay-node", "version", version, "node", o.nodeName, "containerRuntime", cmp.Or(o.runtimeEndpoint, "pod locks"))
 	api, err := o.restConfig()
 	if err != nil {

@@ -19,13 +19,17 @@ type demand struct {
 	volumes []*corev1.PersistentVolume
 	// wants holds, for each node with pods that need the volume, the input of Decide.
 	wants map[attachment.NodeName]attachment.Want
-	// pods are those pods, oldest first.
+	// pods are those pods, oldest first, at most podsOfNode of each node. They get events, and log lines name them; no decision reads them.
 	pods map[attachment.NodeName][]*corev1.Pod
 	// inline is the inline volume of the oldest pod of a node, if that pod uses no PersistentVolume.
 	inline map[attachment.NodeName]kube.InlineVolume
 	// declared holds, for each of volumes, whether it allows several nodes; asked the same for each inline volume of a pod.
 	declared, asked []bool
 }
+
+// podsOfNode limits the events and the log lines for the pods of one node that need one volume. A tenant may create any number of pods with a
+// nodeName; a kubelet runs 110 by default.
+const podsOfNode = 110
 
 // demandFor returns the demand for a volume.
 func (w *clusterState) demandFor(k key) demand {
@@ -48,8 +52,9 @@ func (w *clusterState) demandFor(k key) demand {
 			d.add(pod, by.pv.Name, kube.InlineVolume{})
 		}
 	}
-	for _, pods := range d.pods {
+	for node, pods := range d.pods {
 		slices.SortFunc(pods, older)
+		d.pods[node] = slices.Clip(pods[:min(len(pods), podsOfNode)])
 	}
 	return d
 }

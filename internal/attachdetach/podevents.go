@@ -62,7 +62,7 @@ func newEventEmitter(recorder record.EventRecorder) *eventEmitter {
 	e := &eventEmitter{seed: maphash.MakeSeed()}
 	for i := range e.shards {
 		a := &e.shards[i]
-		a.recorder = recorder
+		a.recorder = kube.LimitEvents(recorder)
 		a.emitted = map[attachment.VolumeKey]map[types.UID]emittedEvent{}
 		a.detaches = map[attachment.VolumeKey]map[attachment.NodeName]detach{}
 		a.detachedInUse = map[attachment.VolumeKey]map[attachment.NodeName]bool{}
@@ -138,7 +138,7 @@ func (w *work) emitPodEvents(steps []attachment.Step, refusal error) (again time
 		} else {
 			cause = eventCause(hold, refusal)
 		}
-		text := w.eventText(hold, refusal)
+		text, logged := w.eventText(hold, refusal), false
 		for _, pod := range w.now.pods[hold.Node] {
 			old, emitted := before[pod.UID]
 			switch {
@@ -149,7 +149,10 @@ func (w *work) emitPodEvents(steps []attachment.Step, refusal error) (again time
 				continue
 			case cause != old.cause || now.Sub(old.at) >= repeatInterval:
 				a.failed(pod, explain.DetachReason(hold.Reason, hold.Detail), text(pod.Namespace))
-				w.logWait(hold, pod)
+				if !logged { // one line for the node: its pods wait for the same
+					w.logWait(hold, pod)
+					logged = true
+				}
 				old = emittedEvent{cause, now}
 			}
 			after[pod.UID] = old

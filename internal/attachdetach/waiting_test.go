@@ -4,9 +4,11 @@ import (
 	"fmt"
 	"testing"
 
+	"k8s.io/client-go/tools/record"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"belay.dev/belay/internal/attachment"
+	"belay.dev/belay/internal/decision"
 	"belay.dev/belay/internal/kube"
 	"belay.dev/belay/internal/testing/wait"
 )
@@ -52,6 +54,33 @@ func TestEventsOfWaitingPodsCostTheirNodes(t *testing.T) {
 	t.Logf("%v allocations for one pod per node, %v for 50", few, many)
 	if many > few+nodes {
 		t.Errorf("%v allocations for %d nodes with 50 pods each, %v with one", many, nodes, few)
+	}
+}
+
+// TestManyPodsOfNodeAreLimited: a tenant may create any number of pods with a nodeName that use one claim. One wait of a node is one line of the
+// log and the events of few pods, and the next turn repeats none. The message names few pods too.
+func TestManyPodsOfNodeAreLimited(t *testing.T) {
+	const nodes, pods = 3, 1000
+	m, k := waitingPods(t, nodes, pods)
+	c := m.controllerOf()
+	var lines []logLine
+	events := record.NewFakeRecorder(nodes * pods)
+	c.eventEmitter = newEventEmitter(events)
+	w := &work{Controller: c, key: k, log: logTo(t, &lines)}
+	for range 2 {
+		w.now = m.observe(k, &nodeReads{}, noDoubts{})
+		w.emitEvents(attachment.Decide(modelTime, w.now.want, w.now.seen, c.policy).Steps, nil)
+	}
+	if n := len(lines); n != nodes-1 {
+		t.Errorf("%d lines of the log, want one for each node that waits", n)
+	}
+	if n := len(events.Events); n != (nodes-1)*podsOfNode {
+		t.Errorf("%d events, want those of %d pods of each node that waits", n, podsOfNode)
+	}
+	for range len(events.Events) {
+		if event := <-events.Events; len(event) > decision.MaxText+100 {
+			t.Fatalf("an event has %d bytes", len(event))
+		}
 	}
 }
 
