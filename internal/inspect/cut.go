@@ -48,12 +48,19 @@ func cut(object any) {
 }
 
 func cutMeta(m *metav1.ObjectMeta) {
-	m.Finalizers = slices.Clone(m.Finalizers[:min(len(m.Finalizers), fewMarks)]) // else all stay in memory
-	m.OwnerReferences = slices.Clone(m.OwnerReferences[:min(len(m.OwnerReferences), fewMarks)])
+	m.Finalizers, m.OwnerReferences = first(m.Finalizers), first(m.OwnerReferences)
 	for i := range m.OwnerReferences {
 		o := &m.OwnerReferences[i]
 		o.APIVersion, o.Kind, o.Name, o.UID = kube.Name(o.APIVersion), kube.Name(o.Kind), kube.Name(o.Name), kube.Name(o.UID)
 	}
+}
+
+// first returns the first few. It copies them from many, which would stay in memory.
+func first[T any](marks []T) []T {
+	if len(marks) > fewMarks {
+		return slices.Clone(marks[:fewMarks])
+	}
+	return marks
 }
 
 func cutPod(pod *corev1.Pod) {
