@@ -18,7 +18,7 @@ type hole struct {
 const (
 	decide, evidence, boot, suspect = "internal/fencing/decide.go", "internal/fencing/evidence.go", "internal/fencing/boot.go", "internal/fencing/suspect.go"
 	life, detectorFile, fencerFile  = "internal/fencing/life.go", "internal/recovery/detector.go", "internal/recovery/fencer.go"
-	storage, decideAttach           = "internal/fencing/storage.go", "internal/attachment/decide.go"
+	storage, decideAttach, epoch    = "internal/fencing/storage.go", "internal/attachment/decide.go", "internal/fencing/epoch.go"
 	pure, shell                     = "internal/fencing", "internal/recovery"
 )
 
@@ -104,10 +104,14 @@ var holes = []hole{
 	{"12", "a boot of another machine runs, and so this one", life, " && l.boot.Machine == b.Machine", "", pure, "TestLife"},
 	{"12", "a Node that does not identify its machine shows that one runs", life, " || !shown.Complete()", "", pure, "TestLifeByLease"},
 	{"12", "a lease that was only read shows that the node runs", "internal/fencing/silence.go", "if known && h.renewal != renewal {", "if h.renewal != renewal {", pure, "TestLifeByLease"},
-	{"13", "an epoch is used twice", detectorFile, "max(stored, old.Spec.Epoch)+1", "max(min(stored, 0), old.Spec.Epoch)+1", shell, "TestEpoch"},
-	{"13", "an epoch is used twice if the Node lost it", detectorFile, "max(stored, old.Spec.Epoch)+1", "stored+1", shell, "TestEpoch"},
-	{"13", "a fence that was created late counts", decide, "case d.outdated(): // it has isolated nothing", "case false:", pure, "TestOutdatedFence"},
-	{"13", "an epoch is used twice if the Node and the fence were deleted", detectorFile, "+1, d.now().Unix())", "+1, 0)", shell, "TestEpoch"},
+	{"13", "an epoch is used twice", epoch, "max(shown, recorded)+1", "max(min(shown, 0), recorded)+1", pure, "TestNextEpoch"},
+	{"13", "an epoch is used twice if the Node lost it", epoch, "max(shown, recorded)+1", "shown+1", pure, "TestNextEpoch"},
+	{"13", "a node writes an epoch that no fence can have", epoch, "if shown > now.Add(EpochAhead).Unix() {", "if false {", pure, "TestNextEpoch"},
+	{"13", "the detector does not know the fence before", detectorFile, "NextEpoch(d.now(), old.Spec.Epoch, ", "NextEpoch(d.now(), 0, ", shell, "TestEpoch"},
+	{"13", "the detector does not know what the Node shows", detectorFile, ", shownEpoch(node))", ", min(shownEpoch(node), 0))", shell, "TestEpoch"},
+	{"13", "a fence that was created late counts", decide, "return seen.outdates(f) || ", "return ", pure, "TestOutdatedFence"},
+	{"13", "no fence outdates another", "internal/recovery/actor.go", "if f.Spec.Epoch >= a.epochs[f.Name].epoch {", "if true {", shell, "TestOnlyAFenceOutdatesAFence"},
+	{"13", "an epoch is used twice if the Node and the fence were deleted", epoch, "+1, now.Unix())", "+1, 0)", pure, "TestNextEpoch"},
 	{"12", "another fence begins for a boot whose fence a client has deleted", "internal/recovery/deleted.go", "if va.Annotations[kube.UnfencedBootAnnotation] == boot.ID && boot.ID != \"\" {", "if false {", shell, "TestBootsWithoutNode"},
 	{"13", "a taint is set without its fence", "internal/recovery/act.go", "if now.UID != t.fence.UID {", "if false {", shell, "TestNoTaintWithoutItsFence"},
 	{"13", "nothing keeps a fence whose taints are there", detectorFile, "Name: name, Finalizers: []string{finalizer}", "Name: name", shell, "TestEpoch"},

@@ -91,21 +91,21 @@ func (d *decider) replaced() bool {
 	return d.seen.Exists == Yes && d.seen.Now.Since(d.fence.Boot) == OtherMachine
 }
 
-// leftAlone reports whether the owner of the node wants it left alone, or a client has deleted the fence.
-func (d *decider) leftAlone() bool { return d.seen.OptedOut || d.seen.Maintenance || d.fence.Deleting }
+// leftAlone is Observed.leavesAlone.
+func (d *decider) leftAlone() bool { return d.seen.leavesAlone(d.fence) }
 
-// outdated reports whether a later fence of the node has begun, and ended since: the request that created this one was carried out late.
-func (d *decider) outdated() bool { return d.seen.Exists == Yes && d.seen.Epoch > d.fence.Epoch }
+// Needless reports whether a fence that has commanded nothing is to end: the node lives, is left alone by its owner, a client deleted the fence, or
+// it is outdated. Such a fence is cancelled, and none is begun.
+func Needless(f Fence, seen Observed) bool {
+	return seen.outdates(f) || seen.alive(f) || seen.restarted(f) || seen.leavesAlone(f)
+}
 
-// cancelled before anything irreversible was done: the node lives, is left alone by its owner, a client deleted the fence, or it is outdated.
+// cancelled before anything irreversible was done.
 func (d *decider) cancels() bool {
-	spared := d.seen.alive(d.fence) || d.seen.restarted(d.fence) || d.leftAlone()
 	switch {
-	case d.fence.offSent():
+	case d.fence.offSent() || !Needless(d.fence, d.seen):
 		return false
-	case d.outdated(): // it has isolated nothing
-	case !spared:
-		return false
+	case d.seen.outdates(d.fence): // it has isolated nothing
 	case !d.unmounted():
 		return d.fence.Phase == Fencing // it waits there, isolated
 	}

@@ -88,7 +88,8 @@ type Observed struct {
 	Version string
 	Renewal string
 	ReadAt  time.Time
-	// Epoch is the highest of the fences that have isolated it; zero if none has, or it was recreated since.
+	// Epoch is the highest of the NodeFences of the node that this process has seen lately. What the Node shows does not count: a kubelet can
+	// write it.
 	Epoch int64
 	// Ready is Yes if its condition Ready is True, No otherwise.
 	Ready Knowledge
@@ -140,6 +141,12 @@ type Attachment struct {
 	// Unfenced is set when it records that no other fence is to begin for the boot.
 	Unfenced bool
 }
+
+// outdates reports whether a later fence of the node has begun, and ended since: the request that created this one was carried out late.
+func (o Observed) outdates(f Fence) bool { return o.Epoch > f.Epoch }
+
+// leavesAlone reports whether the owner of the node wants it left alone, or a client has deleted the fence.
+func (o Observed) leavesAlone(f Fence) bool { return o.OptedOut || o.Maintenance || f.Deleting }
 
 // alive reports whether the boot that is to be fenced shows a sign of life.
 func (o Observed) alive(f Fence) bool {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"sync"
 	"time"
 
@@ -36,6 +37,13 @@ type actor struct {
 
 	mu    sync.Mutex
 	known map[types.UID]*memory
+	// epochs has the highest epoch of each node whose NodeFence this process saw lately.
+	epochs map[string]lastEpoch
+}
+
+type lastEpoch struct {
+	epoch int64
+	at    time.Time // when it was last seen
 }
 
 // memory is what this process knows about a fence and does not store: what authorizes must be its own (fencing.FreshFor).
@@ -71,6 +79,8 @@ type turn struct {
 	fence *fencingv1.NodeFence
 	node  *corev1.Node // nil if there is none, or it could not be read
 	mem   *memory
+	// latest is the highest epoch of the node's fences.
+	latest int64
 }
 
 // Reconcile decides on a fence until it waits.
@@ -85,6 +95,7 @@ func (a *actor) Reconcile(ctx context.Context, r reconcile.Request) (reconcile.R
 	if err != nil {
 		return reconcile.Result{}, fmt.Errorf("read NodeFence %s: %w", r.Name, err)
 	}
+	t.latest = a.latestEpoch(t.fence)
 	if finished(t.fence) {
 		a.Proofs.decided(r.Name, fencing.Decision{})
 		a.forget(t.fence.UID)
@@ -190,6 +201,21 @@ func (a *actor) remember(uid types.UID) *memory {
 		a.known[uid] = m
 	}
 	return m
+}
+
+// latestEpoch returns the highest epoch of the NodeFences of a node that this process saw lately, which includes this one: for as long as a create that
+// was sent before it may still be carried out.
+func (a *actor) latestEpoch(f *fencingv1.NodeFence) int64 {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	maps.DeleteFunc(a.epochs, func(_ string, e lastEpoch) bool { return a.now().Sub(e.at) >= requestLifetime })
+	if f.Spec.Epoch >= a.epochs[f.Name].epoch {
+		if a.epochs == nil {
+			a.epochs = map[string]lastEpoch{}
+		}
+		a.epochs[f.Name] = lastEpoch{f.Spec.Epoch, a.now()}
+	}
+	return a.epochs[f.Name].epoch
 }
 
 func (a *actor) forget(uid types.UID) {

@@ -57,8 +57,8 @@ const conditionFenceReady = kube.ConditionFenceReady
 // taintValue is the value of the taints of a fence.
 func taintValue(epoch int64) string { return kube.FenceTaint(epoch) }
 
-// fenceEpoch returns the epoch that a Node records, or zero.
-func fenceEpoch(node *corev1.Node) int64 {
+// shownEpoch returns the epoch that a Node shows, or zero.
+func shownEpoch(node *corev1.Node) int64 {
 	epoch, _ := strconv.ParseInt(node.Annotations[kube.FenceEpochAnnotation], 10, 64)
 	return epoch
 }

@@ -340,19 +340,18 @@ func (d *detector) suspect(ctx context.Context, n fencing.Node) error {
 		node, trigger, text = nodeRef(n.Boot), fencingv1.TriggerNodeDeleted, explain.FenceNodeDeleted
 	case err != nil:
 		return fmt.Errorf("read node %s: %w", name, err)
-	case n.Deleted || bootOf(node) != n.Boot:
+	case n.Deleted || bootOf(node) != n.Boot || d.needless(n.Boot, node):
 		return nil // it changed in this moment
 	}
 	old, err := d.replace(ctx, name)
 	if err != nil || old == nil {
 		return err
 	}
-	stored := fenceEpoch(node)
 	fence := &fencingv1.NodeFence{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Finalizers: []string{finalizer}},
 		Spec: fencingv1.NodeFenceSpec{
 			NodeName: name, NodeUID: n.Boot.NodeUID, BootID: n.Boot.ID, MachineID: n.Boot.Machine,
-			Epoch: max(max(stored, old.Spec.Epoch)+1, d.now().Unix()), Trigger: trigger, LastRenewal: n.Renewal, Release: fencingv1.ReleaseAuto,
+			Epoch: fencing.NextEpoch(d.now(), old.Spec.Epoch, shownEpoch(node)), Trigger: trigger, LastRenewal: n.Renewal, Release: fencingv1.ReleaseAuto,
 		},
 	}
 	if err := d.client.Create(ctx, fence); err != nil {
@@ -365,6 +364,13 @@ func (d *detector) suspect(ctx context.Context, n fencing.Node) error {
 	logger.Info("Fencing node", "fence", fence.Name, "epoch", fence.Spec.Epoch, "reason", trigger)
 	d.events.Eventf(node, fence, corev1.EventTypeWarning, string(fencing.Suspected), "Fence", "%s", text)
 	return nil
+}
+
+// needless reports whether the actor would cancel the fence of a boot.
+func (d *detector) needless(boot fencing.Boot, node *corev1.Node) bool {
+	return fencing.Needless(fencing.Fence{Boot: boot}, fencing.Observed{
+		Exists: fencing.Yes, Now: bootOf(node), OptedOut: optedOut(node), Maintenance: kube.UnderMaintenance(node),
+	})
 }
 
 // replace removes the record of a finished fence, and returns it: an empty one if there was none, nil if a fence is not finished. The epoch of

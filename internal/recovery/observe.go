@@ -21,7 +21,7 @@ import (
 // observe reads what a decision needs. Node and lease are read from the API server itself each time: few nodes are fenced at a time, and a
 // cache that lags could show a node that has come back as silent.
 func (t *turn) observe(ctx context.Context) (fencing.Observed, error) {
-	seen := fencing.Observed{ReadAt: t.now(), Ended: t.mem.ended}
+	seen := fencing.Observed{ReadAt: t.now(), Ended: t.mem.ended, Epoch: t.latest}
 	t.readNode(ctx, &seen)
 	if seen.Exists == fencing.Unknown {
 		return seen, nil
@@ -61,7 +61,6 @@ func (t *turn) readNode(ctx context.Context, seen *fencing.Observed) {
 	}
 	seen.Exists, seen.Version, seen.Ready = fencing.Yes, node.ResourceVersion, ready(node)
 	seen.OptedOut, seen.Maintenance = optedOut(node), kube.UnderMaintenance(node)
-	seen.Epoch = fenceEpoch(node)
 	value, present := "", false
 	for _, taint := range node.Spec.Taints {
 		switch {

@@ -48,9 +48,22 @@ func TestEpoch(t *testing.T) {
 	node := nodeOf("n1", 6)
 	old := &fencingv1.NodeFence{ObjectMeta: metav1.ObjectMeta{Name: "n1"}, Spec: fencingv1.NodeFenceSpec{NodeName: "n1", Epoch: 8}}
 	old.Status.Phase = fencingv1.Phase(fencing.Released)
+	shows := func(epoch string) *corev1.Node {
+		n := nodeOf("n1", 0)
+		n.Annotations[kube.FenceEpochAnnotation] = epoch
+		return n
+	}
 	const now = 5
-	for want, objects := range map[int64][]client.Object{7: {node}, 9: {node.DeepCopy(), old}, now: {nodeOf("n1", 0)}} {
-		p := partsOver(nil, objects...)
+	for _, c := range []struct {
+		want    int64
+		objects []client.Object
+	}{
+		{7, []client.Object{node}}, {9, []client.Object{node.DeepCopy(), old}}, {now, []client.Object{nodeOf("n1", 0)}},
+		{now, []client.Object{shows("9223372036854775807")}}, {now, []client.Object{shows("99999999999999999999999")}}, {now, []client.Object{shows("-9")}},
+		{now, []client.Object{shows("8 or so")}}, {9, []client.Object{shows("9223372036854775807"), old.DeepCopy()}},
+	} {
+		want := c.want
+		p := partsOver(nil, c.objects...)
 		p.now = func() time.Time { return time.Unix(now, 0) }
 		d := &detector{parts: p, held: map[string]hold{}}
 		must(t, d.suspect(t.Context(), fencing.Node{Boot: bootOf(node)}))
