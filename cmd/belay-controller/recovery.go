@@ -63,9 +63,9 @@ func (o *options) recoveryFlags(sets *cliflag.NamedFlagSets) {
 	f.Float64Var(&r.brakes.Share, "recovery-max-silent-share", r.brakes.Share,
 		"Share of all nodes, 0 to 1, that may be silent at a time. If more are, no fence begins. One silent node is always allowed.")
 	f.Float64Var(&r.brakes.ZoneShare, "recovery-max-silent-zone-share", r.brakes.ZoneShare, "The same for the nodes of one zone (topology.kubernetes.io/zone).")
-	f.IntVar(&r.brakes.Fences, "recovery-max-fences", r.brakes.Fences, "The most fences that begin within --recovery-fence-window. 0 begins none.")
+	f.IntVar(&r.brakes.Fences, "recovery-max-fences", r.brakes.Fences, "The most nodes that are fenced within --recovery-fence-window, and the most fences of one of them. 0 begins none.")
 	f.DurationVar(&r.brakes.Window, "recovery-fence-window", r.brakes.Window, "See --recovery-max-fences.")
-	f.IntVar(&r.brakes.InFlight, "recovery-max-in-flight", r.brakes.InFlight, "The most fences at a time whose volumes are not moved yet.")
+	f.IntVar(&r.brakes.InFlight, "recovery-max-in-flight", r.brakes.InFlight, "The most fences at a time that are not Detaching yet.")
 }
 
 // runs reports whether this process runs the controller.

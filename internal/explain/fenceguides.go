@@ -209,7 +209,7 @@ var heldClocks = map[decision.Reason]string{
 	fencing.TooManySilent:        "when fewer nodes count as silent",
 	fencing.ZoneSilent:           "when fewer nodes of its zone count as silent",
 	fencing.TooManyFenced:        "when the last fences are long enough ago",
-	fencing.TooManyInFlight:      "when another fence has moved the volumes of its node, or was cancelled",
+	fencing.TooManyInFlight:      "when another fence has deleted the pods of its node, or was cancelled",
 }
 
 // HeldClock is what happens to a silent node, without anyone's help, that recovery does not fence.

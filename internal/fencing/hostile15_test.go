@@ -102,7 +102,7 @@ func TestHostileFlappingNodeKeepsItsIsolation(t *testing.T) {
 	}{
 		"opted out":           {func(s *stand) { s.seen.OptedOut = true }, func(n *Node) { n.OptedOut = true }, func(*Fleet) {}},
 		"maintenance":         {func(s *stand) { s.seen.Maintenance = true }, func(n *Node) { n.Maintenance = true }, func(*Fleet) {}},
-		"five fences lately":  {func(*stand) {}, func(*Node) {}, func(f *Fleet) { f.Began = []time.Time{start, start, start, start, start} }},
+		"five fences lately":  {func(*stand) {}, func(*Node) {}, func(f *Fleet) { f.Began = ago("a", 0, "b", 0, "c", 0, "d", 0, "e", 0) }},
 		"two are under way":   {func(*stand) {}, func(*Node) {}, func(f *Fleet) { f.InFlight = 2 }},
 		"its kubelet answers": {func(*stand) {}, func(n *Node) { n.Endpoint = Yes }, func(*Fleet) {}},
 	} {

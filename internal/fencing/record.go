@@ -64,6 +64,16 @@ type Intent struct {
 	Renewal string
 }
 
+// InFlight reports whether the fence may still switch a machine off, or take from it what it has: it counts against Brakes.InFlight. From
+// Detaching on it waits only for others, such as the owner of a pod's finalizer. One of a deleted Node commands nothing, and may wait for days.
+func (f Fence) InFlight() bool {
+	switch f.Phase {
+	case Detaching, Moved, Releasing, Released, Cancelled:
+		return false
+	}
+	return !f.NodeDeleted
+}
+
 // open reports whether the command may still be carried out.
 func (i Intent) open(now time.Time) bool { return i.Nonce != "" && now.Before(i.NotAfter) }
 

@@ -43,10 +43,10 @@ func (n Node) quiet() bool { return n.Deleted || n.Heard && n.Silent >= n.Limit/
 type Brakes struct {
 	// Share of all nodes, and of the nodes of a zone, that may be silent at a time. One always may.
 	Share, ZoneShare float64
-	// Window is how long a fence counts against Fences, the most that may begin in it.
+	// Window is how long a fence counts against Fences: the most nodes that may be fenced in it, and the most often that one of them may be.
 	Window time.Duration
 	Fences int
-	// InFlight is the most fences at a time that have neither moved the volumes nor been cancelled.
+	// InFlight is the most fences at a time that Fence.InFlight reports.
 	InFlight int
 }
 
@@ -58,11 +58,17 @@ func DefaultBrakes() Brakes {
 // Fleet is what the detector knows about all nodes.
 type Fleet struct {
 	Nodes []Node
-	// Began is when each fence of the window was created, whatever became of it, and InFlight is how many are under way.
-	Began    []time.Time
+	// Began has each fence of the window, whatever became of it, and InFlight is how many are under way.
+	Began    []Start
 	InFlight int
 	// Fenced has the names of the nodes that have a NodeFence. They count as silent, unless they are in Back: those that are being released.
 	Fenced, Back map[string]bool
+}
+
+// Start is when the fence of a node was created.
+type Start struct {
+	Node string
+	At   time.Time
 }
 
 // count counts some nodes, and which of them are silent or heard.
@@ -145,12 +151,6 @@ func (n Node) spared() decision.Reason {
 func (b Brakes) hold(now time.Time, fleet Fleet, n Node) decision.Reason {
 	all, silent, heard := fleet.count(func(Node) bool { return true })
 	zone, zoneSilent, _ := fleet.count(func(other Node) bool { return n.Zone != "" && other.Zone == n.Zone })
-	lately := 0
-	for _, began := range fleet.Began {
-		if now.Sub(began) < b.Window {
-			lately++
-		}
-	}
 	switch {
 	case heard == 0:
 		return DetectorCutOff
@@ -158,12 +158,26 @@ func (b Brakes) hold(now time.Time, fleet Fleet, n Node) decision.Reason {
 		return TooManySilent
 	case zoneSilent > allowed(b.ZoneShare, zone):
 		return ZoneSilent
-	case lately >= b.Fences:
+	case b.spent(now, fleet, n.Boot.Node):
 		return TooManyFenced
 	case fleet.InFlight >= b.InFlight:
 		return TooManyInFlight
 	}
 	return Settled
+}
+
+// spent reports whether as many other nodes were fenced lately as may be, or the node itself as often. A node whose fences begin and end one
+// after the other takes one place of its fleet.
+func (b Brakes) spent(now time.Time, fleet Fleet, node string) bool {
+	lately := map[string]int{}
+	for _, s := range fleet.Began {
+		if now.Sub(s.At) < b.Window {
+			lately[s.Node]++
+		}
+	}
+	own := lately[node]
+	delete(lately, node)
+	return own >= b.Fences || len(lately) >= b.Fences
 }
 
 // Held reports whether a node that has been silent for too long is not fenced for this reason.

@@ -89,13 +89,6 @@ func TestReadyNodeIsNeverSuspected(t *testing.T) {
 // TestBrakes: a fault of the network or the control plane does not fence a fleet (holes 16, 17).
 func TestBrakes(t *testing.T) {
 	zones := func(i int) string { return fmt.Sprintf("zone-%d", i/4) }
-	ago := func(times ...time.Duration) (began []time.Time) {
-		for _, d := range times {
-			began = append(began, start.Add(-d))
-		}
-		return began
-	}
-	minute := time.Minute
 	for name, test := range map[string]struct {
 		fleet Fleet
 		want  decision.Reason
@@ -108,8 +101,12 @@ func TestBrakes(t *testing.T) {
 		"four of ten":                    {fleet(4, 10, noZone), Settled},
 		"three of four in a zone":        {fleet(3, 12, zones), ZoneSilent},
 		"two of four in a zone":          {fleet(2, 12, zones), Settled},
-		"five fenced lately":             {fleet(1, 40, noZone).began(ago(minute, 2*minute, 3*minute, 4*minute, 9*minute)), TooManyFenced},
-		"five fenced, one of them early": {fleet(1, 40, noZone).began(ago(minute, 2*minute, 3*minute, 4*minute, 10*minute)), Settled},
+		"five fenced lately":             {fleet(1, 40, noZone).began("a", 1, "b", 2, "c", 3, "d", 4, "e", 9), TooManyFenced},
+		"five fenced, one of them early": {fleet(1, 40, noZone).began("a", 1, "b", 2, "c", 3, "d", 4, "e", 10), Settled},
+		"another one five times":         {fleet(1, 40, noZone).began("a", 1, "a", 1, "a", 2, "a", 2, "a", 3), Settled},
+		"one of five others, five times": {fleet(1, 40, noZone).began("a", 1, "a", 1, "b", 2, "b", 2, "c", 3, "d", 3, "e", 4), TooManyFenced},
+		"four others, and itself":        {fleet(1, 40, noZone).began("a", 1, "b", 1, "c", 2, "d", 2, "node-0", 3), Settled},
+		"itself five times":              {fleet(1, 40, noZone).began("node-0", 1, "node-0", 1, "node-0", 2, "node-0", 2, "node-0", 3), TooManyFenced},
 		"two in flight":                  {fleet(1, 40, noZone).flying(2), TooManyInFlight},
 		"one in flight":                  {fleet(1, 40, noZone).flying(1), Settled},
 		"fenced nodes count as silent":   {fleet(1, 10, noZone).fenced("node-9", "node-8", "node-7", "node-6"), TooManySilent},
@@ -128,8 +125,16 @@ func TestBrakes(t *testing.T) {
 	}
 }
 
-func (f Fleet) began(times []time.Time) Fleet { f.Began = times; return f }
-func (f Fleet) flying(n int) Fleet            { f.InFlight = n; return f }
+// ago are the fences of nodes, each with the minutes since it began.
+func ago(nodes ...any) (began []Start) {
+	for i := 0; i < len(nodes); i += 2 {
+		began = append(began, Start{Node: nodes[i].(string), At: start.Add(-time.Duration(nodes[i+1].(int)) * time.Minute)})
+	}
+	return began
+}
+
+func (f Fleet) began(nodes ...any) Fleet { f.Began = ago(nodes...); return f }
+func (f Fleet) flying(n int) Fleet       { f.InFlight = n; return f }
 func (f Fleet) fenced(names ...string) Fleet {
 	for _, name := range names {
 		f.Fenced[name] = true

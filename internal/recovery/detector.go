@@ -38,8 +38,8 @@ type detector struct {
 	// departed has the boots of deleted Nodes with VolumeAttachments, as of searched.
 	departed map[string]fencing.Boot
 	searched time.Time
-	// began has when each fence of the window was created, by the API server's time, also of those that were deleted since.
-	began map[types.UID]time.Time
+	// began has each fence of the window, by the API server's time, also those that were deleted since.
+	began map[types.UID]fencing.Start
 	// unanswered has when a create of a NodeFence was sent whose outcome is unknown, by node.
 	unanswered map[string]time.Time
 
@@ -163,27 +163,24 @@ func (d *detector) fleet(ctx context.Context) (fencing.Fleet, map[string]*corev1
 func (d *detector) count(fleet *fencing.Fleet, fences *fencingv1.NodeFenceList) {
 	fleet.Fenced, fleet.Back, fleet.InFlight, fleet.Began = map[string]bool{}, map[string]bool{}, 0, nil
 	if d.began == nil {
-		d.began, d.unanswered = map[types.UID]time.Time{}, map[string]time.Time{}
+		d.began, d.unanswered = map[types.UID]fencing.Start{}, map[string]time.Time{}
 	}
 	for i := range fences.Items {
 		f := &fences.Items[i]
-		d.began[f.UID] = f.CreationTimestamp.Time
+		d.began[f.UID] = fencing.Start{Node: f.Name, At: f.CreationTimestamp.Time}
 		if finished(f) {
 			continue
 		}
 		fleet.Fenced[f.Name] = true
-		switch {
-		case f.Status.Phase == fencingv1.Phase(fencing.Releasing):
-			fleet.Back[f.Name] = true
-		case f.Spec.Trigger == fencingv1.TriggerNodeDeleted: // it commands nothing, and may wait for days
-		case f.Status.Phase != fencingv1.Phase(fencing.Moved):
+		fleet.Back[f.Name] = f.Status.Phase == fencingv1.Phase(fencing.Releasing)
+		if fenceState(f).InFlight() {
 			fleet.InFlight++
 		}
 	}
 	now, ahead := d.now(), d.now().Sub(d.serverTime())
-	maps.DeleteFunc(d.began, func(_ types.UID, at time.Time) bool { return now.Sub(at.Add(ahead)) >= d.Brakes.Window })
-	for _, at := range d.began {
-		fleet.Began = append(fleet.Began, at.Add(ahead))
+	maps.DeleteFunc(d.began, func(_ types.UID, s fencing.Start) bool { return now.Sub(s.At.Add(ahead)) >= d.Brakes.Window })
+	for _, s := range d.began {
+		fleet.Began = append(fleet.Began, fencing.Start{Node: s.Node, At: s.At.Add(ahead)})
 	}
 }
 
@@ -204,7 +201,7 @@ func (d *detector) countLive(ctx context.Context, fleet *fencing.Fleet, node str
 	for name, at := range d.unanswered {
 		if name != node && !fleet.Fenced[name] {
 			fleet.InFlight++
-			fleet.Began = append(fleet.Began, at)
+			fleet.Began = append(fleet.Began, fencing.Start{Node: name, At: at})
 		}
 	}
 	return nil

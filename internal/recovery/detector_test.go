@@ -2,6 +2,7 @@ package recovery
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -9,6 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
@@ -17,6 +19,7 @@ import (
 
 	fencingv1 "belay.dev/belay/api/fencing/v1alpha1"
 	"belay.dev/belay/internal/fencing"
+	"belay.dev/belay/internal/kube"
 )
 
 // watched is a detector over dead nodes and as many others, on a clock of its own.
@@ -97,6 +100,94 @@ func (w *watched) fences() int {
 	return len(fences.Items)
 }
 
+// stamps: fences are created with a UID and a time. The fake client sets neither.
+func (w *watched) stamps() {
+	created := 0
+	w.client = interceptor.NewClient(w.client.(client.WithWatch), interceptor.Funcs{
+		Create: func(ctx context.Context, c client.WithWatch, object client.Object, o ...client.CreateOption) error {
+			created++
+			object.SetUID(types.UID(fmt.Sprint("fence-", created)))
+			object.SetCreationTimestamp(metav1.NewTime(w.clock.Truncate(time.Second)))
+			return c.Create(ctx, object, o...)
+		},
+	})
+}
+
+// ends: the fence of a node is over.
+func (w *watched) ends(name string, phase fencing.Phase) {
+	w.t.Helper()
+	f := &fencingv1.NodeFence{}
+	must(w.t, w.live.Get(w.t.Context(), client.ObjectKey{Name: name}, f))
+	f.Finalizers = nil
+	must(w.t, w.client.Update(w.t.Context(), f))
+	f.Status.Phase = fencingv1.Phase(phase)
+	must(w.t, w.client.Status().Update(w.t.Context(), f))
+}
+
+// TestBrakesCountNodes (hole 17): five fences of one node that begin and are cancelled take one place of the fleet, and all that the node itself
+// has.
+func TestBrakesCountNodes(t *testing.T) {
+	w := watch(t, fencing.Brakes{Share: 1, ZoneShare: 1, Window: 10 * time.Minute, Fences: 5, InFlight: 2}, "n1", "n2", "n3")
+	w.stamps()
+	w.ear.silences.Forget("n2")
+	w.ear.silences.Forget("n3")
+	for i := range 5 {
+		w.looks(2)
+		if w.fences() != 1 {
+			t.Fatalf("fence %d of the node did not begin: %q", i, w.said)
+		}
+		w.ends("n1", fencing.Cancelled)
+	}
+	w.looks(2)
+	f := &fencingv1.NodeFence{}
+	must(t, w.live.Get(t.Context(), client.ObjectKey{Name: "n1"}, f))
+	if !finished(f) {
+		t.Error("a sixth fence of the node began within ten minutes")
+	}
+	w.silent("n2")
+	w.looks(2)
+	if w.fences() != 2 {
+		t.Errorf("another node is not fenced: %q", w.said)
+	}
+}
+
+// TestFencesThatWaitForOthers (hole 17): what a fence waits for in Detaching is done by others, and keeps no other node from being fenced.
+func TestFencesThatWaitForOthers(t *testing.T) {
+	for phase, want := range map[fencing.Phase]int{fencing.Fencing: 2, fencing.Evicting: 2, fencing.Detaching: 4} {
+		w := watch(t, fencing.Brakes{Share: 1, ZoneShare: 1, Window: 10 * time.Minute, Fences: 9, InFlight: 2}, "n1", "n2", "n3", "n4")
+		w.stamps()
+		w.looks(5)
+		fences := &fencingv1.NodeFenceList{}
+		must(t, w.live.List(t.Context(), fences))
+		for i := range fences.Items {
+			fences.Items[i].Status.Phase = fencingv1.Phase(phase)
+			must(t, w.client.Status().Update(t.Context(), &fences.Items[i]))
+		}
+		if w.looks(5); len(fences.Items) != 2 || w.fences() != want {
+			t.Errorf("%s: %d fences after %d, want %d", phase, w.fences(), len(fences.Items), want)
+		}
+	}
+}
+
+// TestNothingBegunInVain: no fence is begun that the actor would cancel, whatever changed since the node was looked at.
+func TestNothingBegunInVain(t *testing.T) {
+	for name, change := range map[string]func(*corev1.Node){
+		"opted out": func(n *corev1.Node) { n.Annotations[kube.FenceOptOutAnnotation] = "" },
+		"under maintenance": func(n *corev1.Node) {
+			n.Status.Conditions = []corev1.NodeCondition{{Type: "MaintenanceInProgress", Status: corev1.ConditionTrue}}
+		},
+		"another boot": func(n *corev1.Node) { n.Status.NodeInfo.BootID = "boot-of-another" },
+	} {
+		before, now := nodeOf("n1", 0), nodeOf("n1", 0)
+		change(now)
+		p := partsOver(nil, now)
+		must(t, (&detector{parts: p, held: map[string]hold{}}).suspect(t.Context(), fencing.Node{Boot: bootOf(before)}))
+		if err := p.client.Get(t.Context(), client.ObjectKey{Name: "n1"}, &fencingv1.NodeFence{}); !apierrors.IsNotFound(err) {
+			t.Errorf("%s: a fence was begun: %v", name, err)
+		}
+	}
+}
+
 // TestBrakesWithACacheThatLags (hole 17): a fence counts from its creation, not from when the cache shows it.
 func TestBrakesWithACacheThatLags(t *testing.T) {
 	for name, b := range map[string]fencing.Brakes{
@@ -105,13 +196,7 @@ func TestBrakesWithACacheThatLags(t *testing.T) {
 	} {
 		w := watch(t, b, "n1", "n2", "n3", "n4")
 		w.lags = true
-		w.client = interceptor.NewClient(w.client.(client.WithWatch), interceptor.Funcs{
-			Create: func(ctx context.Context, c client.WithWatch, object client.Object, o ...client.CreateOption) error {
-				object.SetUID(types.UID("fence-" + object.GetName())) // the fake client sets neither
-				object.SetCreationTimestamp(nowSeconds())
-				return c.Create(ctx, object, o...)
-			},
-		})
+		w.stamps()
 		w.looks(10)
 		if n := w.fences(); n != 2 {
 			t.Errorf("%s: %d fences began within five seconds, want 2", name, n)
