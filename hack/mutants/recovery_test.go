@@ -152,9 +152,13 @@ var holes = []hole{
 	{"19", "a switch that refuses is asked without an end for a fence", fencerFile, "	if !may {\n		setFenceReady(", "	if may && !may {\n		setFenceReady(", shell, "TestLogins"},
 	{"19", "a Secret that was corrected during a fence is not tried", fencerFile, "c.Reason == reasonLocked && f.newSecret(ctx, source)", "false", shell, "TestSecretCorrectedDuringAFence"},
 	{"19", "a Secret that was corrected is not tried", fencerFile, "if version != status.SecretVersion || changed(source) {", "if false {", shell, "TestLogins"},
-	{"20", "a pod that nothing evicts stays", decide, "if !pod.Leaving {", "if false {", pure, "TestFence"},
-	{"20", "the pods of DaemonSets are deleted", "internal/recovery/observe.go", `owner.Kind != "DaemonSet"`, "true", shell, "TestEvictable"},
-	{"20", "mirror pods are deleted", "internal/recovery/observe.go", "corev1.MirrorPodAnnotationKey]; mirror {", "corev1.MirrorPodAnnotationKey]; mirror && false {", shell, "TestEvictable"},
+	{"20", "a pod that nothing evicts stays", decide, "if pod.leaves() && !pod.Leaving {", "if false {", pure, "TestFence"},
+	{"20", "the pods of DaemonSets are deleted", "internal/recovery/observe.go", `owner.Kind == "DaemonSet"`, "false", shell, "TestReturns"},
+	{"20", "mirror pods are deleted", "internal/recovery/observe.go", "return mirror || ", "return mirror && false || ", shell, "TestReturns"},
+	{"20", "a pod with a volume stays because of what it claims to be", "internal/fencing/record.go", "(p.Volume || !p.Returns)", "!p.Returns", pure, "TestPodsThatLeave"},
+	{"20", "the next pods of a DaemonSet are deleted", "internal/fencing/record.go", "return !p.Late && ", "return ", pure, "TestPodsThatLeave"},
+	{"20", "the actor knows no next pod", "internal/recovery/observe.go", "Late: !t.mem.bound[pod.UID]", "Late: false", shell, "TestPodsOfTheBoot"},
+	{"20", "a pod that came before the taint was set again stays", "internal/recovery/observe.go", " || !t.mem.boundAt.Equal(t.mem.tainted)", "", shell, "TestPodsOfTheBoot"},
 }
 
 // TestRecovery: each rule is needed.

@@ -1,6 +1,7 @@
 package fencing
 
 import (
+	"slices"
 	"time"
 
 	"belay.dev/belay/internal/decision"
@@ -402,7 +403,7 @@ func (d *decider) evicting() {
 // has accepted each delete.
 func (d *decider) evict() {
 	for _, pod := range d.seen.Pods {
-		if !pod.Leaving {
+		if pod.leaves() && !pod.Leaving {
 			d.do(DeletePod{Pod: pod})
 		}
 	}
@@ -429,7 +430,7 @@ func (d *decider) detaching() {
 				d.do(DeleteAttachment{Attachment: a})
 			}
 		}
-		if len(d.seen.Pods) > 0 { // their volumes may be the ones that are left
+		if slices.ContainsFunc(d.seen.Pods, func(p Pod) bool { return p.leaves() && p.Leaving }) { // their volumes may be the ones that are left
 			d.wait(AwaitingPods, 0)
 			return
 		}

@@ -120,3 +120,52 @@ func TestPodWithFinalizer(t *testing.T) {
 	}
 	s.until(Moved)
 }
+
+// What a pod claims to be keeps none that uses a volume from being deleted and waited for: its owner wrote that. The next pod of a DaemonSet is
+// neither deleted nor waited for (hole 20).
+func TestPodsThatLeave(t *testing.T) {
+	for name, c := range map[string]struct {
+		pod  Pod
+		want bool
+	}{
+		"without a volume":                       {Pod{}, true},
+		"with a volume":                          {Pod{Volume: true}, true},
+		"of a DaemonSet":                         {Pod{Returns: true}, false},
+		"of a DaemonSet, with a volume":          {Pod{Returns: true, Volume: true}, true},
+		"bound later":                            {Pod{Late: true}, false},
+		"bound later, with a volume":             {Pod{Late: true, Volume: true}, false},
+		"the next of a DaemonSet, with a volume": {Pod{Late: true, Returns: true, Volume: true}, false},
+	} {
+		s := newStand(t)
+		s.until(Evicting)
+		s.seen.Listed, s.seen.Pods, s.seen.Ended = true, []Pod{c.pod}, true
+		d := Decide(s.now, s.fence, s.seen)
+		if deletes := len(d.Steps) == 1 && d.Steps[0] == Step(DeletePod{Pod: c.pod}); deletes != c.want {
+			t.Errorf("%s: %#v", name, d.Steps)
+		}
+		s.fence.Phase, c.pod.Leaving = Detaching, true
+		s.seen.Pods = []Pod{c.pod}
+		if d := Decide(s.now, s.fence, s.seen); (d.Reason == AwaitingPods) != c.want {
+			t.Errorf("%s: the fence waits for %s", name, d.Reason)
+		}
+		s.seen.Pods[0].Leaving = false // this process has never listed the pods before
+		if d := Decide(s.now, s.fence, s.seen); d.Reason != AwaitingDetach {
+			t.Errorf("%s, and never deleted: the fence waits for %s", name, d.Reason)
+		}
+	}
+}
+
+// A fence is in flight until nothing but others is left to wait for (hole 17).
+func TestInFlight(t *testing.T) {
+	for phase, want := range map[Phase]bool{
+		Suspected: true, Isolating: true, Fencing: true, Tainting: true, Evicting: true,
+		Detaching: false, Moved: false, Releasing: false, Released: false, Cancelled: false,
+	} {
+		if got := (Fence{Phase: phase}).InFlight(); got != want {
+			t.Errorf("%s: %t", phase, got)
+		}
+		if (Fence{Phase: phase, NodeDeleted: true}).InFlight() {
+			t.Errorf("%s, of a deleted Node: true", phase)
+		}
+	}
+}

@@ -129,7 +129,7 @@ type Observed struct {
 	Mounted []Volume
 	// Listed is set when Pods and Attachments were read from the API server itself after the last write of this process.
 	Listed bool
-	// Pods are those bound to the node that use volumes or not, without mirror pods and pods of DaemonSets.
+	// Pods are those bound to the node.
 	Pods []Pod
 	// Attachments are the VolumeAttachments of the boot.
 	Attachments []Attachment
@@ -140,7 +140,19 @@ type Pod struct {
 	Namespace, Name, UID string
 	// Leaving is set when the delete was accepted.
 	Leaving bool
+	// Volume is set when it uses a volume that may be attached.
+	Volume bool
+	// Returns is set when it claims to be of a DaemonSet, or the mirror of a static pod, so that it would be created again. The client that created it
+	// wrote that.
+	Returns bool
+	// Late is set when it was not there yet when this process first listed the pods after the taint.
+	Late bool
 }
+
+// leaves reports whether a fence deletes the pod and waits for it. What a pod claims to be spares none that uses a volume: a static pod cannot refer
+// to a claim (k/k v1.36.3 pkg/kubelet/config/common.go:151, plugin/pkg/admission/noderestriction/admission.go:327), and the next pod of a
+// DaemonSet is late.
+func (p Pod) leaves() bool { return !p.Late && (p.Volume || !p.Returns) }
 
 // Attachment is one VolumeAttachment of the node.
 type Attachment struct {

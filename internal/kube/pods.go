@@ -29,7 +29,7 @@ func podsWithVolumes(source cache.ListerWatcherWithContext) cache.ListerWatcher 
 		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
 			list, err := source.ListWithContext(ctx, options)
 			if pods, ok := list.(*corev1.PodList); ok {
-				pods.Items = slices.DeleteFunc(pods.Items, func(pod corev1.Pod) bool { return !hasVolumes(&pod) })
+				pods.Items = slices.DeleteFunc(pods.Items, func(pod corev1.Pod) bool { return !HasVolumes(&pod) })
 			}
 			return list, err
 		},
@@ -40,13 +40,14 @@ func podsWithVolumes(source cache.ListerWatcherWithContext) cache.ListerWatcher 
 			}
 			return drained{watch.Filter(events, func(event watch.Event) (watch.Event, bool) {
 				pod, ok := event.Object.(*corev1.Pod)
-				return event, !ok || event.Type == watch.Bookmark || hasVolumes(pod)
+				return event, !ok || event.Type == watch.Bookmark || HasVolumes(pod)
 			})}, nil
 		},
 	}
 }
 
-func hasVolumes(pod *corev1.Pod) bool {
+// HasVolumes reports whether the pod has a volume that may be attached.
+func HasVolumes(pod *corev1.Pod) bool {
 	return slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool {
 		return v.PersistentVolumeClaim != nil || v.Ephemeral != nil || hasInlineVolume(&v)
 	})

@@ -65,6 +65,9 @@ type memory struct {
 	waits decision.Reason
 	// left is what is left of the boot, as the API server itself said; nil if it was not asked since the last write.
 	left *remains
+	// bound has the pods that the first list had after the taint that was seen at boundAt.
+	bound   map[types.UID]bool
+	boundAt time.Time
 }
 
 type remains struct {

@@ -50,6 +50,7 @@ func newStage(t *testing.T, phase fencing.Phase) *stage {
 	fence.Status.Phase = fencingv1.Phase(phase)
 	c := fake.NewClientBuilder().WithScheme(scheme).WithObjects(node, lease, source, fence).
 		WithStatusSubresource(&corev1.Node{}, &fencingv1.NodeFence{}).WithIndex(&storagev1.VolumeAttachment{}, byNode, nodeOfAttachment).
+		WithIndex(&corev1.Pod{}, byNode, func(o client.Object) []string { return []string{o.(*corev1.Pod).Spec.NodeName} }).
 		WithInterceptorFuncs(interceptor.Funcs{
 			SubResourcePatch: func(ctx context.Context, c client.Client, sub string, object client.Object, patch client.Patch, o ...client.SubResourcePatchOption) error {
 				return s.write(func() error { return c.SubResource(sub).Patch(ctx, object, patch, o...) })

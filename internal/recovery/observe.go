@@ -11,6 +11,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	fencingv1 "belay.dev/belay/api/fencing/v1alpha1"
@@ -165,13 +166,20 @@ func (t *turn) list(ctx context.Context) error {
 	if err := t.live.List(ctx, pods, client.MatchingFields{"spec.nodeName": t.fence.Name}); err != nil {
 		return fmt.Errorf("list the pods of the node: %w", err)
 	}
+	first := t.mem.bound == nil || !t.mem.boundAt.Equal(t.mem.tainted)
+	if first {
+		t.mem.bound, t.mem.boundAt = map[types.UID]bool{}, t.mem.tainted
+	}
 	for i := range pods.Items {
-		if pod := &pods.Items[i]; evictable(pod) {
-			left.pods = append(left.pods, fencing.Pod{
-				Namespace: pod.Namespace, Name: pod.Name, UID: string(pod.UID),
-				Leaving: pod.DeletionTimestamp != nil && pod.DeletionGracePeriodSeconds != nil && *pod.DeletionGracePeriodSeconds == 0,
-			})
+		pod := &pods.Items[i]
+		if first {
+			t.mem.bound[pod.UID] = true
 		}
+		left.pods = append(left.pods, fencing.Pod{
+			Namespace: pod.Namespace, Name: pod.Name, UID: string(pod.UID),
+			Leaving: pod.DeletionTimestamp != nil && pod.DeletionGracePeriodSeconds != nil && *pod.DeletionGracePeriodSeconds == 0,
+			Volume:  kube.HasVolumes(pod), Returns: returns(pod), Late: !t.mem.bound[pod.UID],
+		})
 	}
 	attachments := &storagev1.VolumeAttachmentList{}
 	if err := t.client.List(ctx, attachments, client.MatchingFields{byNode: t.fence.Name}); err != nil {
@@ -187,13 +195,11 @@ func (t *turn) list(ctx context.Context) error {
 	return nil
 }
 
-// evictable reports whether a pod is deleted. The kubelet owns a mirror pod; a DaemonSet would put its pod back at once.
-func evictable(pod *corev1.Pod) bool {
-	if _, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]; mirror {
-		return false
-	}
+// returns reports whether a pod claims to be a mirror pod, which the kubelet owns, or to be of a DaemonSet, which would put it back at once.
+func returns(pod *corev1.Pod) bool {
+	_, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]
 	owner := metav1.GetControllerOfNoCopy(pod)
-	return owner == nil || owner.Kind != "DaemonSet"
+	return mirror || owner != nil && owner.Kind == "DaemonSet"
 }
 
 // ofBoot returns the VolumeAttachments of the node that were not made for another boot. Once another machine has the name, one without a

@@ -166,8 +166,8 @@ func TestLogins(t *testing.T) {
 	}
 }
 
-// TestEvictable (hole 20): a pod that tolerates every taint is deleted too; a mirror pod, and one that its DaemonSet would create again, is not.
-func TestEvictable(t *testing.T) {
+// TestReturns (hole 20): a pod that tolerates every taint is deleted too; one that claims to be a mirror pod, or of a DaemonSet, may be left.
+func TestReturns(t *testing.T) {
 	owned := func(kind string) func(*corev1.Pod) {
 		yes := true
 		return func(p *corev1.Pod) { p.OwnerReferences = []metav1.OwnerReference{{Kind: kind, Controller: &yes}} }
@@ -176,14 +176,14 @@ func TestEvictable(t *testing.T) {
 		change func(*corev1.Pod)
 		want   bool
 	}{
-		"bare":                 {func(*corev1.Pod) {}, true},
-		"tolerates everything": {func(p *corev1.Pod) { p.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}} }, true},
-		"of a StatefulSet":     {owned("StatefulSet"), true},
-		"of a DaemonSet":       {owned("DaemonSet"), false},
-		"mirror":               {func(p *corev1.Pod) { p.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: "x"} }, false},
+		"bare":                 {func(*corev1.Pod) {}, false},
+		"tolerates everything": {func(p *corev1.Pod) { p.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}} }, false},
+		"of a StatefulSet":     {owned("StatefulSet"), false},
+		"of a DaemonSet":       {owned("DaemonSet"), true},
+		"mirror":               {func(p *corev1.Pod) { p.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: "x"} }, true},
 	} {
 		pod := &corev1.Pod{}
-		if c.change(pod); evictable(pod) != c.want {
+		if c.change(pod); returns(pod) != c.want {
 			t.Errorf("%s: %t, want %t", name, !c.want, c.want)
 		}
 	}
