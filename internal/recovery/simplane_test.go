@@ -120,6 +120,16 @@ func (p *plane) schedule() {
 			Namespace: "default", Name: fmt.Sprintf("%s-pod-%d", volume, p.pods), Labels: map[string]string{"volume": volume},
 		}}
 		pod.Spec.NodeName = node
+		pod.Spec.Volumes = []corev1.Volume{{Name: "v", VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: volume}}}}
+		switch p.pods % 4 { // what its tenant claims that it is
+		case 1:
+			pod.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "DaemonSet", Name: "none", UID: "none", Controller: new(true)}}
+		case 2:
+			pod.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: "none"}
+		}
+		if p.pods%4 < 3 { // nothing but recovery deletes it
+			pod.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
+		}
 		_, err := p.create(nil, pod)
 		must2(p.t, err)
 		p.say("%s comes to %s", pod.Name, node)
@@ -287,7 +297,7 @@ func (p *plane) evict() {
 			continue
 		}
 		for _, pod := range storedAs[*corev1.Pod](p.world, "Pod") {
-			if pod.Spec.NodeName == node.Name && p.chance(20) {
+			if pod.Spec.NodeName == node.Name && len(pod.Spec.Tolerations) == 0 && p.chance(20) {
 				p.deletePod(pod, "evicted")
 			}
 		}

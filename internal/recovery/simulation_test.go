@@ -470,6 +470,7 @@ func (w *world) state(m *hardware, f *fencingv1.NodeFence) {
 func (w *world) heal() {
 	w.calm, w.noOutage = true, time.Time{}
 	w.say("all trouble ends")
+	w.darken(w.current("n1"))
 	for _, name := range simNodes {
 		m := w.current(name)
 		m.frozen, m.cut = false, false
@@ -480,7 +481,7 @@ func (w *world) heal() {
 		if b := w.switches[name]; b != nil {
 			b.mode, b.wired = "ok", m
 		}
-		if !m.on && m.returns.IsZero() {
+		if !m.on && m.returns.IsZero() && !m.dark {
 			m.returns = time.Now().Add(time.Duration(10+w.rng.IntN(30)) * time.Second)
 		}
 		if node := w.node(name); node != nil {
@@ -507,6 +508,19 @@ func (w *world) heal() {
 	}
 }
 
+// darken takes the power of a machine for good. Its volumes move, whatever its kubelet wrote before, and their tenant into the pods.
+func (w *world) darken(m *hardware) {
+	node, f := w.node(m.name), w.fence(m.name)
+	if node == nil || node.Status.NodeInfo.BootID != m.bootID() || f != nil && !finished(f) || m.lied[m.boot] || !m.resumed.IsZero() {
+		return
+	}
+	w.say("%s loses its power for good", m)
+	m.powerOff()
+	m.returns, m.dark = time.Time{}, true
+	w.count["dark"]++
+	change(w, node, func(n *corev1.Node) { delete(n.Annotations, kube.FenceOptOutAnnotation) })
+}
+
 // speak has people say what they know about machines that are gone, and that no switch speaks for.
 func (w *world) speak() {
 	for _, name := range simNodes {
@@ -514,7 +528,7 @@ func (w *world) speak() {
 		if f == nil || finished(f) || f.Spec.Statement != nil {
 			continue
 		}
-		if m := w.byUUID(f.Spec.MachineID); m.gone {
+		if m := w.byUUID(f.Spec.MachineID); m.gone || m.dark {
 			w.say("a person says that %s is off", m)
 			w.state(m, f)
 		}

@@ -17,6 +17,7 @@ import (
 
 	fencingv1 "belay.dev/belay/api/fencing/v1alpha1"
 	"belay.dev/belay/internal/fencing"
+	"belay.dev/belay/internal/kube"
 )
 
 // storageSeeds: one seed in so many is about storage that cuts at unpublish. Without it few of them come to use that.
@@ -80,6 +81,7 @@ type hardware struct {
 	on, frozen bool
 	cut        bool // it has no network, but for its power switch
 	gone       bool // another machine has its name
+	dark       bool // it has no power any more
 	boot       int
 	renewed    time.Time
 	// heardFirst is when the renewals began that have not been interrupted since.
@@ -244,6 +246,12 @@ func (w *world) kubeletRegisters(m *hardware) {
 func (w *world) introduce(m *hardware, n *corev1.Node) {
 	n.Status.NodeInfo = corev1.NodeSystemInfo{BootID: m.bootID(), SystemUUID: m.uuid}
 	setReady(n, corev1.ConditionTrue)
+	switch m.name { // what a kubelet may write about itself
+	case "n1":
+		metav1.SetMetaDataAnnotation(&n.ObjectMeta, kube.FenceEpochAnnotation, "9223372036854775807")
+	case "n2":
+		metav1.SetMetaDataAnnotation(&n.ObjectMeta, kube.FenceEpochAnnotation, strconv.FormatInt(time.Now().Add(fencing.EpochAhead).Unix(), 10))
+	}
 }
 
 const simRenew = time.Second
