@@ -21,23 +21,9 @@ import (
 
 // attach creates the VolumeAttachment.
 func (w *work) attach(ctx context.Context, s attachment.Attach) (again bool, err error) {
-	va := &storagev1.VolumeAttachment{
-		ObjectMeta: metav1.ObjectMeta{
-			Name: kube.AttachmentName(w.key.Handle, w.key.Driver, string(s.Node)),
-			Annotations: annotations(map[string]string{
-				kube.VolumeHandleAnnotation: annotatable(w.key.Handle),
-				kube.NodeUIDAnnotation:      w.state.doubts.uid(w.unique(), s),
-				kube.BootIDAnnotation:       s.Machine.BootID,
-				kube.SystemUUIDAnnotation:   s.Machine.SystemUUID,
-				kube.ProviderIDAnnotation:   s.Machine.ProviderID,
-			}),
-		},
-		Spec: storagev1.VolumeAttachmentSpec{
-			Attacher: w.key.Driver,
-			NodeName: string(s.Node),
-			Source:   w.source(s),
-		},
-	}
+	machine := s.Machine
+	machine.NodeUID = w.state.doubts.uid(w.unique(), s)
+	va := newAttachment(w.key, string(s.Node), machine, w.source(s))
 	if planted.Isolation {
 		for _, other := range w.state.attachments.ByIndex(byNode, string(s.Node)) {
 			if !other.Status.Attached {
@@ -69,7 +55,10 @@ func (w *work) attach(ctx context.Context, s attachment.Attach) (again bool, err
 
 // source returns the volume to attach: the name of a PersistentVolume, or the translated spec of an inline volume.
 func (w *work) source(s attachment.Attach) storagev1.VolumeAttachmentSource {
-	if s.PersistentVolume == "" {
+	switch {
+	case kube.NoAttacher(w.key.Driver):
+		return kube.OwnSource(w.key, w.state.modes(w.key))
+	case s.PersistentVolume == "":
 		return storagev1.VolumeAttachmentSource{InlineVolumeSpec: w.now.inline[s.Node].Spec}
 	}
 	return storagev1.VolumeAttachmentSource{PersistentVolumeName: &s.PersistentVolume}
@@ -107,16 +96,8 @@ func (w *work) readAttachment(ctx context.Context, name string) error {
 
 // report adds the volume to status.volumesAttached of the node and emits events on the pods there.
 func (w *work) report(ctx context.Context, s attachment.Report) (again bool, err error) {
-	if w.now.want.NoVolumeAttachment {
-		// Before the request, which may be carried out without a response.
-		// An entry that there is already describes what an earlier Node object may have mounted.
-		if n := w.now.seen.Nodes[s.Node]; !w.state.ledger.has(w.unique(), string(s.Node)) {
-			w.state.ledger.add(w.unique(), string(s.Node), ledgerEntry{machine: n.Machine, created: n.Created})
-		}
-		w.state.ledger.request(w.unique(), string(s.Node), s.DetachRequested)
-	}
 	ctx, reported := w.startReport(ctx, s)
-	stored, err := w.changeNode(ctx, s.Node, change{kind: reporting, uid: types.UID(s.NodeUID), requested: s.DetachRequested})
+	stored, err := w.changeNode(ctx, s.Node, change{kind: reporting, uid: types.UID(s.NodeUID)})
 	reported(stored, err)
 	if !stored {
 		return err == nil, err
@@ -246,10 +227,6 @@ func (w *work) recordSameMachine(ctx context.Context, s attachment.RecordSameMac
 
 // annotateNode stores the time of the detach request of a volume without a VolumeAttachment on the Node, or removes it.
 func (w *work) annotateNode(ctx context.Context, s attachment.AnnotateNode) (again bool, err error) {
-	w.state.ledger.request(w.unique(), string(s.Node), s.DetachRequested)
-	if n := w.now.seen.Nodes[s.Node]; n.Exists == attachment.No || s.DetachRequested.Equal(n.DetachRequested) {
-		return false, nil
-	}
 	stored, err := w.changeNode(ctx, s.Node, change{kind: annotating, uid: types.UID(s.NodeUID), requested: s.DetachRequested})
 	return !stored && err == nil, err
 }
@@ -266,6 +243,5 @@ func (w *work) changeNode(ctx context.Context, node attachment.NodeName, c chang
 		w.reads.record(node, out)
 		return false, nil
 	}
-	w.state.ledger.stored(c.volume, string(node))
 	return true, nil
 }

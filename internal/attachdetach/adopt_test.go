@@ -26,7 +26,7 @@ func TestStandbyForgetsEachDetach(t *testing.T) {
 			if !inUse && m.ledger.has(unique, "a") {
 				t.Error("the ledger keeps a volume that was detached in order")
 			}
-			if m.adopt(); m.ledger.has(unique, "a") {
+			if m.adopt(false); m.ledger.has(unique, "a") {
 				t.Error("the new leader takes the volume for one that the node was given")
 			}
 		})

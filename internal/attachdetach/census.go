@@ -1,8 +1,6 @@
 package attachdetach
 
 import (
-	"strings"
-
 	corev1 "k8s.io/api/core/v1"
 
 	"belay.dev/belay/internal/attachment"
@@ -33,14 +31,9 @@ func (w *clusterState) census() telemetry.Census {
 	managed := make(map[string]bool, len(nodes))
 	for _, node := range nodes {
 		managed[node.Name] = kube.Managed(node)
-		for i := range node.Status.VolumesAttached {
-			if k, ok := reportedWithoutAttachment(string(node.Status.VolumesAttached[i].Name)); ok {
-				c.Actual[k.Driver]++
-			}
-		}
 	}
 	for _, va := range w.attachments.Cached() {
-		c.Actual[va.Spec.Attacher]++
+		c.Actual[kube.DriverOf(va.Spec.Attacher)]++
 	}
 	type place struct {
 		attachment.VolumeKey
@@ -64,14 +57,3 @@ func (w *clusterState) census() telemetry.Census {
 	}
 	return c
 }
-
-// reportedWithoutAttachment parses a reported volume and returns whether its plugin uses no VolumeAttachments.
-func reportedWithoutAttachment(unique string) (attachment.VolumeKey, bool) {
-	if strings.HasPrefix(unique, csiPrefix) { // nearly all
-		return attachment.VolumeKey{}, false
-	}
-	k, ok := keyOfName(unique)
-	return k, ok && kube.NoVolumeAttachment(k.Driver)
-}
-
-const csiPrefix = "kubernetes.io/csi/"

@@ -96,6 +96,7 @@ func (p *populace) pod(name, node string, phase corev1.PodPhase, claims ...strin
 func TestCensus(t *testing.T) {
 	p := newPopulace(t)
 	p.node("a", true, "kubernetes.io/csi/disk.test^v1", "kubernetes.io/fc/wwn:0")
+	p.add("VolumeAttachment", newAttachment(key{Driver: kube.FibreChannelPlugin, Handle: "wwn:0"}, "a", attachment.Machine{}, storagev1.VolumeAttachmentSource{}))
 	p.node("b", false)
 	p.volume("v1", "disk.test", "a")
 	p.volume("v2", "disk.test", "")

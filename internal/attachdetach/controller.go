@@ -59,6 +59,8 @@ type Options struct {
 	Clock Clock
 	// Proofs are those of recovery in the same process; nil if there is none.
 	Proofs Proofs
+	// Records is the Lease by which leaders know that all attachments are recorded. Without a name, each leader takes over what Nodes report.
+	Records client.ObjectKey
 }
 
 // Controller attaches and detaches volumes.
@@ -77,6 +79,7 @@ type Controller struct {
 	// stepsAtOnce bounds the nodes that one decision is carried out on concurrently.
 	stepsAtOnce int
 	rivals      *rivals
+	records     records
 	mayLead     func(ctx context.Context) (refusal, err error)
 	// volumeActive, if set, is called when a worker starts (1) and stops (-1) processing a volume.
 	volumeActive func(volumes int)
@@ -157,13 +160,16 @@ func (c *Controller) Lead(ctx context.Context) error {
 			err = c.catchUp(ctx)
 		}
 		if err == nil {
-			c.state.adopt()
+			err = c.takeOver(ctx)
+		}
+		if err == nil {
 			c.rivals.begin(c.sinceAttachments, c.sinceNodes)
 			c.metrics.CountVolumes(c.state.census)
 			if clock, ok := c.clock.(serverClock); ok {
 				clock.Lead() // catchUp has set it
 			}
 			close(c.ready)
+			c.records.keep(ctx)
 			return nil
 		}
 		log.FromContext(ctx).Error(err, "Failed to catch up with the previous leader, retrying", "retryAfter", retry)

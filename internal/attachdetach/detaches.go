@@ -190,7 +190,7 @@ func (w *work) emitUnconfirmed() {
 	detachedInUse := a.detachedInUse[w.key]
 	for i := range w.now.seen.Attachments {
 		one := &w.now.seen.Attachments[i]
-		removed := one.Deleting || one.Implied && !w.now.want.NoVolumeAttachment
+		removed := one.Deleting || one.Implied
 		switch {
 		case !one.Computed:
 		case !removed:

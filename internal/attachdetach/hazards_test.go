@@ -39,15 +39,18 @@ func TestStandbyRemembersWithdrawnReports(t *testing.T) {
 	v := []string{unique}
 	m.put(aNode("a", isReady))
 	m.put(aNode("b", isReady))
+	m.put(ownAttachment(k, aNode("a")))
 	m.put(aNode("a", isReady, listing(v, v)))   // reported to a, mounted
 	m.put(aNode("a", isReady, listing(nil, v))) // unmounted
 	m.put(aNode("a", isReady))                  // withdrawn
-	m.put(aNode("b", isReady, listing(v, v)))   // moved
+	m.remove(ownAttachment(k, aNode("a")))
+	m.put(ownAttachment(k, aNode("b")))
+	m.put(aNode("b", isReady, listing(v, v))) // moved
 	m.put(aPod("p", "b", byClaimOf("fc")))
 	m.remove(aNode("a"))
 	m.put(aNode("a", isReady, func(n *corev1.Node) { n.UID = "second" }))
 
-	m.clusterState.adopt() // it leads now
+	m.clusterState.adopt(true) // it leads now
 	for _, step := range m.decide(k).Steps {
 		if s, ok := step.(attachment.Report); ok {
 			t.Errorf("the volume is reported to and mounted on b, and is reported to %s", s.Node)
@@ -239,10 +242,64 @@ func TestFalseInUseEntryBlocksNoOtherNode(t *testing.T) {
 	if d := m.decide(k); !does[attachment.Attach](d) || !does[attachment.WithdrawReport](d) {
 		t.Fatalf("before: %+v", d.Steps)
 	}
-	m.put(aNode("evil", isReady, listing(unique, nil))) // it was withdrawn
-	m.clusterState.adopt()                              // the next leader begins
+	m.clusterState.adopt(true) // the next leader begins before it is withdrawn
 	if d := m.decide(k); !does[attachment.Attach](d) {
 		t.Errorf("one node's credentials keep any volume from all others: %+v", d.Steps)
+	}
+}
+
+// The same with a volume that the node connects by itself: the report alone makes no holder.
+func TestFalseReportMakesNoHolder(t *testing.T) {
+	m := newModel(t)
+	k, unique := aFibreVolume(m)
+	m.put(aNode("evil", isReady, listing([]string{unique}, []string{unique})))
+	m.put(aNode("b", isReady))
+	m.put(aPod("p", "b", byClaimOf("fc")))
+	m.clusterState.adopt(true)
+	if d := m.decide(k); !does[attachment.Attach](d) || !does[attachment.WithdrawReport](d) {
+		t.Errorf("one node's report keeps a Fibre Channel volume from all others: %+v", d.Steps)
+	}
+}
+
+// A VolumeAttachment was removed under a mount, and the leader changes. A pod of the node uses the claim, which no kubelet can make up: the
+// node keeps the volume, also when the pod has ended and its object is still there.
+func TestPodMakesAReportCount(t *testing.T) {
+	for name, ended := range map[string]bool{"runs": false, "has ended": true} {
+		t.Run(name, func(t *testing.T) {
+			m, k := newModel(t), key{Driver: driver, Handle: "h"}
+			unique := []string{kube.UniqueVolumeName(k.Driver, k.Handle)}
+			m.put(aVolume("pv", k.Handle))
+			m.put(aClaim("pv"))
+			m.put(aNode("a", isReady, listing(unique, unique)))
+			m.put(aNode("b", isReady))
+			p := aPod("p", "a", byClaimOf("pv"))
+			if ended {
+				p.Status.Phase = corev1.PodFailed
+			}
+			m.put(p)
+			m.put(aPod("q", "b", byClaimOf("pv")))
+			m.clusterState.adopt(true)
+			if d := m.decide(k); slices.Contains(attaches(d), "b") {
+				t.Errorf("attached to b under the mount of a: %+v", d.Steps)
+			}
+		})
+	}
+}
+
+// A kubelet makes mirror pods itself, with volumes in their spec: they make no claim on a volume that has a PersistentVolume.
+func TestMirrorPodWantsNoPersistentVolume(t *testing.T) {
+	m := newModel(t)
+	k, _ := aFibreVolume(m)
+	m.put(aNode("evil", isReady))
+	m.put(aNode("b", isReady))
+	mirror := aPod("mirror", "evil", corev1.VolumeSource{FC: &corev1.FCVolumeSource{TargetWWNs: []string{"5006"}, Lun: new(int32(1))}})
+	mirror.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: "hash"}
+	mirror.CreationTimestamp = metav1.Unix(1, 0)
+	m.put(mirror)
+	m.put(aPod("p", "b", byClaimOf("fc")))
+	d := m.decide(k)
+	if list := attaches(d); len(list) != 1 || list[0] != "b" {
+		t.Errorf("a mirror pod takes a volume from the pods of its claim: %+v", d.Steps)
 	}
 }
 

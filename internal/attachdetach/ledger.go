@@ -13,11 +13,9 @@ import (
 	"belay.dev/belay/internal/kube"
 )
 
-// ledger records which volumes are attached to nodes without a VolumeAttachment: those whose plugin uses none (Fibre
-// Channel, iSCSI), and those whose VolumeAttachment was removed while the Node still reported the volume. For a CSI
-// volume the report alone is no proof, because a node may write its own: an entry requires that this process saw the
-// VolumeAttachment, or found the report when it started to lead. For other volumes there is only the report, possibly a
-// late write of a previous leader, so it is trusted.
+// ledger records which volumes are attached to nodes without a VolumeAttachment: those whose VolumeAttachment was removed while the Node
+// still reported the volume. The report alone is no proof, because a node may write its own: an entry requires that this process saw the
+// VolumeAttachment, or found the report when it started to lead, with a pod that uses the volume.
 type ledger struct {
 	mu sync.Mutex
 	// entries are keyed by unique volume name and node.
@@ -32,10 +30,6 @@ type ledgerEntry struct {
 	created time.Time // of the Node object
 	// inDoubt: the volume may have been attached under an earlier Node object.
 	inDoubt bool
-	// requested is the time of the detach request if there is no Node to store it on.
-	requested time.Time
-	// unstored: no write of requested to the Node was answered with success, so what the Node has may be older.
-	unstored bool
 }
 
 // add records that the volume is, or is about to be, attached to the node.
@@ -55,25 +49,6 @@ func (l *ledger) add(unique, node string, h ledgerEntry) {
 	l.volumes[node][unique] = true
 }
 
-// request records the time of the detach request, which is to be stored on the Node; zero removes it.
-func (l *ledger) request(unique, node string, since time.Time) {
-	l.change(unique, node, func(h *ledgerEntry) { h.requested, h.unstored = since, true })
-}
-
-// stored records that the Node has the time of the detach request.
-func (l *ledger) stored(unique, node string) {
-	l.change(unique, node, func(h *ledgerEntry) { h.requested, h.unstored = time.Time{}, false })
-}
-
-func (l *ledger) change(unique, node string, with func(*ledgerEntry)) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if h, ok := l.entries[unique][node]; ok {
-		with(&h)
-		l.entries[unique][node] = h
-	}
-}
-
 // remove removes an entry.
 func (l *ledger) remove(unique, node string) {
 	l.mu.Lock()
@@ -86,30 +61,11 @@ func (l *ledger) remove(unique, node string) {
 	}
 }
 
-// nodeDeleted copies what only the Node had: the detach requests, and the machine that listed the volume last. It removes the entries of
-// volumes whose VolumeAttachment was removed: without Node and VolumeAttachment, there is no object that a person could delete to end
-// the wait. What this process was about to store is newer than what the Node had: a pod may have needed the volume again.
+// nodeDeleted removes the entries of a Node: without Node and VolumeAttachment, there is no object that a person could delete to end
+// the wait.
 func (l *ledger) nodeDeleted(node *corev1.Node) {
-	last, had := entryFor(node), volumeStatuses(node)
 	for _, k := range l.on(node.Name) {
-		unique := kube.UniqueVolumeName(k.Driver, k.Handle)
-		if !kube.NoVolumeAttachment(k.Driver) {
-			l.remove(unique, node.Name)
-			continue
-		}
-		s := had[unique]
-		l.change(unique, node.Name, func(h *ledgerEntry) {
-			if !h.unstored {
-				h.requested = kube.ParseTime(s.requested)
-			}
-			// Otherwise a Node that is recreated under this boot looks like one whose machine was restarted. An entry of that later Node
-			// stays, and so does the UID of the Node object that the volume was attached under.
-			if s.reported && s.inUse && !last.machine.Replaces(h.machine) && !h.created.After(last.created) {
-				uid := h.machine.NodeUID
-				h.machine = last.machine
-				h.machine.NodeUID = uid
-			}
-		})
+		l.remove(kube.UniqueVolumeName(k.Driver, k.Handle), node.Name)
 	}
 }
 
@@ -144,20 +100,21 @@ func entryFor(node *corev1.Node) ledgerEntry {
 	return ledgerEntry{machine: kube.MachineOf(node), created: node.CreationTimestamp.Time}
 }
 
-// adopt adds the volumes that Nodes report when this process starts to lead, because the previous leader's ledger is
-// lost.
-func (w *clusterState) adopt() {
+// adopt adds the volumes that Nodes report and use without a VolumeAttachment when this process starts to lead, because the previous leader's
+// ledger is lost. A node writes its own status, so that counts only for a volume that a pod there uses. Before there were records, it is
+// all that there is.
+func (w *clusterState) adopt(recorded bool) {
 	defer w.leads.Store(true)
 	for _, node := range w.nodes.Cached() {
 		w.dropWithdrawn(node)
 		for _, v := range node.Status.VolumesAttached {
 			unique := string(v.Name)
 			k, ok := keyOfName(unique)
-			if !ok || kube.NoVolumeAttachment(k.Driver) {
-				continue // their reports are always trusted
+			if !ok {
+				continue
 			}
 			_, attached := w.attachments.Get(kube.AttachmentName(k.Handle, k.Driver, node.Name))
-			if s := w.largeNodes.of(node, unique); !attached && s.inUse {
+			if s := w.largeNodes.of(node, unique); !attached && s.inUse && (!recorded || w.usedByPod(k, node.Name)) {
 				w.ledger.addReported(unique, node, s)
 			}
 		}
@@ -169,7 +126,7 @@ func (w *clusterState) adopt() {
 func (w *clusterState) dropWithdrawn(node *corev1.Node) {
 	for _, k := range w.ledger.on(node.Name) {
 		unique := kube.UniqueVolumeName(k.Driver, k.Handle)
-		if !kube.NoVolumeAttachment(k.Driver) && !w.largeNodes.of(node, unique).reported {
+		if !w.largeNodes.of(node, unique).reported {
 			w.ledger.remove(unique, node.Name)
 		}
 	}
@@ -196,31 +153,6 @@ func (w *clusterState) forgetWithdrawn(node string, was, is map[string]volumeSta
 		if before.reported && !is[unique].reported && !is[unique].inUse {
 			w.ledger.remove(unique, node)
 		}
-	}
-}
-
-// adoptReports adds the volumes without VolumeAttachments that the newest version of a Node reports. The version in an
-// event may be older and contain withdrawn volumes.
-func (w *clusterState) adoptReports(name string) {
-	node, ok := w.nodes.Get(name)
-	if !ok {
-		return
-	}
-	for _, v := range node.Status.VolumesAttached {
-		if _, ok := reportedWithoutAttachment(string(v.Name)); ok {
-			w.adoptReport(name, string(v.Name))
-		}
-	}
-}
-
-// adoptReport does so for one volume.
-func (w *clusterState) adoptReport(name, unique string) {
-	node, ok := w.nodes.Get(name)
-	if !ok || w.ledger.has(unique, name) {
-		return
-	}
-	if s := w.largeNodes.of(node, unique); s.reported {
-		w.ledger.addReported(unique, node, s)
 	}
 }
 
@@ -271,7 +203,6 @@ func (w *clusterState) impliedAttachments(k key, objects []attachment.Attachment
 		}
 		found = append(found, attachment.Attachment{
 			Node: at, Implied: true, Computed: true, Confirmed: attachment.Yes, Machine: h.machine, Created: h.created, InDoubt: h.inDoubt,
-			DetachRequested: h.requested,
 		})
 	}
 	return found

@@ -99,7 +99,7 @@ func (l *life) lead() {
 	for _, name := range slices.Sorted(maps.Keys(l.objects)) {
 		l.woken = append(l.woken, l.model.event(copyOf(l.objects[name]), false)...)
 	}
-	l.model.adopt()
+	l.model.adopt(true)
 	l.settle()
 }
 
@@ -422,10 +422,18 @@ func (c toyClient) refuses(verb string, obj client.Object) error {
 func (c toyClient) short(name string) string {
 	for _, obj := range c.objects {
 		if va, ok := obj.(*storagev1.VolumeAttachment); ok && va.Name == name {
-			return *va.Spec.Source.PersistentVolumeName + " on " + va.Spec.NodeName
+			return volumeIn(va) + " on " + va.Spec.NodeName
 		}
 	}
 	return name
+}
+
+// volumeIn is the volume as the attachment names it.
+func volumeIn(va *storagev1.VolumeAttachment) string {
+	if inline := va.Spec.Source.InlineVolumeSpec; inline != nil {
+		return inline.CSI.VolumeHandle
+	}
+	return kube.SourceName(va)
 }
 
 func (c toyClient) Create(_ context.Context, obj client.Object, _ ...client.CreateOption) error {
@@ -453,6 +461,10 @@ func (c toyClient) Delete(_ context.Context, obj client.Object, options ...clien
 		return err
 	}
 	gone := copyOf(there)
+	if va, ok := gone.(*storagev1.VolumeAttachment); ok && kube.NoAttacher(kube.DriverOf(va.Spec.Attacher)) {
+		c.remove(gone)
+		return nil
+	}
 	gone.SetDeletionTimestamp(&metav1.Time{Time: time.Now()})
 	c.store(gone) // until the attacher removes its finalizer
 	return nil

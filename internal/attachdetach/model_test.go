@@ -233,6 +233,12 @@ func byClaimOf(name string) corev1.VolumeSource {
 	return corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: name}}
 }
 
+// ownAttachment is the VolumeAttachment of a volume that the node connects by itself.
+func ownAttachment(k key, node *corev1.Node) *storagev1.VolumeAttachment {
+	modes := []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}
+	return kube.StripAttachment(newAttachment(k, node.Name, kube.MachineOf(node), kube.OwnSource(k, modes)))
+}
+
 // anAttachment is as belay makes it, or without the annotation as upstream does.
 func anAttachment(k key, node, pv string, annotated bool) *storagev1.VolumeAttachment {
 	va := fixture.Attachment(kube.AttachmentName(k.Handle, k.Driver, node), k.Driver, node, pv)

@@ -95,9 +95,8 @@ func (w *clusterState) snapshotOf(key attachment.VolumeKey, reads *nodeReads, d 
 	demand := w.demandFor(key)
 	s := snapshot{volumeName: demand.name(key), wants: demand.wants, pods: demand.pods, inline: demand.inline}
 	_, s.driverAgain = w.attachAnswer(key.Driver)
-	s.want.NoVolumeAttachment = kube.NoVolumeAttachment(key.Driver)
 	s.seen.Volume, s.seen.Newest = key, w.newest()
-	s.migrated = slices.ContainsFunc(demand.volumes, kube.Migrated) || len(demand.inline) > 0 && !s.want.NoVolumeAttachment
+	s.migrated = slices.ContainsFunc(demand.volumes, kube.Migrated) || len(demand.inline) > 0 && !kube.NoAttacher(key.Driver)
 	s.want.Wants = slices.AppendSeq(make([]attachment.Want, 0, len(demand.wants)), maps.Values(demand.wants))
 	unique := kube.UniqueVolumeName(key.Driver, key.Handle)
 	listed := w.nodes.ByIndex(byVolume, unique)
@@ -107,10 +106,7 @@ func (w *clusterState) snapshotOf(key attachment.VolumeKey, reads *nodeReads, d 
 			names = append(names, string(node))
 		}
 	}
-	var attachments []*storagev1.VolumeAttachment
-	if !s.want.NoVolumeAttachment {
-		attachments = w.attachmentsOf(key, demand.volumes, names)
-	}
+	attachments := w.attachmentsOf(key, demand.volumes, names)
 	s.seen.Attachments = make([]attachment.Attachment, 0, len(attachments))
 	for _, va := range attachments {
 		names = append(names, va.Spec.NodeName)
@@ -118,13 +114,7 @@ func (w *clusterState) snapshotOf(key attachment.VolumeKey, reads *nodeReads, d 
 	}
 	s.want.Shared, s.want.SharedAttached = demand.sharing(attachments, s.seen.Attachments)
 	s.seen.Pending = d.pending(key)
-	if s.want.NoVolumeAttachment {
-		for _, name := range names {
-			w.adoptReport(name, unique)
-		}
-	} else {
-		w.recordMissing(key, listed, attachments)
-	}
+	w.recordMissing(key, listed, attachments)
 	implied := w.impliedAttachments(key, s.seen.Attachments)
 	for _, a := range implied {
 		names = append(names, string(a.Node))
@@ -177,18 +167,10 @@ func (w *clusterState) newest() time.Time {
 	return time.Time{}
 }
 
-// addImplied adds attachments without an object. Their detach request is stored on the Node, or in memory if there is
-// none.
+// addImplied adds attachments without an object. Their detach request is stored on the Node.
 func (s *snapshot) addImplied(implied []attachment.Attachment) {
 	for _, a := range implied {
-		n := s.seen.Nodes[a.Node]
-		switch {
-		case n.Exists == attachment.No:
-			n.DetachRequested = a.DetachRequested
-			s.seen.Nodes[a.Node] = n
-		case !n.DetachRequested.IsZero():
-			a.DetachRequested = n.DetachRequested
-		}
+		a.DetachRequested = s.seen.Nodes[a.Node].DetachRequested
 		s.seen.Attachments = append(s.seen.Attachments, a)
 	}
 }
@@ -211,7 +193,7 @@ func (w *clusterState) attachment(key attachment.VolumeKey, va *storagev1.Volume
 	if at := va.DeletionTimestamp; at != nil && at.Unix() != 0 { // 0: our own delete, not yet in the cache
 		a.DeletingSince = at.Time
 	}
-	if va.Status.Attached {
+	if va.Status.Attached || kube.NoAttacher(key.Driver) {
 		a.Confirmed = attachment.Yes
 	}
 	a.Recreated = a.Confirmed != attachment.Yes && a.Computed && w.ledger.has(kube.UniqueVolumeName(key.Driver, key.Handle), va.Spec.NodeName)

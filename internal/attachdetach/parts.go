@@ -127,6 +127,7 @@ func assemble(w *clusterState, r *rivals, p Parts, o Options) *Controller {
 		metrics:        o.Metrics,
 		traces:         o.Traces,
 		rivals:         r,
+		records:        records{client: p.Client, live: p.Live, clock: w.clock, key: o.Records},
 		mayLead:        o.MayLead,
 		ready:          make(chan struct{}),
 		pendingCreates: map[key]map[string]pendingCreate{},

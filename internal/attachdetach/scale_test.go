@@ -307,7 +307,7 @@ func TestNodeRecreatedBetweenWatchEvents(t *testing.T) {
 	old, anew := aNode("a", listing(unique, unique)), aNode("a")
 	old.UID, anew.UID = "old", "new"
 	m.put(old)
-	m.adopt()
+	m.put(ownAttachment(k, old))
 	if d := m.decide(k); reports(d) {
 		t.Fatalf("reported on b while a uses it: %+v", d.Steps)
 	}

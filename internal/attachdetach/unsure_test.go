@@ -57,8 +57,9 @@ func TestUnansweredReportOnUnwantedNode(t *testing.T) {
 	for _, obj := range []client.Object{aPod("p", "n", byClaimOf("c")), aClaim("c"), fc, aNode("n"), aNode("before")} {
 		m.put(obj)
 	}
-	m.ledger.add(kube.UniqueVolumeName(kube.FibreChannelPlugin, "[5006]:1"), "before", entryFor(aNode("before")))
-	s := m.observe(key{Driver: kube.FibreChannelPlugin, Handle: "[5006]:1"}, &nodeReads{}, doubtAbout("before"))
+	k := key{Driver: kube.FibreChannelPlugin, Handle: "[5006]:1"}
+	m.put(ownAttachment(k, aNode("before")))
+	s := m.observe(k, &nodeReads{}, doubtAbout("before"))
 	d := attachment.Decide(modelTime, s.want, s.seen, attachment.Policy{})
 	if reports(d) || !does[attachment.WithdrawReport](d) {
 		t.Errorf("steps %+v, want only that the other node's report is stopped", d.Steps)

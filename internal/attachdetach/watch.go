@@ -238,7 +238,6 @@ func (w *clusterState) nodeChanged(before, after *corev1.Node) []key {
 		w.forget(before.Name)
 		return append(keys, w.keysOfTwins(before)...)
 	case before == nil:
-		w.adoptReports(after.Name)
 		w.nodeCreated(after.Name)
 		return append(w.keysOfNode(after), w.keysOfTwins(after)...)
 	case before.UID != after.UID: // deleted and recreated, and both events came as one
@@ -252,7 +251,6 @@ func (w *clusterState) nodeChanged(before, after *corev1.Node) []key {
 		}
 	}
 	w.forgetWithdrawn(after.Name, was, is)
-	w.adoptReports(after.Name)
 	if !kube.Ready(after) {
 		w.kubelets.forget(after.Name)
 	}

@@ -21,7 +21,7 @@ func Decide(now time.Time, want Desired, seen Observed, policy Policy) Decision 
 		case p.recordsSameMachine(a):
 		case p.isKept(a):
 			p.keep(a)
-		case a.Implied && p.wanted(a) && !want.NoVolumeAttachment:
+		case a.Implied && p.wanted(a):
 			// Its VolumeAttachment was removed: attachMissing creates it again.
 		default:
 			p.release(a)
@@ -169,7 +169,7 @@ func (p *plan) chooseKeeper() {
 	}
 	var best *Attachment
 	for _, a := range p.attachments {
-		if !p.exclusive || a.Deleting || !p.wanted(a) || a.Implied && !p.want.NoVolumeAttachment {
+		if !p.exclusive || a.Deleting || !p.wanted(a) || a.Implied {
 			continue
 		}
 		if best == nil || cmp.Or(cmp.Compare(rank(a), rank(best)), a.Created.Compare(best.Created)) < 0 {
@@ -183,7 +183,7 @@ func (p *plan) chooseKeeper() {
 
 // isKept reports whether the attachment stays. A pod elsewhere that makes the volume exclusive does not take it from the pods here.
 func (p *plan) isKept(a *Attachment) bool {
-	if a.Deleting || !p.wanted(a) || a.Implied && !p.want.NoVolumeAttachment {
+	if a.Deleting || !p.wanted(a) || a.Implied {
 		return false
 	}
 	return !p.exclusive || a.id() == p.keeper || p.want.SharedAttached == Yes && a.Confirmed == Yes
@@ -252,12 +252,8 @@ func (p *plan) keepConfirmed(a *Attachment, node Node) {
 func (p *plan) report(a *Attachment, node Node, requested time.Time) {
 	// That the node lists the volume in use is irrelevant here: it does so before the first attach.
 	report := Report{Node: a.Node, NodeUID: node.Machine.NodeUID, Attachment: a.Ref}
-	report.Repeated = a.Implied || !a.DetachRequested.IsZero() || !requested.IsZero() || node.Checked
-	if a.Implied {
-		report.DetachRequested = requested
-	} else {
-		p.annotate(a, requested, a.DeleteMayBeUnderway)
-	}
+	report.Repeated = !a.DetachRequested.IsZero() || !requested.IsZero() || node.Checked
+	p.annotate(a, requested, a.DeleteMayBeUnderway)
 	p.do(report)
 }
 
@@ -265,7 +261,7 @@ func (p *plan) report(a *Attachment, node Node, requested time.Time) {
 func (p *plan) annotate(a *Attachment, requested time.Time, newVersion bool) {
 	node := p.seen.Nodes[a.Node]
 	if a.Implied {
-		p.annotateNode(a.Node, node, a.DetachRequested, requested)
+		p.annotateNode(a.Node, node, requested)
 		return
 	}
 	n := AnnotateAttachment{Node: a.Node, Attachment: a.Ref, DetachRequested: requested, Machine: a.Machine}
@@ -290,10 +286,9 @@ func (p *plan) annotate(a *Attachment, requested time.Time, newVersion bool) {
 	}
 }
 
-// annotateNode stores on the Node since when a detach waits that has no VolumeAttachment to store it on. For a deleted Node it is
-// kept in memory, where it must not stay either: a recreated Node does not have it.
-func (p *plan) annotateNode(name NodeName, node Node, known, requested time.Time) {
-	if node.Exists != Unknown && (!requested.Equal(node.DetachRequested) || !requested.Equal(known)) {
+// annotateNode stores on the Node since when a detach waits that has no VolumeAttachment to store it on.
+func (p *plan) annotateNode(name NodeName, node Node, requested time.Time) {
+	if node.Exists == Yes && !requested.Equal(node.DetachRequested) {
 		p.do(AnnotateNode{Node: name, NodeUID: node.Machine.NodeUID, DetachRequested: requested})
 	}
 }
@@ -310,7 +305,7 @@ func (p *plan) withdrawOrphanReports() {
 		case !attached && node.Reported && (node.InUse == No || !wanted):
 			p.do(WithdrawReport{Node: name, NodeUID: node.Machine.NodeUID, Expect: node.Facts()})
 		default:
-			p.annotateNode(name, node, time.Time{}, time.Time{})
+			p.annotateNode(name, node, time.Time{})
 		}
 	}
 }
@@ -319,7 +314,7 @@ func (p *plan) withdrawOrphanReports() {
 func (p *plan) attachMissing() {
 	computed := make(map[NodeName]bool, len(p.attachments))
 	for _, a := range p.attachments {
-		computed[a.Node] = computed[a.Node] || a.Computed && (!a.Implied || p.want.NoVolumeAttachment)
+		computed[a.Node] = computed[a.Node] || a.Computed && !a.Implied
 	}
 	missing := slices.DeleteFunc(slices.Clone(p.want.Wants), func(w Want) bool { return computed[w.Node] })
 	slices.SortFunc(missing, func(a, b Want) int {
@@ -351,13 +346,8 @@ func (p *plan) attachAt(w Want, given NodeName) bool {
 			p.do(WithdrawReport{Node: w.Node, NodeUID: node.Machine.NodeUID, Expect: node.Facts()})
 		}
 		return false // attached once the withdrawal is answered
-	case !p.want.NoVolumeAttachment:
-		p.do(Attach{Node: w.Node, PersistentVolume: w.PersistentVolume, Machine: p.machineFor(w.Node, node)})
-		return true
 	default:
-		if !p.exclusive || !p.stopLateReports(w.Node) {
-			p.do(Report{Node: w.Node, NodeUID: node.Machine.NodeUID, Repeated: node.Checked})
-		}
+		p.do(Attach{Node: w.Node, PersistentVolume: w.PersistentVolume, Machine: p.machineFor(w.Node, node)})
 		return true
 	}
 	p.do(wait)
@@ -374,22 +364,6 @@ func (p *plan) machineFor(name NodeName, node Node) Machine {
 		}
 	}
 	return m
-}
-
-// stopLateReports gives a new version to each other node to which a report of an earlier leader may be in flight, and reports
-// whether there is one. Without a VolumeAttachment nothing stops that node from mounting the volume, so a late report would make a
-// second writer.
-func (p *plan) stopLateReports(except NodeName) bool {
-	found := false
-	for _, name := range slices.Sorted(maps.Keys(p.seen.Nodes)) {
-		node := p.seen.Nodes[name]
-		if name == except || node.Exists != Yes || !node.WriteMayBeUnderway {
-			continue
-		}
-		found = true
-		p.do(WithdrawReport{Node: name, NodeUID: node.Machine.NodeUID, NewVersion: true, Expect: node.Facts()})
-	}
-	return found
 }
 
 func waitForHolder(node NodeName, blockers []Blocker) Wait {

@@ -61,12 +61,7 @@ func snapshotFrom(in *fuzzinput.Source) *snapshot {
 		DeletedNode:    fuzzinput.Pick(in, DeletedNodeWait, DeletedNodeDetach),
 	}
 	s.want.Shared = knowledge(in)
-	switch in.Below(4) {
-	case 1:
-		s.want.NoVolumeAttachment = true
-	case 2:
-		s.want.Orphan = true
-	}
+	s.want.Orphan = in.Below(4) == 2
 	s.seen.Nodes = map[NodeName]Node{}
 	for _, name := range fuzzNodes {
 		if in.Below(4) > 0 {
@@ -112,7 +107,7 @@ func (s *snapshot) attach(in *fuzzinput.Source, name NodeName) {
 		return
 	}
 	a := Attachment{Node: name, Computed: true, Confirmed: fuzzinput.Pick(in, Unknown, Yes), Created: timeFrom(in), DetachRequested: timeFrom(in), Machine: machineFrom(in)}
-	if kind == 1 || s.want.NoVolumeAttachment {
+	if kind == 1 {
 		a.Implied, a.Confirmed = true, Yes
 		s.seen.Attachments = append(s.seen.Attachments, a)
 		return
@@ -224,11 +219,9 @@ func (s *snapshot) checkExclusive(d Decision) string {
 		switch {
 		case attaches && s.heldBeside(step.OnNode()):
 			return "S1: attached to " + string(step.OnNode()) + " while it is or may be elsewhere"
-		case reports && s.want.NoVolumeAttachment && s.heldBeside(report.Node):
-			return "S1: reported to " + string(report.Node) + " while it is or may be elsewhere"
 		case reports && s.heldBeside(report.Node) && !waits(d, report.Node):
 			return "S1: reported to " + string(report.Node) + ", which does not use it yet, while it is or may be elsewhere"
-		case attaches, reports && s.want.NoVolumeAttachment:
+		case attaches:
 			given[step.OnNode()] = true
 		}
 	}
@@ -268,9 +261,9 @@ func (s *snapshot) checkReports(d Decision) string {
 			return "S6: reported on another Node than was seen"
 		case s.want.Orphan:
 			return "an orphan is reported"
-		case a == nil && !s.want.NoVolumeAttachment:
+		case a == nil || a.Implied:
 			return "S9: reported without an attachment"
-		case a != nil && (a.Confirmed != Yes || a.Deleting):
+		case a.Confirmed != Yes || a.Deleting:
 			return "S9: reported by an attachment that is not confirmed, or being deleted"
 		}
 	}
@@ -299,16 +292,11 @@ func (s *snapshot) checkKept(d Decision) string {
 
 // checkNoneForgotten: of each node that wants the volume there is something to do or to wait for, or it has it.
 func (s *snapshot) checkNoneForgotten(d Decision) string {
-	// A volume without VolumeAttachments is reported once late reports to other nodes are stopped, in the same turn.
-	decidesAgain := s.want.NoVolumeAttachment && slices.ContainsFunc(d.Steps, func(step Step) bool {
-		withdrawal, ok := step.(WithdrawReport)
-		return ok && withdrawal.NewVersion
-	})
 	for _, w := range s.want.Wants {
 		has := slices.ContainsFunc(s.seen.Attachments, func(a Attachment) bool {
-			return a.Node == w.Node && a.Computed && a.Confirmed == Yes && (!a.Implied || s.want.NoVolumeAttachment) && s.seen.Nodes[w.Node].Reported
+			return a.Node == w.Node && a.Computed && a.Confirmed == Yes && !a.Implied && s.seen.Nodes[w.Node].Reported
 		})
-		if !has && !decidesAgain && !slices.ContainsFunc(d.Steps, func(step Step) bool { return step.OnNode() == w.Node }) {
+		if !has && !slices.ContainsFunc(d.Steps, func(step Step) bool { return step.OnNode() == w.Node }) {
 			return "nothing is done for " + string(w.Node) + ", which wants the volume, and no wait is returned for it"
 		}
 	}

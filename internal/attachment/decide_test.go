@@ -555,19 +555,6 @@ func TestDetach(t *testing.T) {
 			seen:  one(attached("a", waiting), node("a", silenced, healthy, quiet)),
 			steps: []Step{waitAtA(NodeReturned)},
 		},
-		"S1: a Fibre Channel volume that another node reports is not given again": {
-			want: Desired{NoVolumeAttachment: true},
-			seen: Observed{
-				Attachments: []Attachment{implied("a"), implied("b")},
-				Nodes:       nodes(map[NodeName]Node{"a": node("a", inUse), "b": node("b", inUse, reported)}),
-			},
-			steps: []Step{
-				AnnotateNode{Node: "a", NodeUID: "uid-a", DetachRequested: t0.Add(time.Minute)},
-				Wait{Node: "a", Reason: StillInUse, Since: t0.Add(time.Minute)},
-				AnnotateNode{Node: "b", NodeUID: "uid-b", DetachRequested: t0.Add(time.Minute)},
-				Wait{Node: "b", Reason: StillInUse, Since: t0.Add(time.Minute)},
-			},
-		},
 		"node came back, same boot, kubelet ready: looked at": {
 			seen:  one(attached("a", waiting), node("a", reborn, reported, healthy)),
 			steps: []Step{CheckKubelet{Node: "a", NodeUID: "uid-a-2"}, waitAtA(NodeReturned)},

@@ -33,9 +33,7 @@ type Attach struct {
 type Report struct {
 	Node       NodeName
 	NodeUID    string
-	Attachment Ref // the confirmed attachment that is reported (S9); empty with NoVolumeAttachment
-	// DetachRequested is stored with the report of an Implied attachment.
-	DetachRequested time.Time
+	Attachment Ref // the confirmed attachment that is reported (S9)
 	// Repeated is set when the volume was withdrawn, or may have been, and is in use or wanted again: no event for the pods.
 	Repeated bool
 }

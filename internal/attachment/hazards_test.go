@@ -5,14 +5,13 @@ import (
 	"time"
 )
 
-// A Fibre Channel volume is mounted on a. Its Node is deleted and recreated in the same boot by a client that does not annotate it
+// A volume is mounted on a. Its Node is deleted and recreated in the same boot by a client that does not annotate it
 // in the same request (docs/differences/controller.md: "The creator of a Node may annotate it later"). Until its kubelet reports,
 // nothing shows that the volume was released.
 func TestNodeRecreatedWithoutAnnotation(t *testing.T) {
 	want := wantAt("b")
-	want.NoVolumeAttachment = true
 	seen := Observed{
-		Attachments: []Attachment{implied("a")},
+		Attachments: []Attachment{attached("a")},
 		Nodes:       nodes(map[NodeName]Node{"a": node("a", reborn, unmanaged), "b": node("b", healthy)}),
 	}
 	d := Decide(t0, want, seen, policy)

@@ -7,8 +7,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-func fc(d Desired) Desired { d.NoVolumeAttachment = true; return d }
-
 // idle is a volume that no pod wants.
 func idle() Desired { return Desired{Shared: No} }
 
@@ -43,181 +41,6 @@ func given(at ...NodeName) []Attachment {
 		list = append(list, implied(n))
 	}
 	return list
-}
-
-func TestNoVolumeAttachment(t *testing.T) {
-	at := t0.Add(time.Minute)
-	late := t0.Add(6 * time.Minute)
-	reportOn := func(n NodeName) Report { return Report{Node: n, NodeUID: "uid-" + string(n)} }
-	withdrawOn := func(n NodeName) WithdrawReport { return WithdrawReport{Node: n, NodeUID: "uid-" + string(n)} }
-	noteOn := func(n NodeName, at time.Time) AnnotateNode {
-		return AnnotateNode{Node: n, NodeUID: "uid-" + string(n), DetachRequested: at}
-	}
-	usedAt := func(n NodeName) Wait {
-		return blockedAt("b", OtherWriterAttached, Blocker{Node: n, Kind: ByUse})
-	}
-	waitAtA := func(r Reason) Wait { return Wait{Node: "a", Reason: r} }
-	noteGone := AnnotateNode{Node: "a", NodeUID: "uid-a"}
-	asked := []Attachment{implied("a", waiting)}
-	cases := map[string]timed{
-		"wanted":                        {want: fc(wantAt("a")), seen: on(node("a")), steps: []Step{reportOn("a")}},
-		"wanted, and kubelet claims it": {want: fc(wantAt("a")), seen: on(node("a", inUse)), steps: []Step{reportOn("a")}},
-		"wanted and reported":           {want: fc(wantAt("a")), seen: held(given("a"), node("a", inUse, reported))},
-		"node not there yet": {
-			want: fc(wantAt("a")), seen: on(node("a", lost)),
-			steps: []Step{Wait{Node: "a", Reason: NodeGone, Wanted: true}},
-		},
-		"node attaches by itself": {
-			want: fc(wantAt("a")), seen: on(node("a", unmanaged)),
-			steps: []Step{Wait{Node: "a", Reason: NodeNotManaged, Wanted: true}},
-		},
-		"shared, on two nodes": {
-			want: fc(shared(wantAt("a", "b"))), seen: on(node("a"), node("b")),
-			steps: []Step{reportOn("a"), reportOn("b")},
-		},
-		"S1: on two nodes at once": {
-			want: fc(wantAt("a", "b")), seen: on(node("a", inUse), node("b", inUse)),
-			steps: []Step{reportOn("a"), blockedAt("b", OtherWriterAttached, Blocker{Node: "a", Kind: ByNewAttachment})},
-		},
-		"S1: reported elsewhere, idle: withdrawn, and given when that is answered": {
-			want: fc(wantAt("b")), seen: held(given("a"), node("a", reported), node("b")),
-			steps: []Step{withdrawOn("a"), waitAtA(Detaching), usedAt("a")},
-		},
-		"withdrawn and idle: forgotten": {
-			want: fc(wantAt("b")), seen: held(given("a"), node("a", checked), node("b")),
-			steps: []Step{Detach{Node: "a"}, usedAt("a")},
-		},
-		"S1: in use elsewhere": {
-			want: fc(wantAt("b")), seen: held(asked, node("a", reported, inUse, notedAt(t0)), node("b")),
-			steps: []Step{waitAtA(StillInUse), usedAt("a")},
-		},
-		"S1: in use elsewhere, its report wiped: reported again": {
-			want: fc(wantAt("b")), seen: held(asked, node("a", inUse, notedAt(t0)), node("b")),
-			steps: []Step{
-				Report{Node: "a", NodeUID: "uid-a", Repeated: true, DetachRequested: t0}, waitAtA(StillInUse), usedAt("a"),
-			},
-		},
-		"S1: in use and wanted, its report wiped, an older pod waits elsewhere": {
-			want: fc(wantAt("b", "a")), seen: held(given("a"), node("a", inUse), node("b", inUse)),
-			steps: []Step{Report{Node: "a", NodeUID: "uid-a", Repeated: true}, usedAt("a")},
-		},
-		"S1: Node recreated for the same run, in use and wanted, an older pod waits elsewhere": {
-			want: fc(wantAt("b", "a")), seen: held(given("a"), node("a", reborn, inUse), node("b", inUse)),
-			steps: []Step{Report{Node: "a", NodeUID: "uid-a-2", Repeated: true}, usedAt("a")},
-		},
-		"listed by a node that was never given it: blocks no other": {
-			want: fc(wantAt("b")), seen: on(node("a", inUse), node("b")), steps: []Step{reportOn("b")},
-		},
-		"S1: a report elsewhere may be in flight": {
-			want: fc(wantAt("b", "a")), seen: on(node("a", inUse, underway), node("b", inUse)),
-			steps: []Step{
-				WithdrawReport{Node: "a", NodeUID: "uid-a", NewVersion: true},
-				blockedAt("a", OtherWriterAttached, Blocker{Node: "b", Kind: ByNewAttachment}),
-			},
-		},
-		"S1: reported on two nodes, one in use: the idle one goes": {
-			want: fc(wantAt("a", "b")), seen: held(given("a", "b"), node("a", reported), node("b", reported, inUse)),
-			steps: []Step{withdrawOn("a"), Wait{Node: "a", Reason: Detaching, Wanted: true}},
-		},
-		"S1: reported on two nodes, both in use: nothing is taken away": {
-			want: fc(wantAt("a", "b")), seen: held(given("a", "b"), node("a", reported, inUse), node("b", reported, inUse)),
-			steps: []Step{Wait{Node: "b", Reason: StillInUse, Wanted: true}},
-		},
-		"access modes unknown: exclusive": {
-			want: fc(Desired{Wants: wantAt("a", "b").Wants}), seen: held(given("a"), node("a", reported), node("b")),
-			steps: []Step{usedAt("a")},
-		},
-		"S2: unwanted and in use: the clock begins": {
-			want: fc(idle()), seen: held(given("a"), node("a", reported, inUse, healthy)),
-			steps: []Step{noteOn("a", at), waitAtA(StillInUse)},
-		},
-		"unwanted, idle": {
-			want: fc(idle()), seen: held(given("a"), node("a", reported)), steps: []Step{withdrawOn("a"), waitAtA(Detaching)},
-		},
-		"nothing of it left: the clock is cleared": {
-			want: fc(idle()), seen: on(node("a", notedAt(t0))), steps: []Step{noteOn("a", time.Time{})},
-		},
-		"wanted again: the clock is cleared": {
-			want: fc(wantAt("a")), seen: held(asked, node("a", reported, inUse, notedAt(t0))),
-			steps: []Step{noteOn("a", time.Time{})},
-		},
-		"wanted again at a Node that was recreated: what was noted while there was none is cleared too": {
-			want: fc(wantAt("a")), seen: held(asked, node("a", reborn, reported, inUse)),
-			steps: []Step{AnnotateNode{Node: "a", NodeUID: "uid-a-2"}},
-		},
-		"unwanted on a node that attaches by itself": {
-			want: fc(idle()), seen: held(given("a"), node("a", reported, inUse, unmanaged)), steps: []Step{waitAtA(NodeNotManaged)},
-		},
-		"out of service": {
-			want: fc(idle()), seen: held(given("a"), node("a", reported, inUse, outOfService)),
-			steps: []Step{withdrawOn("a"), waitAtA(Detaching)},
-		},
-		"out of service, withdrawn": {
-			want: fc(wantAt("b")), seen: held(given("a"), node("a", inUse, outOfService, checked), node("b")),
-			steps: []Step{ForceDetach{Node: "a", Authority: OutOfServiceTaint{}}, usedAt("a")},
-		},
-		"S1: node gone, in use when it went": {
-			want: fc(wantAt("b")), seen: held(asked, node("a", inUse, lost, notedAt(t0)), node("b")),
-			steps: []Step{waitAtA(NodeGone), usedAt("a")}, recheck: late,
-		},
-		"S1: node gone, in use when it went, its pod still there: the clock stands": {
-			want: fc(wantAt("a", "b")), seen: held(asked, node("a", inUse, lost, notedAt(t0)), node("b")),
-			steps: []Step{noteGone, Wait{Node: "a", Reason: NodeGone, Wanted: true}, usedAt("a")},
-		},
-		"node gone, idle when it went": {
-			want: fc(wantAt("b")), seen: held(asked, node("a", lost, checked), node("b")),
-			steps: []Step{Detach{Node: "a"}, usedAt("a")},
-		},
-		"S1: node came back and has said nothing": {
-			want: fc(wantAt("b")), seen: held(asked, node("a", reborn, notedAt(t0)), node("b")),
-			steps: []Step{
-				Report{Node: "a", NodeUID: "uid-a-2", Repeated: true, DetachRequested: t0},
-				waitAtA(NodeReturned), usedAt("a"),
-			},
-		},
-		"S1: another machine came back under the name": {
-			want: fc(wantAt("b")), seen: held(asked, node("a", replaced, healthy), node("b")),
-			steps: []Step{
-				AnnotateNode{Node: "a", NodeUID: "uid-a-2", DetachRequested: t0}, waitAtA(NodeReplaced), usedAt("a"),
-			},
-			recheck: late,
-		},
-	}
-	for name, tc := range cases {
-		tc.at, tc.policy = at, sixMinutes
-		cases[name] = tc
-	}
-	cases["S2: another machine took over the Node with its report, and lists the volume"] = timed{
-		want: fc(idle()), at: late, policy: sixMinutes,
-		seen:  held(asked, node("a", replaced, healthy, reported, inUse, notedAt(t0))),
-		steps: []Step{waitAtA(StillInUse)},
-	}
-	cases["timeout on a dead node, a moment too early"] = timed{
-		want: fc(idle()), at: late.Add(-1), policy: sixMinutes,
-		seen:  held(asked, node("a", reported, inUse, unhealthy, notedAt(t0))),
-		steps: []Step{waitAtA(StillInUse)}, recheck: late,
-	}
-	cases["timeout on a dead node"] = timed{
-		want: fc(idle()), at: late, policy: sixMinutes,
-		seen:  held(asked, node("a", reported, inUse, unhealthy, notedAt(t0))),
-		steps: []Step{withdrawOn("a"), waitAtA(Detaching)},
-	}
-	cases["S2: no timeout on a healthy node"] = timed{
-		want: fc(idle()), at: late.Add(time.Hour), policy: sixMinutes,
-		seen:  held(asked, node("a", reported, inUse, healthy, notedAt(t0))),
-		steps: []Step{waitAtA(StillInUse)},
-	}
-	cases["node gone for the timeout"] = timed{
-		want: fc(wantAt("b")), at: late, policy: sixMinutes,
-		seen:  held(asked, node("a", inUse, lost, checked, notedAt(t0)), node("b")),
-		steps: []Step{ForceDetach{Node: "a", Authority: UnmountTimeout{}}, usedAt("a")},
-	}
-	cases["node gone, and the policy trusts its deletion"] = timed{
-		want: fc(wantAt("b")), at: t0, policy: Policy{DeletedNode: DeletedNodeDetach},
-		seen:  held(asked, node("a", inUse, lost, checked, notedAt(t0)), node("b")),
-		steps: []Step{ForceDetach{Node: "a", Authority: DeletedNode{}}, usedAt("a")},
-	}
-	runTimed(t, cases)
 }
 
 // TestAttachmentRemovedWhileInUse is about a VolumeAttachment that a person removed while the
@@ -260,6 +83,30 @@ func TestAttachmentRemovedWhileInUse(t *testing.T) {
 		"released, withdrawn: forgotten": {
 			want: wantAt("b"), seen: held(given("a"), node("a", checked), node("b")),
 			steps: []Step{Detach{Node: "a"}, usedAtA},
+		},
+		"out of service, withdrawn": {
+			want: wantAt("b"), seen: held(given("a"), node("a", inUse, outOfService, checked), node("b")),
+			steps: []Step{ForceDetach{Node: "a", Authority: OutOfServiceTaint{}}, usedAtA},
+		},
+	})
+	late := t0.Add(6 * time.Minute)
+	asked := []Attachment{implied("a", waiting)}
+	waitInUse := Wait{Node: "a", Reason: StillInUse}
+	runTimed(t, map[string]timed{
+		"timeout on a dead node, a moment too early": {
+			want: idle(), at: late.Add(-1), policy: sixMinutes,
+			seen:  held(asked, node("a", reported, inUse, unhealthy, notedAt(t0))),
+			steps: []Step{waitInUse}, recheck: late,
+		},
+		"timeout on a dead node": {
+			want: idle(), at: late, policy: sixMinutes,
+			seen:  held(asked, node("a", reported, inUse, unhealthy, notedAt(t0))),
+			steps: []Step{WithdrawReport{Node: "a", NodeUID: "uid-a"}, Wait{Node: "a", Reason: Detaching}},
+		},
+		"S2: no timeout on a healthy node": {
+			want: idle(), at: late.Add(time.Hour), policy: sixMinutes,
+			seen:  held(asked, node("a", reported, inUse, healthy, notedAt(t0))),
+			steps: []Step{waitInUse},
 		},
 	})
 }

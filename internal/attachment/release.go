@@ -153,13 +153,7 @@ func (p *plan) waitForUnmount(a *Attachment, node Node, wait Wait) {
 // reportable reports whether the volume should be reported to a node that may use it: a kubelet that does finds it reported, and so
 // keeps it in its list. Another machine would mount it.
 func (p *plan) reportable(a *Attachment, node Node, gone bool) bool {
-	switch {
-	case node.Exists != Yes || gone || node.Reported || a.Confirmed != Yes || p.want.Orphan || !node.vouched(a):
-		return false
-	case a.Implied:
-		return p.want.NoVolumeAttachment && len(p.blockers(a.Node)) == 0
-	}
-	return true
+	return node.Exists == Yes && !gone && !node.Reported && !a.Implied && a.Confirmed == Yes && !p.want.Orphan && node.vouched(a)
 }
 
 // waitReason is why nothing is detached from a node that uses the volume, or may use it.

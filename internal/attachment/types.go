@@ -35,10 +35,6 @@ type Desired struct {
 	SharedAttached Knowledge
 	// Wants has one entry per node with a pod that needs the volume there. It is empty for a driver that needs no attach.
 	Wants []Want
-	// NoVolumeAttachment is set for Fibre Channel and iSCSI volumes, which the node connects by itself. They are reported, because
-	// kubelet mounts nothing else, and kept from a second node like any other volume: the report is their attachment, and their
-	// Attachments are all Implied.
-	NoVolumeAttachment bool
 	// Orphan is set when the volume of a VolumeAttachment cannot be determined. It is only detached, never reported or withdrawn.
 	Orphan bool
 }
@@ -107,8 +103,7 @@ type Attachment struct {
 	Recreated bool
 	// VolumeGone is set when that PersistentVolume is known not to exist.
 	VolumeGone bool
-	// Implied is set when there is no VolumeAttachment: the volume has none (NoVolumeAttachment), or another client removed the
-	// object while the node had the volume.
+	// Implied is set when there is no VolumeAttachment: another client removed the object while the node had the volume.
 	Implied bool
 	// InDoubt is set when it is unknown under which Node object the volume was attached. Machine is what was found later.
 	InDoubt bool
@@ -117,7 +112,8 @@ type Attachment struct {
 	Computed bool
 	// Finalized is set when the attacher's finalizer is on the object: it is removed only after the driver confirmed the unpublish (S5).
 	Finalized bool
-	// Confirmed is Yes if status.attached is set, else Unknown: until the object is gone the volume may be attached.
+	// Confirmed is Yes if status.attached is set, or if the volume has no attacher because the node connects it by itself, else
+	// Unknown: until the object is gone the volume may be attached.
 	Confirmed Knowledge
 	// Deleting is set when a delete was accepted.
 	Deleting bool

@@ -29,8 +29,6 @@ type leader struct {
 	doubtful map[string]int // UID -> version of a delete without answer
 	// given is the ledger: what nodes hold without an object.
 	given map[NodeName]Attachment
-	// unstored: a time of a request that the Node may not have got is newer than what it had.
-	unstored map[NodeName]bool
 	// created is, by node, until when a create without an answer may be carried out.
 	created map[NodeName]time.Time
 	// looks is when each kubelet was first looked at, by Node UID, since when it has not listed the volume, and until when.
@@ -50,30 +48,23 @@ type leader struct {
 func newLeader(w *world) *leader {
 	// The barrier: every cache shows at least what was there when the lease was won.
 	l := &leader{
-		given: map[NodeName]Attachment{}, unstored: map[NodeName]bool{}, created: map[NodeName]time.Time{}, looks: map[string][2]time.Time{},
+		given: map[NodeName]Attachment{}, created: map[NodeName]time.Time{}, looks: map[string][2]time.Time{},
 		world: w, seenAttachments: w.version, seenNodes: w.version, seenPods: w.version, since: w.version,
 		attachments: map[string]toyAttachment{}, nodes: map[NodeName]toyNode{}, deleted: map[string]bool{},
 		doubtful: map[string]int{}, unsure: map[NodeName]int{}, answered: map[NodeName]bool{},
 	}
 	for name, n := range w.now.nodes {
 		_, attached := w.now.attachments["csi-"+string(name)]
-		if w.ctl != nil && !attached && !n.Reported && n.writes() && w.excuse(l.forgets()) { // neither the VolumeAttachment nor the report is left for a new leader to read
+		// The VolumeAttachment is not left for a new leader to read, and what the node says of itself counts only beside a pod.
+		if w.ctl != nil && !attached && !(n.Reported && w.now.pods[name]) && n.writes() && w.excuse(excuse.RemovedByHand) {
 			n = n.abandoned()
 			w.now.nodes[name] = n
 		}
-		if n.Exists == Yes && n.Reported && (w.noVA || !attached && n.InUse == Yes) {
+		if n.Exists == Yes && n.Reported && !attached && n.InUse == Yes && w.now.pods[name] {
 			l.adopt(name, n)
 		}
 	}
 	return l
-}
-
-// forgets is the excuse for a new leader that does not know which node has a volume.
-func (l *leader) forgets() excuse.Name {
-	if l.noVA {
-		return excuse.ForgottenReport
-	}
-	return excuse.RemovedByHand
 }
 
 // adopt takes a report for what the node was given.
@@ -97,10 +88,6 @@ func (l *leader) changedBetween(before, after int) {
 	for v := before; v < after; v++ {
 		for name, was := range l.history[v-1].nodes {
 			is := l.history[v].nodes[name]
-			if a, ok := l.given[name]; ok && was.Exists == Yes && is.Exists == No && !l.unstored[name] {
-				a.DetachRequested = was.DetachRequested // nothing else keeps it
-				l.given[name] = a
-			}
 			if was.InUse != is.InUse {
 				delete(l.looks, is.Machine.NodeUID)
 			}
@@ -116,9 +103,6 @@ func (l *leader) lost(before, after int) {
 		if _, there := l.history[after-1].attachments[name]; !there && a.Computed && n.Exists == Yes && n.Reported {
 			l.give(a.Node, a.Machine)
 		}
-	}
-	if l.noVA {
-		return
 	}
 	for name := range l.given {
 		if _, there := l.history[after-1].attachments["csi-"+string(name)]; there || l.known(name).Exists == No {
@@ -208,24 +192,15 @@ func (l *leader) observe() (Desired, Observed) {
 		unsure, ok := l.unsure[name]
 		n.WriteMayBeUnderway = n.Exists == Yes && (n.version <= l.since || ok && unsure == n.version)
 		seen.Nodes[name] = n.Node
-		if l.noVA && n.Exists == Yes && n.Reported && l.given[name].Node == "" {
-			l.adopt(name, n)
-		}
 		if a, ok := l.given[name]; ok && found["csi-"+string(name)].Name == "" {
-			switch {
-			case n.Exists == No:
-				n.DetachRequested = a.DetachRequested
-				seen.Nodes[name] = n.Node
-			case !n.DetachRequested.IsZero():
-				a.DetachRequested = n.DetachRequested
-			}
+			a.DetachRequested = n.DetachRequested
 			seen.Attachments = append(seen.Attachments, a)
 		}
 		if until, ok := l.created[name]; ok {
 			seen.Pending = append(seen.Pending, Pending{name, until})
 		}
 	}
-	want := Desired{Shared: decision.Known(l.shared), NoVolumeAttachment: l.noVA}
+	want := Desired{Shared: decision.Known(l.shared)}
 	if l.history[l.seenPods-1].flipped {
 		return want, seen
 	}
@@ -257,15 +232,6 @@ func (l *leader) step() {
 	l.steps = l.steps[1:]
 	if _, ok := step.(Wait); ok {
 		return
-	}
-	if s, ok := step.(Report); ok && l.noVA { // noted before the request is sent
-		if _, had := l.given[s.Node]; !had {
-			l.give(s.Node, l.known(s.Node).Machine)
-		}
-		l.keepRequest(s.Node, s.DetachRequested)
-	}
-	if s, ok := step.(AnnotateNode); ok {
-		l.keepRequest(s.Node, s.DetachRequested)
 	}
 	switch fate := l.rng.IntN(100); {
 	case isLocal(step):
@@ -389,6 +355,9 @@ func (l *leader) attach(s Attach, late bool) (again, ok bool) {
 	a := toyAttachment{made: l.version, touched: late}
 	a.Ref = Ref{Name: name, UID: fmt.Sprintf("%s-%d", name, l.version)}
 	a.Node, a.PersistentVolume, a.Machine, a.Computed, a.Created = s.Node, s.PersistentVolume, s.Machine, true, l.clock
+	if l.own {
+		a.Confirmed = Yes
+	}
 	l.setAttachment(a, "attach to %s (late %v)", s.Node, late)
 	if !late {
 		l.attachments[name] = l.now.attachments[name]
@@ -408,9 +377,6 @@ func (l *leader) report(s Report, late bool) (again, ok bool) {
 	if base != nil {
 		return true, true
 	}
-	if l.noVA {
-		n.DetachRequested = s.DetachRequested
-	}
 	a, found := l.now.attachments[s.Attachment.Name]
 	if !late && found && a.UID == s.Attachment.UID && (a.Confirmed != Yes || a.Deleting) && !a.touched {
 		l.breaks("S9: reported %s which is not confirmed, or being deleted", a.Name)
@@ -418,7 +384,7 @@ func (l *leader) report(s Report, late bool) (again, ok bool) {
 	n.Reported = true
 	l.setNode(s.Node, n, "report on %s (late %v)", s.Node, late)
 	if !late {
-		l.nodes[s.Node], l.unstored[s.Node] = l.now.nodes[s.Node], false
+		l.nodes[s.Node] = l.now.nodes[s.Node]
 	}
 	return false, true
 }
@@ -495,7 +461,8 @@ func (l *leader) withdraw(s WithdrawReport, late bool) (again, ok bool) {
 		return true, true
 	}
 	// A kubelet that lists a volume waits for it, or has it. Without an attachment it cannot mount it.
-	inUse := n.InUse == Yes && (n.writes() || l.confirmed(s.Node))
+	_, attached := l.now.attachments["csi-"+string(s.Node)]
+	inUse := n.InUse == Yes && (n.writes() || attached && l.confirmed(s.Node))
 	if n.Reported && inUse && !l.mayForce(s.Node) {
 		l.breaks("S2: withdrawn from %s, which lists it in use", s.Node)
 	}
@@ -510,14 +477,6 @@ func (l *leader) withdraw(s WithdrawReport, late bool) (again, ok bool) {
 	return true, true
 }
 
-// keepRequest notes the time of a request before it is written.
-func (l *leader) keepRequest(name NodeName, requested time.Time) {
-	if a, ok := l.given[name]; ok {
-		a.DetachRequested, l.unstored[name] = requested, true
-		l.given[name] = a
-	}
-}
-
 // noteNode stores the time of a request on the Node.
 func (l *leader) noteNode(s AnnotateNode, late bool) (again, ok bool) {
 	if l.known(s.Node).Exists == No {
@@ -530,7 +489,7 @@ func (l *leader) noteNode(s AnnotateNode, late bool) (again, ok bool) {
 	n.DetachRequested, n.lateNote = s.DetachRequested, late
 	l.setNode(s.Node, n, "note on node %s %v (late %v)", s.Node, s.DetachRequested, late)
 	if !late {
-		l.nodes[s.Node], l.unstored[s.Node] = l.now.nodes[s.Node], false
+		l.nodes[s.Node] = l.now.nodes[s.Node]
 	}
 	return false, true
 }
@@ -559,8 +518,12 @@ func (l *leader) delete(r Ref, by Authority, late bool) bool {
 	if n.Reported {
 		l.breaks("S3: %s deleted while %s reports it (late %v)", a.Name, a.Node, late)
 	}
-	a.Deleting = true
-	l.setAttachment(a, "detach %s (by %v, late %v)", a.Name, by, late)
+	if l.own {
+		l.remove(a, "detach %s (by %v, late %v)", a.Name, by, late)
+	} else {
+		a.Deleting = true
+		l.setAttachment(a, "detach %s (by %v, late %v)", a.Name, by, late)
+	}
 	if !late {
 		l.deleted[a.UID] = true
 	}

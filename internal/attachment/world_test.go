@@ -19,7 +19,7 @@ type world struct {
 	rng     *rand.Rand
 	policy  Policy
 	shared  bool
-	noVA    bool // a volume without a VolumeAttachment
+	own     bool // a volume that the node connects by itself: its VolumeAttachment has no attacher
 	version int
 	clock   time.Time
 
@@ -103,7 +103,7 @@ func newWorld(seed uint64) *world {
 		now: state{attachments: map[string]toyAttachment{}, nodes: map[NodeName]toyNode{}, pods: map[NodeName]bool{}},
 	}
 	w.shared = w.rng.IntN(4) == 0
-	w.noVA = w.rng.IntN(4) == 0
+	w.own = w.rng.IntN(4) == 0
 	w.policy.OutOfService = true
 	if w.chance(50) {
 		w.policy.UnmountTimeout = time.Minute
@@ -198,7 +198,7 @@ func (w *world) attacher() {
 	for _, name := range slices.Sorted(maps.Keys(w.now.attachments)) {
 		a := w.now.attachments[name]
 		switch {
-		case a.Deleting && w.chance(50):
+		case a.Deleting && (w.own || w.chance(50)):
 			delete(w.now.attachments, name)
 			if n := w.now.nodes[a.Node]; a.touched && n.Exists != Yes {
 				w.now.nodes[a.Node] = w.bothRemoved(n)
@@ -265,7 +265,7 @@ func (w *world) kubelet(name NodeName) {
 	switch {
 	case wanted && n.InUse != Yes && (!w.now.flipped || n.mounted):
 		n.InUse = Yes
-		n.givenUp = n.givenUp && (w.noVA && !n.Reported || !w.confirmed(name)) // it may be its own again
+		n.givenUp = n.givenUp && (w.own && !n.Reported || !w.confirmed(name)) // it may be its own again
 		w.setNode(name, n, "kubelet %s: claims", name)
 	case wanted && n.InUse == Yes && !n.mounted && n.Reported && !w.now.flipped && w.confirmed(name):
 		w.checkMount(name)
@@ -287,7 +287,7 @@ func (w *world) kubelet(name NodeName) {
 
 // confirmed is kubelet's own look at the attachment before it mounts.
 func (w *world) confirmed(name NodeName) bool {
-	if w.noVA {
+	if w.own {
 		return true
 	}
 	a, ok := w.now.attachments["csi-"+string(name)]
@@ -295,7 +295,7 @@ func (w *world) confirmed(name NodeName) bool {
 }
 
 func (w *world) checkMount(name NodeName) {
-	if w.noVA {
+	if w.own {
 		w.checkSecondMount(name)
 		return
 	}
@@ -307,7 +307,7 @@ func (w *world) checkMount(name NodeName) {
 	w.breaks("S9: %s mounts what no attachment stands behind", name)
 }
 
-// checkSecondMount is S1 for a volume whose report is its attachment.
+// checkSecondMount is S1 for a volume that a node connects because of the report alone.
 func (w *world) checkSecondMount(name NodeName) {
 	for other, n := range w.now.nodes {
 		if other == name || !n.writes() || w.shared {
@@ -335,7 +335,7 @@ func (w *world) trouble(name NodeName) {
 	n := w.now.nodes[name]
 	switch w.rng.IntN(9) {
 	case 0: // kubelet restarts
-		if n.Exists == Yes && n.on && n.mounted && !n.Reported && !w.noVA {
+		if n.Exists == Yes && n.on && n.mounted && !n.Reported {
 			n.InUse, n.hidden = No, true
 			if n.taken && !n.givenUp && w.excuse(excuse.HiddenMount) {
 				n = n.abandoned()
@@ -380,9 +380,7 @@ func (w *world) trouble(name NodeName) {
 			}
 		}
 	case 5:
-		if !w.noVA {
-			w.meddle(name)
-		}
+		w.meddle(name)
 	case 6: // its heartbeat is lost, or found again
 		if n.Exists == Yes && n.on {
 			n.Healthy = Yes + No - n.Healthy
@@ -395,7 +393,7 @@ func (w *world) trouble(name NodeName) {
 			w.setNode(name, n, "kubelet %s runs: %v", name, n.on)
 		}
 	case 8:
-		if !w.noVA {
+		if !w.own {
 			w.now.flipped = !w.now.flipped
 			w.commit("the driver needs no attach: %v", w.now.flipped)
 		}
@@ -412,7 +410,7 @@ func (w *world) leave(name NodeName, n toyNode) {
 	if n.ghost && !n.mounted { // the machine that has it mounted left before
 		gone.left = n.left
 	}
-	if _, attached := w.now.attachments["csi-"+string(name)]; !attached && !w.noVA {
+	if _, attached := w.now.attachments["csi-"+string(name)]; !attached {
 		gone = w.bothRemoved(gone)
 	}
 	w.setNode(name, gone, "node %s is deleted", name)
@@ -440,9 +438,12 @@ func (w *world) unrecorded(name NodeName) string {
 func (w *world) meddle(name NodeName) {
 	a, ok := w.now.attachments["csi-"+string(name)]
 	switch {
+	case ok && w.own && w.chance(30):
+		w.remove(a, "a person deletes %s", a.Name)
 	case ok && !a.Deleting && w.chance(30):
 		a.Deleting, a.touched = true, true
 		w.setAttachment(a, "a person deletes %s", a.Name)
+	case w.own:
 	case len(w.now.attachments) == 0 && w.chance(30):
 		a := toyAttachment{made: w.version, touched: true}
 		a.Name, a.UID, a.Node = byHand, fmt.Sprint("hand-", w.version), name
@@ -452,6 +453,15 @@ func (w *world) meddle(name NodeName) {
 		a.Deleting = true
 		w.setAttachment(a, "a person detaches by-hand")
 	}
+}
+
+// remove is the end of an attachment that no attacher acts on.
+func (w *world) remove(a toyAttachment, format string, args ...any) {
+	delete(w.now.attachments, a.Name)
+	if n := w.now.nodes[a.Node]; n.Exists != Yes {
+		w.now.nodes[a.Node] = w.bothRemoved(n)
+	}
+	w.commit(format, args...)
 }
 
 // heal ends all faults: every request arrives, every node is up and restarted, no other client interferes.
@@ -504,9 +514,6 @@ func (w *world) settled() string {
 		a, ok := w.now.attachments["csi-"+string(name)]
 		n := w.now.nodes[name]
 		good := ok && a.Confirmed == Yes && !a.Deleting && n.Reported
-		if w.noVA {
-			ok, good = n.Reported, n.Reported
-		}
 		switch {
 		case !n.DetachRequested.IsZero():
 			return fmt.Sprintf("%s still notes a request from %v", name, n.DetachRequested)

@@ -110,7 +110,7 @@ func registered(node *storagev1.CSINode, driver string) bool {
 
 // onNode is whether the driver has registered on the node.
 func (x *state) onNode(driver, node string) decision.Knowledge {
-	if kube.NoVolumeAttachment(driver) {
+	if kube.NoAttacher(driver) {
 		return decision.Yes // kubelet's own plugins
 	}
 	n := x.csiNodes[node]

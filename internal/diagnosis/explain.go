@@ -396,7 +396,7 @@ func (x *state) attachmentFinding(key attachment.VolumeKey, va *storagev1.Volume
 // irregular finds two VolumeAttachments of an exclusive volume, and nodes that list the volume without one.
 func (x *state) irregular(key attachment.VolumeKey) []Finding {
 	var found []Finding
-	if !x.attachRequired(key.Driver) || kube.NoVolumeAttachment(key.Driver) {
+	if !x.attachRequired(key.Driver) || kube.NoAttacher(key.Driver) {
 		return nil
 	}
 	v := x.describe(key, x.volume(key))

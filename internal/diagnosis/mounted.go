@@ -37,7 +37,7 @@ func (x *state) keysOf(pod *corev1.Pod) []volumeOfPod {
 func (x *state) ofMounted(pod *corev1.Pod) []Finding {
 	var found []Finding
 	for _, v := range x.keysOf(pod) {
-		if !x.attachRequired(v.key.Driver) || kube.NoVolumeAttachment(v.key.Driver) {
+		if !x.attachRequired(v.key.Driver) || kube.NoAttacher(v.key.Driver) {
 			continue
 		}
 		h := x.holder(v.key, pod.Spec.NodeName)

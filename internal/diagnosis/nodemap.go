@@ -255,7 +255,7 @@ func (n *atNode) describe(x *state) NodeVolumes {
 	for key, p := range n.volumes {
 		d := of(key.Driver)
 		switch {
-		case p.pod && !kube.NoVolumeAttachment(key.Driver), p.va != nil && x.counted(p.va):
+		case p.pod && !kube.NoAttacher(key.Driver), p.va != nil && x.counted(p.va):
 			d.Used++
 		case p.va != nil:
 			d.Uncounted++

@@ -48,6 +48,7 @@ type use struct {
 }
 
 func newState(s *Snapshot) *state {
+	s = s.confirmed()
 	x := &state{
 		Snapshot: s,
 		pods:     index(s.Pods), claims: index(s.Claims), volumes: index(s.Volumes), nodes: index(s.Nodes), csiNodes: index(s.CSINodes),
@@ -89,6 +90,23 @@ func newState(s *Snapshot) *state {
 	x.addEvents()
 	x.hidden = x.hiddenNames()
 	return x
+}
+
+// confirmed returns the snapshot with the VolumeAttachments that have no attacher as attached: no client writes their status.
+func (s *Snapshot) confirmed() *Snapshot {
+	own := func(va *storagev1.VolumeAttachment) bool { return kube.NoAttacher(kube.DriverOf(va.Spec.Attacher)) }
+	if !slices.ContainsFunc(s.Attachments, own) {
+		return s
+	}
+	with := *s
+	with.Attachments = slices.Clone(s.Attachments)
+	for i, va := range with.Attachments {
+		if own(va) {
+			with.Attachments[i] = va.DeepCopy()
+			with.Attachments[i].Status.Attached = true
+		}
+	}
+	return &with
 }
 
 // object is what index needs to know of an API object.

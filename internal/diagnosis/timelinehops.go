@@ -238,7 +238,7 @@ func (m *mover) unmounted(bound *time.Time, ended *Hop) Hop {
 
 // neverAttached is why a volume needs no hop of an attach or a detach; empty if it needs them.
 func (m *mover) neverAttached() string {
-	if !m.attachRequired(m.key.Driver) || kube.NoVolumeAttachment(m.key.Driver) {
+	if !m.attachRequired(m.key.Driver) || kube.NoAttacher(m.key.Driver) {
 		return "volumes of driver " + m.key.Driver + " are not attached"
 	}
 	return ""

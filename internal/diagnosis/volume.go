@@ -69,7 +69,7 @@ func (x *state) shared(key attachment.VolumeKey) decision.Knowledge {
 // decide asks the controller's own rules what they would do about the volume. They see what the objects show: what only the memory
 // of a controller has, such as writes without an answer, is left out, so a detach may be further along than this says.
 func (x *state) decide(key attachment.VolumeKey) attachment.Decision {
-	want := attachment.Desired{Shared: x.shared(key), NoVolumeAttachment: kube.NoVolumeAttachment(key.Driver)}
+	want := attachment.Desired{Shared: x.shared(key)}
 	seen := attachment.Observed{Nodes: map[attachment.NodeName]attachment.Node{}}
 	unique := kube.UniqueVolumeName(key.Driver, key.Handle)
 	for _, w := range x.wants(key) {
@@ -84,7 +84,10 @@ func (x *state) decide(key attachment.VolumeKey) attachment.Decision {
 		n := x.facts(name, unique)
 		seen.Nodes[n2(name)] = n
 		if _, has := x.attachmentOn(key, name); !has && n.Reported {
-			seen.Attachments = append(seen.Attachments, attachment.Attachment{Node: n2(name), Implied: true, Computed: true, Confirmed: attachment.Yes})
+			// Upstream's controller makes no object for what the node connects by itself.
+			seen.Attachments = append(seen.Attachments, attachment.Attachment{
+				Node: n2(name), Implied: !kube.NoAttacher(key.Driver), Computed: true, Confirmed: attachment.Yes,
+			})
 		}
 	}
 	for name, n := range seen.Nodes {

@@ -123,10 +123,10 @@ func SourceName(va *storagev1.VolumeAttachment) string {
 // the object matches.
 func VolumeOfAttachment(va *storagev1.VolumeAttachment) (attachment.VolumeKey, bool) {
 	if inline := va.Spec.Source.InlineVolumeSpec; inline != nil && inline.CSI != nil {
-		return attachment.VolumeKey{Driver: va.Spec.Attacher, Handle: inline.CSI.VolumeHandle}, true
+		return attachment.VolumeKey{Driver: DriverOf(va.Spec.Attacher), Handle: inline.CSI.VolumeHandle}, true
 	}
 	if handle, ok := va.Annotations[VolumeHandleAnnotation]; ok {
-		key := attachment.VolumeKey{Driver: va.Spec.Attacher, Handle: handle}
+		key := attachment.VolumeKey{Driver: DriverOf(va.Spec.Attacher), Handle: handle}
 		return key, IsAttachmentOf(va, key)
 	}
 	return attachment.VolumeKey{}, false
@@ -135,7 +135,7 @@ func VolumeOfAttachment(va *storagev1.VolumeAttachment) (attachment.VolumeKey, b
 // IsAttachmentOf reports whether the VolumeAttachment has the name that kubelet and attach/detach controllers compute for the volume
 // and its node.
 func IsAttachmentOf(va *storagev1.VolumeAttachment, key attachment.VolumeKey) bool {
-	return va.Spec.Attacher == key.Driver && va.Name == AttachmentName(key.Handle, key.Driver, va.Spec.NodeName)
+	return va.Spec.Attacher == AttacherOf(key.Driver) && va.Name == AttachmentName(key.Handle, key.Driver, va.Spec.NodeName)
 }
 
 // ClaimName returns the claim of a pod's volume, or "".

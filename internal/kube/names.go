@@ -120,10 +120,15 @@ const (
 	// TraceparentLength is the length of a traceparent of version 00, the only version there is. A longer value is not kept.
 	TraceparentLength = 55
 
-	// FibreChannelPlugin and ISCSIPlugin are used as driver names for volumes that the node connects by itself: they are reported
-	// like others, and have no VolumeAttachment (k/k pkg/volume/fc, pkg/volume/iscsi). No CSI driver can have such a name.
+	// FibreChannelPlugin and ISCSIPlugin are used as driver names for volumes that the node connects by itself (k/k pkg/volume/fc,
+	// pkg/volume/iscsi). No CSI driver can have such a name.
 	FibreChannelPlugin = "kubernetes.io/fc"
 	ISCSIPlugin        = "kubernetes.io/iscsi"
+
+	// FibreChannelAttacher and ISCSIAttacher are the attachers that the VolumeAttachments of these volumes name. No attacher acts on them:
+	// they are belay-controller's record of which node has the volume, which no kubelet can write (ADR 29).
+	FibreChannelAttacher = "fc.belay.dev"
+	ISCSIAttacher        = "iscsi.belay.dev"
 
 	// MaxRecordedHandle is the longest handle, in bytes, that is recorded in an annotation: an object's annotations are limited to
 	// 256 KiB in total.
@@ -158,7 +163,7 @@ func IsAttachmentNameOf(name, handle, driver, node string) bool {
 const attachmentPrefix = "csi-"
 
 func attachmentName(handle, driver, node string) (name [len(attachmentPrefix) + 2*sha256.Size]byte) {
-	joined := append(append(append(make([]byte, 0, 256), handle...), driver...), node...)
+	joined := append(append(append(make([]byte, 0, 256), handle...), AttacherOf(driver)...), node...)
 	sum := sha256.Sum256(joined)
 	copy(name[:], attachmentPrefix)
 	hex.Encode(name[len(attachmentPrefix):], sum[:])
@@ -171,15 +176,37 @@ var computedName = regexp.MustCompile("^csi-[0-9a-f]{64}$")
 // IsAttachmentName reports whether AttachmentName may have returned the name, for any volume. Another client chose the others.
 func IsAttachmentName(name string) bool { return computedName.MatchString(name) }
 
-// NoVolumeAttachment reports whether volumes of this driver have no VolumeAttachment.
-func NoVolumeAttachment(driver string) bool {
+// NoAttacher reports whether the node connects volumes of this driver by itself. Their VolumeAttachments are confirmed without an attacher.
+func NoAttacher(driver string) bool {
 	return driver == FibreChannelPlugin || driver == ISCSIPlugin
+}
+
+// AttacherOf returns the spec.attacher of the VolumeAttachments of a driver's volumes.
+func AttacherOf(driver string) string {
+	switch driver {
+	case FibreChannelPlugin:
+		return FibreChannelAttacher
+	case ISCSIPlugin:
+		return ISCSIAttacher
+	}
+	return driver
+}
+
+// DriverOf returns the driver of the volumes whose VolumeAttachments name the attacher.
+func DriverOf(attacher string) string {
+	switch attacher {
+	case FibreChannelAttacher:
+		return FibreChannelPlugin
+	case ISCSIAttacher:
+		return ISCSIPlugin
+	}
+	return attacher
 }
 
 // UniqueVolumeName returns the name of a volume in node.status.volumesAttached and node.status.volumesInUse (k/k
 // pkg/volume/util.GetUniqueVolumeName).
 func UniqueVolumeName(driver, handle string) string {
-	if NoVolumeAttachment(driver) {
+	if NoAttacher(driver) {
 		return driver + "/" + handle
 	}
 	return csiPluginPrefix + driver + "^" + handle

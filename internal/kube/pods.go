@@ -62,3 +62,10 @@ func (d drained) Stop() {
 	for range d.ResultChan() { //nolint:revive // nothing is done with what comes
 	}
 }
+
+// MirrorPod reports whether a kubelet made the pod for a static pod. NodeRestriction admits no claim in one, but volumes in its spec
+// (k8s.io/kubernetes v1.36.3 plugin/pkg/admission/noderestriction/admission.go admitPodCreate).
+func MirrorPod(pod *corev1.Pod) bool {
+	_, ok := pod.Annotations[corev1.MirrorPodAnnotationKey]
+	return ok
+}

@@ -48,10 +48,15 @@ func meta(m metav1.ObjectMeta) metav1.ObjectMeta {
 	}
 }
 
+var ofMirrorPod = map[string]string{corev1.MirrorPodAnnotationKey: ""}
+
 // StripPod keeps where the pod runs, whether it still does, its volumes that may be attached, and whether they are mounted.
 func StripPod(pod *corev1.Pod) *corev1.Pod {
 	kept := &corev1.Pod{ObjectMeta: meta(pod.ObjectMeta)}
 	kept.Spec.NodeName = Name(pod.Spec.NodeName)
+	if MirrorPod(pod) {
+		kept.Annotations = ofMirrorPod
+	}
 	switch phase := pod.Status.Phase; {
 	case phase == corev1.PodFailed, phase == corev1.PodSucceeded:
 		kept.Status.Phase = phase

@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	csitranslation "k8s.io/csi-translation-lib"
 	"k8s.io/klog/v2"
 
@@ -131,4 +132,15 @@ func translationOf(pv *corev1.PersistentVolume, err error) (*corev1.PersistentVo
 		return nil, fmt.Errorf("translate an in-tree volume to CSI: %w", err)
 	}
 	return pv, nil
+}
+
+// OwnSource is the source of a VolumeAttachment of a volume that the node connects by itself. It identifies the volume without a
+// PersistentVolume, which may be deleted before the VolumeAttachment.
+func OwnSource(key attachment.VolumeKey, modes []corev1.PersistentVolumeAccessMode) storagev1.VolumeAttachmentSource {
+	return storagev1.VolumeAttachmentSource{InlineVolumeSpec: &corev1.PersistentVolumeSpec{
+		AccessModes: modes,
+		PersistentVolumeSource: corev1.PersistentVolumeSource{
+			CSI: &corev1.CSIPersistentVolumeSource{Driver: AttacherOf(key.Driver), VolumeHandle: key.Handle},
+		},
+	}}
 }

@@ -174,10 +174,8 @@ func (c *Controller) WantedSince(key attachment.VolumeKey, node attachment.NodeN
 // phasesOf returns the phase of the volume at each node that is involved.
 func phasesOf(d attachment.Desired, o attachment.Observed) map[attachment.NodeName]phase {
 	phases := make(map[attachment.NodeName]phase, max(len(o.Attachments), len(d.Wants)))
-	if !d.NoVolumeAttachment {
-		for _, want := range d.Wants {
-			phases[want.Node] = phase{name: phaseCreate}
-		}
+	for _, want := range d.Wants {
+		phases[want.Node] = phase{name: phaseCreate}
 	}
 	for i := range o.Attachments {
 		a := &o.Attachments[i]
