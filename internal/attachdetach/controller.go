@@ -145,6 +145,9 @@ func Setup(ctx context.Context, mgr manager.Manager, o Options) error {
 	if err := mgr.Add(manager.RunnableFunc(c.Lead)); err != nil {
 		return fmt.Errorf("add the barrier: %w", err)
 	}
+	if err := mgr.Add(manager.RunnableFunc(c.keepRecords)); err != nil {
+		return fmt.Errorf("add the records: %w", err)
+	}
 	return nil
 }
 
@@ -169,7 +172,6 @@ func (c *Controller) Lead(ctx context.Context) error {
 				clock.Lead() // catchUp has set it
 			}
 			close(c.ready)
-			c.records.keep(ctx)
 			return nil
 		}
 		log.FromContext(ctx).Error(err, "Failed to catch up with the previous leader, retrying", "retryAfter", retry)

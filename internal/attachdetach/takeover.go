@@ -74,18 +74,24 @@ func (r *records) confirm(ctx context.Context) error {
 	return nil
 }
 
-// keep confirms them while this process leads.
-func (r *records) keep(ctx context.Context) {
-	for r.key.Name != "" {
+// keepRecords confirms them while this process leads.
+func (c *Controller) keepRecords(ctx context.Context) error {
+	select {
+	case <-c.ready:
+	case <-ctx.Done():
+		return nil
+	}
+	for c.records.key.Name != "" {
 		select {
 		case <-time.After(recordsConfirmed):
 		case <-ctx.Done():
-			return
+			return nil
 		}
-		if err := r.confirm(ctx); err != nil && ctx.Err() == nil {
+		if err := c.records.confirm(ctx); err != nil && ctx.Err() == nil {
 			log.FromContext(ctx).Error(err, "Failed to confirm the records; a next leader takes over what Nodes report if this lasts for ten minutes")
 		}
 	}
+	return nil
 }
 
 // takeOver makes what Nodes report known to this leader. Where no leader has recorded it, another controller did the reports, and may have

@@ -6,15 +6,13 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing/synctest"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/record"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"belay.dev/belay/internal/attachdetach"
@@ -47,16 +45,13 @@ const workersAtOnce = 3
 func (s *sim) startController() *controller {
 	s.started++
 	c := &controller{sim: s, actor: s.newActor(fmt.Sprint("controller-", s.started)), caches: newCaches(s), queue: newQueue(), wall: s.newClock(), asleep: map[volumeKey]*sleep{}}
-	for _, obj := range c.caches.informers[nodes].store.List() {
-		c.learn(obj.(*corev1.Node))
-	}
 	c.clock = c.timekeeper()
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	api := apiClient{sim: s, by: c.actor}
 	var err error
 	c.real, err = attachdetach.New(c.ctx, attachdetach.Parts{
 		Cache: c.caches, Client: api, Live: api, Recorder: &record.FakeRecorder{}, Clock: c.clock,
-	}, attachdetach.Options{Policy: s.policy})
+	}, attachdetach.Options{Policy: s.policy, Records: client.ObjectKey{Name: recordsLease}})
 	if err != nil {
 		panic(err) // the parts of the simulation are complete
 	}
@@ -75,7 +70,7 @@ func (s *sim) startController() *controller {
 }
 
 func (s *sim) newActor(name string) *actor {
-	return &actor{name: name, net: s.net, began: s.api.now(), heard: map[string]int{}, looks: map[string]int{}, sawNodes: map[string]int{}, saw: map[sight]bool{}}
+	return &actor{name: name, net: s.net, began: s.api.now(), heard: map[string]int{}, looks: map[string]int{}, sawNodes: map[string]int{}}
 }
 
 // work gives one volume to a worker.
@@ -126,9 +121,6 @@ func (c *controller) deliver(i *informer, n int) {
 		interrupt()
 		i.deliver(1)
 		interrupt()
-		if node, ok := e.object.(*corev1.Node); ok {
-			c.learn(node)
-		}
 		what := fmt.Sprintf("%s %s at version %d", i.kind, short(e.object.GetName()), e.version-firstVersion)
 		if e.deleted {
 			what += ", which is its end"
@@ -137,35 +129,6 @@ func (c *controller) deliver(i *informer, n int) {
 		c.sleepers()
 		c.checkSleepers(what)
 	}
-}
-
-// learn records what only a version of a Node shows.
-func (c *controller) learn(node *corev1.Node) {
-	version, err := strconv.Atoi(node.ResourceVersion)
-	if err != nil || !reports(node, fibre) {
-		return
-	}
-	for _, m := range c.sim.all(node.Name) {
-		if left, gone := c.sim.left[m]; !gone || version <= left {
-			c.saw[sight{m, node.UID}] = true
-			if listsInUse(node, fibre) {
-				c.saw[sight{m, ""}] = true
-			}
-			return
-		}
-	}
-}
-
-// sight is of a Node that reports the volume that has no VolumeAttachment.
-type sight struct {
-	machine *machine
-	node    types.UID // empty for any Node that also lists it in use
-}
-
-// knows reports whether the process can know that the machine has a volume without a VolumeAttachment. A Node that was recreated
-// since the mount reports the volume to the machine that should have it now, and shows the mount only when it lists it.
-func (a *actor) knows(m *machine) bool {
-	return a.saw[sight{m, m.of(fibre).node}] || a.saw[sight{m, ""}]
 }
 
 // queue is the controller's queue of volumes. The scheduler chooses whose turn it is.

@@ -41,7 +41,7 @@ func (s *sim) kubelet(m *machine, handle string) (did bool) {
 		v.verified, v.node = true, node.UID
 		s.say("kubelet %s: reads the node, %s is reported", m, handle)
 	case wanted && !v.mounted && s.mountable(m, handle):
-		s.judgeMount(m, handle, sameMachine, s.controller.actor)
+		s.judgeMount(m, handle, sameMachine)
 		v.mounted = true
 		s.say("kubelet %s: mounts %s", m, handle)
 	default:

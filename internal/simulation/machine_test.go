@@ -391,9 +391,6 @@ func (s *sim) heldAt(m *machine) map[string]types.UID {
 	for _, va := range s.attachmentsAt(m.name) {
 		held[s.diskOf(va).handle] = va.UID
 	}
-	if s.controller.knows(m) {
-		held[fibre] = ""
-	}
 	return held
 }
 

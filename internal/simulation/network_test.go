@@ -37,8 +37,6 @@ type actor struct {
 	looks map[string]int
 	// sawNodes is the same of the Nodes.
 	sawNodes map[string]int
-	// saw is where it saw the volume reported that has no VolumeAttachment.
-	saw map[sight]bool
 	// dated, if set, is given the date in each answer that arrives, and when its request
 	// was sent: all that a process learns of the API server's time.
 	dated func(sent, date time.Time)

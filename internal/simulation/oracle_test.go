@@ -69,8 +69,6 @@ func (s *sim) judge(w write) {
 				s.judgeFibreReport(w, d, after)
 			case was && !is:
 				s.judgeWithdraw(w, d, before)
-			case !was && d.handle == fibre && waits(before, d.handle) && !waits(after, d.handle):
-				s.judgeGone(w.by, after.Name)
 			}
 		}
 	}
@@ -98,12 +96,6 @@ func (s *sim) bothRemoved(m *machine, handle string) {
 		v.lost = true
 		s.say("nothing tells any more that %s has %s, which a person took from it", m, handle)
 	}
-}
-
-// waits reports whether the Node notes since when a detach waits.
-func waits(node *corev1.Node, handle string) bool {
-	_, ok := kube.DetachesRequested(node)[unique(handle)]
-	return ok
 }
 
 func hasFinalizer(obj client.Object) bool {
@@ -210,9 +202,6 @@ func (s *sim) judgeWithdraw(w write, d *disk, before *corev1.Node) {
 	case !s.counts(m, d.handle):
 	case s.authority(d, m, s.api.version):
 		v.forced = !attached || va.DeletionTimestamp != nil
-	case d.handle == fibre && !w.by.knows(m) && s.excuse(excuse.ForgottenReport):
-		v.forced = true
-		s.say("%s does not know that %s has %s", w.by.name, m, d.handle)
 	case !attached && v.removed && v.node != before.UID && !listsInUse(before, d.handle) && s.excuse(excuse.RemovedByHand):
 		v.forced = true
 		s.say("nothing tells any more that %s has %s, which a person took from it", m, d.handle)
@@ -228,31 +217,13 @@ func listsInUse(node *corev1.Node, handle string) bool {
 	return slices.Contains(node.Status.VolumesInUse, corev1.UniqueVolumeName(unique(handle)))
 }
 
-// judgeGone: S2, where neither an attachment nor a report is left to write to. To hear that the Node is gone, or to take the note off it
-// that a detach waits, is then the last step of a detach, if a policy allows one at that moment.
-func (s *sim) judgeGone(by *actor, node string) {
-	i := slices.IndexFunc(s.disks, func(d *disk) bool { return d.handle == fibre })
-	if i < 0 || by != s.controller.actor || s.wantedAt(node, fibre) {
-		return
-	}
-	d := s.disks[i]
-	for _, m := range s.all(node) {
-		if v := m.of(fibre); v.mounted && s.counts(m, fibre) && by.knows(m) && s.authority(d, m, s.api.version) {
-			v.forced = true
-			s.say(forces+" %s off %s, which nothing reports", d.handle, m)
-		}
-	}
-}
-
 // judgeReport: S9. The writer may not have seen a deletion by another client.
 func (s *sim) judgeReport(w write, d *disk, node *corev1.Node) {
-	if d.handle == fibre {
-		return
-	}
 	va, ok := get[*storagev1.VolumeAttachment](s.api, attachmentName(d.handle, node.Name))
 	switch {
 	case !ok:
 		s.breaks("S9", "%s reported to %s without an attachment", d.handle, node.Name)
+	case d.handle == fibre:
 	case !va.Status.Attached:
 		s.breaks("S9", "%s reported to %s before it was confirmed", d.handle, node.Name)
 	case va.DeletionTimestamp != nil && s.requests.ended[va.UID] > w.request.looks[d.handle] && s.excuse(excuse.UnseenDeletion):
@@ -281,7 +252,7 @@ func (s *sim) judgeNames(node *corev1.Node) {
 	}
 }
 
-// judgeFibreReport: S1, where the report is all that there is.
+// judgeFibreReport: S1, where a node connects the volume because of the report.
 func (s *sim) judgeFibreReport(w write, d *disk, node *corev1.Node) {
 	if d.handle != fibre {
 		return
@@ -290,17 +261,12 @@ func (s *sim) judgeFibreReport(w write, d *disk, node *corev1.Node) {
 	if v := s.machines[node.Name].of(d.handle); !v.mounted && !v.verified {
 		s.requests.attached(d, node.Name)
 	}
-	idle := !listsInUse(node, d.handle) && !s.wantedAt(node.Name, d.handle)
 	for _, other := range list[*corev1.Node](s.api) {
-		switch {
-		case other.Name == node.Name || !reports(other, d.handle):
-		case idle && w.by != s.controller.actor && s.excuse(excuse.LateReport):
-			return // if its pods mount it all the same, that is judged
-		default:
+		if other.Name != node.Name && reports(other, d.handle) {
 			s.breaks("S1", "%s reported to %s while %s reports it", d.handle, node.Name, other.Name)
 		}
 	}
-	s.judgeMount(s.machines[node.Name], d.handle, sameMachine, w.by)
+	s.judgeMount(s.machines[node.Name], d.handle, sameMachine)
 }
 
 // listedNowhere is how long lists must have had a volume at no node for them to count as a confirmed unpublish of a place that the driver does not know.
@@ -409,7 +375,7 @@ func (s *sim) judgeCall(c *call) {
 			s.breaks("S1", "%s sent while %s may still be carried out", c, r)
 		}
 	}
-	s.judgeMount(s.byID(c.nodeID, c.volume), c.volume, s.sameID, s.controller.actor)
+	s.judgeMount(s.byID(c.nodeID, c.volume), c.volume, s.sameID)
 }
 
 // sameID: the driver cannot tell the two machines apart, so a call for one may be for the other.
@@ -449,8 +415,8 @@ func (s *sim) protected(d *disk, id string) bool {
 }
 
 // judgeMount: S1, as a machine is about to be let at a volume. Machines that a policy
-// took for dead do not count: that is what the policy says. by is the controller that lets it, which may not know what an earlier one knew.
-func (s *sim) judgeMount(m *machine, handle string, same func(m, other *machine) bool, by *actor) {
+// took for dead do not count: that is what the policy says.
+func (s *sim) judgeMount(m *machine, handle string, same func(m, other *machine) bool) {
 	d := s.disk(handle)
 	if !d.exclusive {
 		return
@@ -459,9 +425,6 @@ func (s *sim) judgeMount(m *machine, handle string, same func(m, other *machine)
 		switch v := other.of(handle); {
 		case other == m || same(m, other) || !v.mounted || !s.counts(other, handle):
 		case other.alike && other.name == m.name && s.excuse(excuse.UnknownMachine):
-		case handle == fibre && s.released(d, other, by):
-			v.forced = true
-			s.say("%s of %s no longer counts", handle, other)
 		default:
 			s.breaks("S1", "%s given to %s while %s has it mounted", handle, m, other)
 		}
@@ -470,17 +433,6 @@ func (s *sim) judgeMount(m *machine, handle string, same func(m, other *machine)
 
 // sameMachine is for where the Node, and not the driver, says which machine is meant.
 func sameMachine(m, other *machine) bool { return m == other }
-
-// released reports whether a volume without a VolumeAttachment may be given to another machine although this one has it mounted: a
-// policy permits it, or the process that gives it does not know. Nothing outlives the Node object that could show what was in use there,
-// except the memory of a process that saw it reported.
-func (s *sim) released(d *disk, m *machine, by *actor) bool {
-	node, ok := get[*corev1.Node](s.api, m.name)
-	if ok && !m.replaced && reports(node, d.handle) {
-		return false
-	}
-	return s.authority(d, m, s.api.version) || !by.knows(m) && s.excuse(excuse.ForgottenReport)
-}
 
 // settled returns what is missing from the state that must be reached in the end, but for the volumes of a driver that hangs.
 func (s *sim) settled() string {
@@ -524,12 +476,9 @@ func (s *sim) settledAt(d *disk, name string, wants bool) (good bool, wrong stri
 		return false, name + " is not registered"
 	}
 	va, attached := get[*storagev1.VolumeAttachment](s.api, attachmentName(d.handle, name))
-	confirmed := attached && va.Status.Attached
+	confirmed := attached && (va.Status.Attached || d.handle == fibre)
 	reported := reports(node, d.handle)
 	good = reported && confirmed && va.DeletionTimestamp == nil
-	if d.handle == fibre {
-		attached, good = reported, reported
-	}
 	id := s.nodeID(s.machines[name], d.handle)
 	switch {
 	case good && wants:

@@ -43,12 +43,7 @@ const (
 )
 
 // Fibre Channel and iSCSI.
-const (
-	// ForgottenReport: the Node is deleted or its report wiped, and a new leader leads.
-	ForgottenReport Name = "forgotten-report"
-	// LateReport: a report that an earlier leader has sent is carried out, to a node that neither wants nor lists the volume.
-	LateReport Name = "late-report"
-)
+const ()
 
 // Changes of leader, and other clients.
 const (
