@@ -65,6 +65,7 @@ func run(ctx context.Context, o *options) error {
 		err = attachdetach.Setup(ctx, mgr, attachdetach.Options{
 			Policy: o.policy(), Metrics: measured, Traces: traces,
 			WarnOfRivals: o.foreignWriter == foreignWriterWarn, MayLead: o.mayLead(clients), Settle: settle, Clock: clock, Proofs: proofs,
+			Records: o.records(),
 		})
 		if err != nil {
 			return err

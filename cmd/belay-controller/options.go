@@ -12,6 +12,7 @@ import (
 	logsapi "k8s.io/component-base/logs/api/v1"
 	_ "k8s.io/component-base/logs/json/register" // --logging-format=json
 	"k8s.io/klog/v2"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"belay.dev/belay/internal/attachment"
@@ -153,6 +154,11 @@ func (o *options) warn(given func(flag string) bool) {
 	if !o.leaderElect {
 		klog.Background().Error(nil, "Leader election is disabled", "remedy", "make sure that only one belay-controller runs")
 	}
+}
+
+// records is the Lease by which leaders know that all attachments are recorded. It is beside the leader lease.
+func (o *options) records() client.ObjectKey {
+	return client.ObjectKey{Namespace: o.lease.Namespace, Name: o.lease.Name + "-records"}
 }
 
 // settle is attachdetach.Options.Settle; tests shorten it.

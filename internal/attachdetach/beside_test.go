@@ -211,3 +211,17 @@ func TestUpstreamThatIsAlwaysSlowerIsFound(t *testing.T) {
 	defer l.mu.Unlock()
 	t.Log(strings.Join(l.warned(), "\n"))
 }
+
+// The way back: kube-controller-manager deletes the VolumeAttachments of volumes that nodes connect by themselves, which it makes none for.
+func TestUpstreamDetachesWhatNodesConnect(t *testing.T) {
+	l := newLab(t)
+	l.node("a")
+	k := key{Driver: kube.FibreChannelPlugin, Handle: "[" + l.prefix + "]:1"}
+	va := newAttachment(k, l.name("a"), attachment.Machine{}, kube.OwnSource(k, []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}))
+	l.must(l.Create(l.ctx, va))
+	t.Cleanup(func() { _ = l.Delete(context.Background(), va) })
+	l.upstream(func(*http.Request) {})
+	l.await("kube-controller-manager has deleted it", func() bool {
+		return apierrors.IsNotFound(l.Get(l.ctx, client.ObjectKeyFromObject(va), &storagev1.VolumeAttachment{}))
+	})
+}

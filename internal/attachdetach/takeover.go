@@ -98,8 +98,11 @@ func (c *Controller) keepRecords(ctx context.Context) error {
 // given volumes to nodes whose pods are gone: they are recorded once.
 func (c *Controller) takeOver(ctx context.Context) error {
 	recorded, err := c.records.complete(ctx)
-	if err != nil {
+	if err != nil && !apierrors.IsForbidden(err) {
 		return err
+	}
+	if err != nil {
+		log.FromContext(ctx).Error(err, "What Nodes report counts at each start of a leader", "remedy", "apply the Role belay-controller of this version")
 	}
 	if !recorded {
 		if err := c.recordReports(ctx); err != nil {
@@ -107,7 +110,10 @@ func (c *Controller) takeOver(ctx context.Context) error {
 		}
 	}
 	c.state.adopt(recorded)
-	return c.records.confirm(ctx)
+	if err := c.records.confirm(ctx); err != nil && !apierrors.IsForbidden(err) {
+		return err
+	}
+	return nil
 }
 
 // recordReports creates a VolumeAttachment for each reported volume that the node connects by itself. Other volumes have theirs.
