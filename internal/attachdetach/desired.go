@@ -54,6 +54,7 @@ func (w *clusterState) demandFor(k key) demand {
 	}
 	for node, pods := range d.pods {
 		slices.SortFunc(pods, older)
+		pods = slices.CompactFunc(pods, func(a, b *corev1.Pod) bool { return a.UID == b.UID }) // one may use several PersistentVolumes
 		d.pods[node] = slices.Clip(pods[:min(len(pods), podsOfNode)])
 	}
 	return d
@@ -93,10 +94,14 @@ func (w *clusterState) needs(k key, volumes []*corev1.PersistentVolume) iter.Seq
 // add records a pod that needs the volume, through a PersistentVolume or as an inline volume.
 func (d *demand) add(pod *corev1.Pod, pv string, inline kube.InlineVolume) {
 	node := attachment.NodeName(pod.Spec.NodeName)
-	first := !slices.ContainsFunc(d.pods[node], func(p *corev1.Pod) bool { return older(p, pod) <= 0 })
-	if !slices.ContainsFunc(d.pods[node], func(p *corev1.Pod) bool { return p.UID == pod.UID }) {
-		d.pods[node] = append(d.pods[node], pod)
+	// The oldest so far is in front. A tenant may put any number of pods on one node: compare with that one alone.
+	pods := append(d.pods[node], pod)
+	last := len(pods) - 1
+	first := last == 0 || older(pod, pods[0]) < 0
+	if first {
+		pods[0], pods[last] = pods[last], pods[0]
 	}
+	d.pods[node] = pods
 	if !first {
 		return
 	}

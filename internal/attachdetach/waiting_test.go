@@ -10,6 +10,7 @@ import (
 	"belay.dev/belay/internal/attachment"
 	"belay.dev/belay/internal/decision"
 	"belay.dev/belay/internal/kube"
+	"belay.dev/belay/internal/testing/cputime"
 	"belay.dev/belay/internal/testing/wait"
 )
 
@@ -82,6 +83,17 @@ func TestManyPodsOfNodeAreLimited(t *testing.T) {
 			t.Fatalf("an event has %d bytes", len(event))
 		}
 	}
+}
+
+// A tenant sets spec.nodeName, and so how many pods of one claim are on one node: many are not compared each with each.
+func TestPodsOfOneNodeAreComparedOnce(t *testing.T) {
+	cputime.Judges(t)
+	observing := func(pods int) func() {
+		m, k := waitingPods(t, 1, pods)
+		c := m.controllerOf()
+		return func() { m.observe(k, &nodeReads{}, c) }
+	}
+	cputime.AtMost(t, 40, observing(8000), observing(1000)) // eight times, a sort, and caches that are too small; a comparison of each with each takes 100
 }
 
 // The events of one volume keep no other waiting.
