@@ -17,16 +17,11 @@ import (
 	"testing"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-	storagev1 "k8s.io/api/storage/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"belay.dev/belay/internal/attachment"
 	"belay.dev/belay/internal/kube"
 	"belay.dev/belay/internal/testing/wait"
 )
@@ -215,18 +210,4 @@ func TestUpstreamThatIsAlwaysSlowerIsFound(t *testing.T) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	t.Log(strings.Join(l.warned(), "\n"))
-}
-
-// The way back: kube-controller-manager deletes the VolumeAttachments of volumes that nodes connect by themselves, which it makes none for.
-func TestUpstreamDetachesWhatNodesConnect(t *testing.T) {
-	l := newLab(t)
-	l.node("a")
-	k := key{Driver: kube.FibreChannelPlugin, Handle: "[" + l.prefix + "]:1"}
-	va := newAttachment(k, l.name("a"), attachment.Machine{}, kube.OwnSource(k, []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}))
-	l.must(l.Create(l.ctx, va))
-	t.Cleanup(func() { _ = l.Delete(context.Background(), va) })
-	l.upstream(func(*http.Request) {})
-	l.await("kube-controller-manager has deleted it", func() bool {
-		return apierrors.IsNotFound(l.Get(l.ctx, client.ObjectKeyFromObject(va), &storagev1.VolumeAttachment{}))
-	})
 }

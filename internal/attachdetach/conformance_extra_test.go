@@ -463,7 +463,7 @@ func unattachedReported(l *lab) {
 	})
 	l.uses("a")
 	l.await("all withdrawn", func() bool { return len(l.nodes[l.name("a")].Status.VolumesAttached) == 0 })
-	l.lived() // no attachment was made
+	l.await("the attachments are gone", func() bool { return len(l.vas) == 0 })
 }
 
 func unattachedExclusive(l *lab) {

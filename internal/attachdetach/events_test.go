@@ -302,9 +302,8 @@ func TestEventsCarryTheReason(t *testing.T) {
 	})
 }
 
-// TestNodeRemembersTheRequest of a volume that has no VolumeAttachment, as the API
-// server stores it, through a restart of the controller.
-func TestNodeRemembersTheRequest(t *testing.T) {
+// TestAttachmentRemembersTheRequest of a volume that the node connects by itself, through a restart of the controller.
+func TestAttachmentRemembersTheRequest(t *testing.T) {
 	l := newLab(t)
 	l.options.Policy.UnmountTimeout = time.Second
 	l.readyNode("a")
@@ -318,7 +317,8 @@ func TestNodeRemembersTheRequest(t *testing.T) {
 			},
 		},
 	}
-	unique := kube.UniqueVolumeName(kube.FibreChannelPlugin, fmt.Sprintf("[%s]:1", l.name("wwn")))
+	k := key{Driver: kube.FibreChannelPlugin, Handle: fmt.Sprintf("[%s]:1", l.name("wwn"))}
+	unique := kube.UniqueVolumeName(k.Driver, k.Handle)
 	l.must(l.Create(l.ctx, pv))
 	l.claim("v")
 	stop := l.run()
@@ -327,8 +327,13 @@ func TestNodeRemembersTheRequest(t *testing.T) {
 	l.await("reported on a", func() bool { return on("a") })
 	l.patchStatus(&corev1.Node{}, "", l.name("a"), map[string]any{"volumesInUse": []string{unique}})
 	l.gone("p")
-	request := func() string { return kube.DetachesRequested(l.nodes[l.name("a")])[unique] }
-	l.await("the request is noted on the node", func() bool { return request() != "" })
+	request := func() string {
+		if va := l.vaOf(k, "a"); va != nil {
+			return va.Annotations[kube.DetachRequestedAnnotation]
+		}
+		return ""
+	}
+	l.await("the request is noted on the attachment", func() bool { return request() != "" })
 	l.mu.Lock()
 	first := request()
 	l.mu.Unlock()

@@ -199,49 +199,6 @@ func TestLateReportOfTheLeaderBefore(t *testing.T) {
 	}
 }
 
-// S1, S2: the leader attaches a Fibre Channel volume to a. b waits for the volume, too, and a report to it by the leader before may
-// be in flight. It arrives between the decision and the write that makes it fail: b may have mounted the volume because of it.
-func TestLateReportBeforeTheWithdrawal(t *testing.T) {
-	l := newLab(t)
-	l.readyNode("a", "b")
-	fc, unique := l.fcVolume()
-	l.pvOf("v", corev1.PersistentVolumeSource{FC: &fc})
-	l.pod("p", "a", "v")
-	l.pod("q", "b", "v")
-	l.uses("b", unique)
-	report := sync.OnceFunc(func() {
-		l.patchStatus(&corev1.Node{}, "", l.name("b"), map[string]any{
-			"volumesAttached": []corev1.AttachedVolume{{Name: corev1.UniqueVolumeName(unique)}},
-		})
-	})
-	var withdrawals atomic.Int32
-	l.intercept = func(r *http.Request) error {
-		if !isReport(r) || !strings.Contains(r.URL.Path, l.name("b")) {
-			return nil
-		}
-		body, err := io.ReadAll(r.Body)
-		r.Body = io.NopCloser(bytes.NewReader(body))
-		if bytes.Contains(body, []byte(`"volumesAttached":null`)) {
-			withdrawals.Add(1)
-			report()
-		}
-		return err
-	}
-	l.run()
-	l.await("p has the volume, or waits for b", func() bool {
-		return l.reports("a", unique) || len(l.messages("p", explain.FailedAttachVolume)) > 0
-	})
-	if n := withdrawals.Load(); n != 1 {
-		t.Errorf("S2: %d writes withdrew from b, want only the one that the report came before", n)
-	}
-	l.await("the report to b is seen", func() bool { return l.reports("b", unique) })
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.reports("a", unique) || !l.reports("b", unique) {
-		t.Error("S1: reported to a while b may have mounted the volume")
-	}
-}
-
 // The answer to each request of a move is lost once, though it was carried out.
 func TestLostAnswers(t *testing.T) {
 	l := newLab(t)

@@ -148,7 +148,7 @@ func (c *Controller) recordReports(ctx context.Context) error {
 
 // newAttachment returns the VolumeAttachment of a volume on a node, with what is recorded of the machine.
 func newAttachment(k key, node string, machine attachment.Machine, source storagev1.VolumeAttachmentSource) *storagev1.VolumeAttachment {
-	return &storagev1.VolumeAttachment{
+	va := &storagev1.VolumeAttachment{
 		ObjectMeta: metav1.ObjectMeta{
 			Name: kube.AttachmentName(k.Handle, k.Driver, node),
 			Annotations: annotations(map[string]string{
@@ -161,6 +161,10 @@ func newAttachment(k key, node string, machine attachment.Machine, source storag
 		},
 		Spec: storagev1.VolumeAttachmentSpec{Attacher: kube.AttacherOf(k.Driver), NodeName: node, Source: source},
 	}
+	if kube.NoAttacher(k.Driver) { // whoever takes belay out can select them
+		va.Labels = map[string]string{kube.ManagedByLabel: kube.FieldManager}
+	}
+	return va
 }
 
 // modes are the access modes to record with a volume that the node connects by itself. Without a PersistentVolume, it is one of pods' specs,

@@ -130,6 +130,10 @@ const (
 	FibreChannelAttacher = "fc.belay.dev"
 	ISCSIAttacher        = "iscsi.belay.dev"
 
+	// ManagedByLabel, with the value FieldManager, is on the VolumeAttachments that no attacher acts on
+	// (https://kubernetes.io/docs/concepts/overview/working-with-objects/common-labels/).
+	ManagedByLabel = "app.kubernetes.io/managed-by"
+
 	// MaxRecordedHandle is the longest handle, in bytes, that is recorded in an annotation: an object's annotations are limited to
 	// 256 KiB in total.
 	MaxRecordedHandle = 128 << 10
