@@ -10,7 +10,8 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"sigs.k8s.io/yaml"
+
+	"belay.dev/belay/internal/printable"
 )
 
 // Archive collects files until they have the size that it may have, and then writes them. It holds them in memory.
@@ -45,7 +46,7 @@ func (a *Archive) Objects(name string) *Objects { return &Objects{archive: a, na
 func (f *Objects) Add(o *unstructured.Unstructured) error {
 	f.of++
 	f.archive.Object(o)
-	document, err := yaml.Marshal(o.Object)
+	document, err := printable.YAML(o.Object)
 	if err != nil {
 		return fmt.Errorf("encode an object: %w", err)
 	}
@@ -71,7 +72,7 @@ func (f *Objects) Close() int {
 
 // Text adds a text. What does not fit is cut off at its beginning: logs end with what matters. Half a document is left out.
 func (a *Archive) Text(name, text string) {
-	name, text = a.Redactor.Text(name), a.Redactor.Text(text)
+	name, text = printable.Line(a.Redactor.Text(name)), printable.Text(a.Redactor.Text(text))
 	if int64(len(text)) > a.Left && strings.HasSuffix(name, ".yaml") {
 		a.cut = append(a.cut, name+" is left out")
 		return
@@ -92,7 +93,7 @@ func (a *Archive) add(name string, content []byte) {
 }
 
 // Note adds a line to README.txt about what is not in the archive.
-func (a *Archive) Note(line string) { a.notes = append(a.notes, a.Redactor.Text(line)) }
+func (a *Archive) Note(line string) { a.notes = append(a.notes, printable.Line(a.Redactor.Text(line))) }
 
 // Cut returns what did not fit.
 func (a *Archive) Cut() []string { return a.cut }
@@ -107,7 +108,7 @@ Removed, or replaced by %q:
 - the annotation kubectl.kubernetes.io/last-applied-configuration, and the values of annotations that are not Kubernetes' or belay's
 - volumeAttributes, the publish context (attachmentMetadata), parameters of StorageClasses, mount options, options of FlexVolumes
 - IP addresses and images of nodes, managed fields' contents
-- in messages and logs: what looks like a password, a token, a key or a URL with a password
+- in messages and logs: what looks like a password, a token, a cookie, a key, a community string or a URL with a password
 - everything about namespaces that the user may not read
 %s
 Files:
@@ -122,7 +123,7 @@ func (a *Archive) Write(out io.Writer, now time.Time, version, about string) err
 		names = renamed
 	}
 	var text strings.Builder
-	fmt.Fprintf(&text, readme, now.UTC().Format(time.RFC3339), version, about, Removed, names)
+	fmt.Fprintf(&text, readme, now.UTC().Format(time.RFC3339), version, printable.Line(about), Removed, names)
 	for i := range a.files {
 		a.files[i].content = []byte(a.finish(string(a.files[i].content), strings.HasSuffix(a.files[i].name, ".yaml")))
 		fmt.Fprintf(&text, "- %s (%d bytes)\n", a.files[i].name, len(a.files[i].content))
