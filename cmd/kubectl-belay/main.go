@@ -3,15 +3,17 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"os"
 	"os/signal"
 	"syscall"
 
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 	_ "k8s.io/client-go/plugin/pkg/client/auth" // kubeconfigs of clouds
+	"k8s.io/klog/v2"
+	"k8s.io/klog/v2/textlogger"
 
 	"belay.dev/belay/internal/kubectl"
+	"belay.dev/belay/internal/printable"
 )
 
 // version is set at build time.
@@ -21,10 +23,12 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // a second signal kills the process
 	streams := genericiooptions.IOStreams{In: os.Stdin, Out: os.Stdout, ErrOut: os.Stderr}
-	err := kubectl.NewCommand(streams, version).ExecuteContext(ctx)
+	klog.SetLogger(textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(printable.Stderr)))) // of client-go
+	command := kubectl.NewCommand(streams, version)
+	err := command.ExecuteContext(ctx)
 	stop()
 	if err != nil && !kubectl.Printed(err) {
-		fmt.Fprintln(os.Stderr, "error:", err)
+		command.PrintErrln("error:", err)
 	}
 	os.Exit(kubectl.Status(err))
 }

@@ -17,6 +17,7 @@ import (
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 
 	"belay.dev/belay/internal/preflight"
+	"belay.dev/belay/internal/printable"
 	"belay.dev/belay/internal/testing/apiserver"
 	"belay.dev/belay/internal/testing/fixture"
 )
@@ -124,9 +125,9 @@ func TestTableThatDoesNotFit(t *testing.T) {
 func TestHeadingsKeepTheirColor(t *testing.T) {
 	var out strings.Builder
 	p := &plugin{style: style{color: true}}
-	p.Out = &out
+	p.Out = printable.New(&out)
 	report := preflight.ClusterHealth{Checks: []preflight.Check{{Category: "nodes", Name: "ready", Result: preflight.OK, Message: "all\x1b[2J"}}}
-	if err := p.healthText(&report, &checkOptions{}); err != nil || !strings.Contains(out.String(), bold+"nodes"+plain) || strings.Contains(out.String(), "[2J") && strings.Contains(out.String(), "\x1b[2J") {
+	if err := p.healthText(&report, &checkOptions{}); err != nil || !strings.Contains(out.String(), "\x1b[1mnodes\x1b[0m") || strings.Contains(out.String(), "\x1b[2J") {
 		t.Errorf("%v:\n%q", err, out.String())
 	}
 }

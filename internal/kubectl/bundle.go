@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/term"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -118,7 +117,7 @@ func (p *plugin) bundleCommand(version string) *cobra.Command {
 // checkFile refuses what the archive cannot, or should not, be written to.
 func (p *plugin) checkFile(o *bundleOptions) error {
 	if o.file == "-" {
-		if file, ok := p.Out.(*os.File); ok && term.IsTerminal(int(file.Fd())) {
+		if _, ok := terminal(p.raw); ok {
 			return usage.Errorf("the archive is not text: send standard output to a file or a program, not to the terminal")
 		}
 		return nil
@@ -220,7 +219,7 @@ func (p *plugin) bundleName(o *bundleOptions, now time.Time) string {
 func (p *plugin) writeBundle(ctx context.Context, o *bundleOptions, archive *bundle.Archive, about string) error {
 	now := time.Now()
 	if o.file == "-" {
-		return diskFull("standard output", archive.Write(p.Out, now, o.version, about))
+		return diskFull("standard output", archive.Write(p.raw, now, o.version, about))
 	}
 	name := o.file
 	if name == "" {

@@ -12,6 +12,7 @@ import (
 
 	"belay.dev/belay/internal/kube"
 	"belay.dev/belay/internal/preflight"
+	"belay.dev/belay/internal/printable"
 	"belay.dev/belay/internal/usage"
 )
 
@@ -218,7 +219,7 @@ func (p *plugin) healthText(report *preflight.ClusterHealth, o *checkOptions) er
 				out.text.WriteString("\n")
 			}
 			category = c.Category
-			out.text.WriteString(out.paint(bold, printable(category)) + "\n")
+			out.text.WriteString(out.paint(printable.Bold, category) + "\n")
 		}
 		out.check(c, marks)
 	}
@@ -234,16 +235,16 @@ func (p *plugin) healthText(report *preflight.ClusterHealth, o *checkOptions) er
 
 // check prints one line, and the objects and the hint of what is not ok.
 func (p *page) check(c *preflight.Check, marks [3]string) {
-	mark, color := marks[1], yellow
+	mark, color := marks[1], printable.Yellow
 	switch {
 	case c.Result == preflight.OK:
-		mark, color = marks[0], green
+		mark, color = marks[0], printable.Green
 	case c.Result.Fails():
-		mark, color = marks[2], red
+		mark, color = marks[2], printable.Red
 	}
-	text := printable(c.Name) + ": " + printable(c.Message)
+	text := c.Name + ": " + c.Message
 	if c.Result == preflight.Unknown || c.Result == preflight.Unconfirmed {
-		text = printable(c.Name) + ": " + string(c.Result) + ": " + printable(c.Message)
+		text = c.Name + ": " + string(c.Result) + ": " + c.Message
 	}
 	indent := len([]rune(mark)) + 1
 	fmt.Fprintf(&p.text, "%s %s\n", p.paint(color, mark), p.wrap(text, indent))
@@ -255,7 +256,7 @@ func (p *page) check(c *preflight.Check, marks [3]string) {
 			p.raw(4, fmt.Sprintf("and %d more (-o json lists them)", len(c.Objects)-i))
 			break
 		}
-		p.raw(4, printable(object))
+		p.raw(4, object)
 	}
 	if c.Hint != "" {
 		p.raw(4, "see "+c.Hint)

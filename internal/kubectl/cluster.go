@@ -11,10 +11,9 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/term"
-
 	"belay.dev/belay/internal/diagnosis"
 	"belay.dev/belay/internal/heap"
+	"belay.dev/belay/internal/printable"
 )
 
 // garbage is how much of it there may be until it is collected: in percent less than Go's default, for the memory of an operator's
@@ -34,7 +33,7 @@ func (p *plugin) clusterWith(ctx context.Context, namespace string, sources bool
 	}
 	reader.Sources = sources
 	heap.Tune(garbage, os.Getenv("GOGC"))
-	shown := newProgress(p.ErrOut)
+	shown := newProgress(p.ErrOut, p.redraws)
 	reader.Progress = shown.report
 	answered := p.waitsForServer()
 	s := reader.Cluster(ctx, namespace)
@@ -67,9 +66,8 @@ const (
 	progressElse     = 2 * time.Second
 )
 
-func newProgress(out io.Writer) *progress {
-	file, ok := out.(*os.File)
-	return &progress{out: out, terminal: ok && term.IsTerminal(int(file.Fd())), counts: map[string]int{}, next: time.Now().Add(progressAfter)}
+func newProgress(out io.Writer, terminal bool) *progress {
+	return &progress{out: out, terminal: terminal, counts: map[string]int{}, next: time.Now().Add(progressAfter)}
 }
 
 func (p *progress) report(what string, objects int) {
@@ -93,7 +91,7 @@ func (p *progress) report(what string, objects int) {
 		return
 	}
 	p.next = now.Add(progressTerminal)
-	_, _ = fmt.Fprintf(p.out, "\r%-*s", p.shown, line)
+	_, _ = fmt.Fprintf(p.out, "%s%-*s", printable.Return, p.shown, line)
 	p.shown = max(p.shown, len(line))
 }
 
@@ -102,7 +100,7 @@ func (p *progress) end() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.terminal && p.shown > 0 {
-		_, _ = fmt.Fprintf(p.out, "\r%s\r", strings.Repeat(" ", p.shown))
+		_, _ = fmt.Fprint(p.out, printable.Return, strings.Repeat(" ", p.shown), printable.Return)
 	}
 }
 

@@ -94,7 +94,7 @@ const fewAnswers = 3
 
 func evidenceText(s style, e *diagnosis.NodeEvidence, wide bool) string {
 	out := &page{style: s, now: e.Time}
-	fmt.Fprintf(&out.text, "%s%s: %s\n", out.verdict(e.Verdict, states[e.State]), out.lasting(e.Since), out.wrap("node "+printable(e.Node), 0))
+	fmt.Fprintf(&out.text, "%s%s: %s\n", out.verdict(e.Verdict, states[e.State]), out.lasting(e.Since), out.wrap("node "+e.Node, 0))
 	out.line("Why", "%s (%s)", e.Summary, e.Reason)
 	out.health(e)
 	if e.Source != nil {

@@ -10,6 +10,7 @@ import (
 
 	"belay.dev/belay/internal/diagnosis"
 	"belay.dev/belay/internal/inspect"
+	"belay.dev/belay/internal/printable"
 	"belay.dev/belay/internal/usage"
 )
 
@@ -119,7 +120,7 @@ func (p *plugin) explain(ctx context.Context, ref diagnosis.Ref, format output, 
 			return err
 		}
 		if watch && p.style.color {
-			_, _ = fmt.Fprint(p.Out, "\x1b[H\x1b[2J")
+			_, _ = fmt.Fprint(p.Out, printable.Clear)
 		}
 		if err := format.print(p.Out, e, func() error { return p.explanation(e) }); err != nil {
 			return err

@@ -175,7 +175,7 @@ func fencePlanText(s style, plan *diagnosis.FencePlan, verb string, read *diagno
 	if verb == verbDelete {
 		what = "end the fence of node " + plan.Node
 	}
-	fmt.Fprintf(&out.text, "%s: %s\n", out.verdict(verdict, title), printable(what))
+	fmt.Fprintf(&out.text, "%s: %s\n", out.verdict(verdict, title), out.wrap(what, 0))
 	if plan.Refusal != "" {
 		out.line("Why", "%s", plan.Refusal)
 	}

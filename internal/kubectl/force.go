@@ -106,7 +106,8 @@ func planText(s style, plan *diagnosis.ForcePlan, read *diagnosis.Snapshot) stri
 	case len(plan.Risks) > 0:
 		verdict, title = diagnosis.Unsafe, "MAY CORRUPT DATA"
 	}
-	fmt.Fprintf(&out.text, "%s: detach VolumeAttachment %s from node %s by force\n", out.verdict(verdict, title), plan.Subject.Name, plan.Holder.Node.Name)
+	what := fmt.Sprintf("detach VolumeAttachment %s from node %s by force", plan.Subject.Name, plan.Holder.Node.Name)
+	fmt.Fprintf(&out.text, "%s: %s\n", out.verdict(verdict, title), out.wrap(what, 0))
 	if plan.Refusal != "" {
 		out.line("Why", "%s", plan.Refusal)
 	}

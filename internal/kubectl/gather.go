@@ -18,13 +18,13 @@ import (
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/pager"
-	"sigs.k8s.io/yaml"
 
 	fencingv1 "belay.dev/belay/api/fencing/v1alpha1"
 	"belay.dev/belay/internal/bundle"
 	"belay.dev/belay/internal/diagnosis"
 	"belay.dev/belay/internal/inspect"
 	"belay.dev/belay/internal/preflight"
+	"belay.dev/belay/internal/printable"
 )
 
 // gathering is what one archive is made of.
@@ -360,7 +360,7 @@ func (g *gathering) answers(ctx context.Context) error {
 		what any
 	}{{"stuck.yaml", stuck}, {"map.yaml", diagnosis.Map(g.snapshot, g.node, "")}}
 	for _, d := range documents {
-		document, err := yaml.Marshal(d.what)
+		document, err := printable.YAML(d.what)
 		if err != nil {
 			return fmt.Errorf("encode %s: %w", d.name, err)
 		}

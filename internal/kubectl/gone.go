@@ -119,7 +119,8 @@ func gonePlanText(s style, plan *diagnosis.GonePlan, read *diagnosis.Snapshot) s
 	if plan.Refusal != "" {
 		verdict, title = diagnosis.Blocked, "REFUSED"
 	}
-	fmt.Fprintf(&out.text, "%s: state that the machine of %s and its attachments are gone\n", out.verdict(verdict, title), printable(plan.Subject.String()))
+	what := fmt.Sprintf("state that the machine of %s and its attachments are gone", plan.Subject)
+	fmt.Fprintf(&out.text, "%s: %s\n", out.verdict(verdict, title), out.wrap(what, 0))
 	if plan.Refusal != "" {
 		out.line("Why", "%s", plan.Refusal)
 	}

@@ -3,7 +3,6 @@ package kubectl
 import (
 	"bytes"
 	"context"
-	"fmt"
 	"os"
 	"testing"
 
@@ -60,7 +59,7 @@ func run(t *testing.T, kubeconfig string, args ...string) answer {
 	c.SetArgs(append(args, "--kubeconfig", kubeconfig))
 	err := c.ExecuteContext(t.Context())
 	if err != nil && !Printed(err) {
-		fmt.Fprintln(&errOut, "error:", err)
+		c.PrintErrln("error:", err)
 	}
 	return answer{out.String(), errOut.String(), Status(err)}
 }

@@ -10,6 +10,7 @@ import (
 	"belay.dev/belay/internal/decision"
 	"belay.dev/belay/internal/diagnosis"
 	"belay.dev/belay/internal/explain"
+	"belay.dev/belay/internal/printable"
 	"belay.dev/belay/internal/usage"
 )
 
@@ -110,7 +111,7 @@ func (p *plugin) reasons(list *diagnosis.OrphanList) string {
 	}
 	for _, reason := range order {
 		first := of[reason][0]
-		fmt.Fprintf(&out.text, "\n%s (%d): %s\n", out.paint(bold, string(reason)), len(of[reason]), out.wrap(printable(explain.GuideTo(reason).Title), 0))
+		fmt.Fprintf(&out.text, "\n%s (%d): %s\n", out.paint(printable.Bold, string(reason)), len(of[reason]), out.wrap(explain.GuideTo(reason).Title, 0))
 		switch first.Verdict {
 		case diagnosis.Clear:
 			out.line("", "This is legal, and nothing has to be done.")

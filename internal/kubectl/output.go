@@ -8,8 +8,8 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
-	"sigs.k8s.io/yaml"
 
+	"belay.dev/belay/internal/printable"
 	"belay.dev/belay/internal/usage"
 )
 
@@ -90,7 +90,7 @@ func (o output) print(out io.Writer, answer any, text func() error) error {
 		document, err = json.MarshalIndent(answer, "", "  ")
 		document = append(document, '\n')
 	case formatYAML:
-		document, err = yaml.Marshal(answer)
+		document, err = printable.YAML(answer)
 	default:
 		return text()
 	}

@@ -120,7 +120,7 @@ func TestTableFits(t *testing.T) {
 			t.Errorf("%d columns: %s", len([]rune(line)), line)
 		}
 	}
-	if !strings.HasPrefix(lines[1], "pod producti..") || strings.Contains(out.String(), "\x1b") || !strings.HasPrefix(lines[2], "-") {
+	if !strings.HasPrefix(lines[1], "pod produ..") || strings.Contains(out.String(), "\x1b") || !strings.HasPrefix(lines[2], "-") {
 		t.Errorf("printed:\n%s", out.String())
 	}
 }

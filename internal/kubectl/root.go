@@ -15,6 +15,7 @@ import (
 
 	"belay.dev/belay/internal/diagnosis"
 	"belay.dev/belay/internal/inspect"
+	"belay.dev/belay/internal/printable"
 	"belay.dev/belay/internal/usage"
 )
 
@@ -62,10 +63,14 @@ func statusOf(v diagnosis.Verdict) error {
 
 // plugin is what all commands share.
 type plugin struct {
+	// What is printed goes through a printable.Writer.
 	genericiooptions.IOStreams
+	// raw is standard output for what is not text.
+	raw   io.Writer
 	flags *genericclioptions.ConfigFlags
-	// wide is set on a terminal.
 	style style
+	// redraws is set if standard error is a terminal.
+	redraws bool
 }
 
 const rootLong = `belay explains why pods wait for their volumes: who holds a volume, what each component did last, what happens by
@@ -82,7 +87,9 @@ Exit status:
 
 // NewCommand returns the command "kubectl belay".
 func NewCommand(streams genericiooptions.IOStreams, version string) *cobra.Command {
-	p := &plugin{IOStreams: streams, flags: genericclioptions.NewConfigFlags(true), style: styleOf(streams.Out)}
+	_, redraws := terminal(streams.ErrOut)
+	p := &plugin{raw: streams.Out, flags: genericclioptions.NewConfigFlags(true), style: styleOf(streams.Out), redraws: redraws}
+	p.IOStreams = genericiooptions.IOStreams{In: streams.In, Out: printable.New(streams.Out), ErrOut: printable.New(streams.ErrOut)}
 	root := &cobra.Command{
 		Use: "kubectl-belay", Short: "Explain why pods wait for their volumes", Long: rootLong, Version: usage.Version(version),
 		Annotations:  map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl belay"},
@@ -90,8 +97,8 @@ func NewCommand(streams genericiooptions.IOStreams, version string) *cobra.Comma
 		PersistentPreRunE: func(*cobra.Command, []string) error { return checkNamespace(*p.flags.Namespace) },
 		RunE:              func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	root.SetOut(streams.Out)
-	root.SetErr(streams.ErrOut)
+	root.SetOut(p.Out)
+	root.SetErr(p.ErrOut)
 	root.SetFlagErrorFunc(usage.FlagError)
 	p.flags.AddFlags(root.PersistentFlags())
 	root.AddCommand(p.explainCommand(), p.forceCommand(), p.goneCommand(), p.waitCommand())
@@ -130,10 +137,16 @@ type style struct {
 	blocks bool
 }
 
+// terminal returns the file of an output that is a terminal.
+func terminal(out io.Writer) (file *os.File, ok bool) {
+	file, ok = out.(*os.File)
+	return file, ok && term.IsTerminal(int(file.Fd()))
+}
+
 // styleOf is the style for an output: colors and lines that fit on a terminal, plain text elsewhere (https://no-color.org).
 func styleOf(out io.Writer) style {
-	file, ok := out.(*os.File)
-	if !ok || !term.IsTerminal(int(file.Fd())) {
+	file, ok := terminal(out)
+	if !ok {
 		return style{}
 	}
 	s := style{color: os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb", blocks: utf8Locale()}
@@ -143,35 +156,27 @@ func styleOf(out io.Writer) style {
 	return s
 }
 
-// The colors of the verdicts.
-const (
-	red    = "\x1b[1;31m"
-	yellow = "\x1b[1;33m"
-	green  = "\x1b[1;32m"
-	bold   = "\x1b[1m"
-	plain  = "\x1b[0m"
-)
-
-func (s style) paint(color, text string) string {
+func (s style) paint(color printable.Style, text string) string {
 	if !s.color {
 		return text
 	}
-	return color + text + plain
+	return color.String() + text + printable.Plain.String()
 }
 
 func (s style) verdict(v diagnosis.Verdict, text string) string {
 	switch v {
 	case diagnosis.Unsafe:
-		return s.paint(red, text)
+		return s.paint(printable.Red, text)
 	case diagnosis.Blocked, diagnosis.Unknown:
-		return s.paint(yellow, text)
+		return s.paint(printable.Yellow, text)
 	case diagnosis.Clear, diagnosis.InProgress:
 	}
-	return s.paint(green, text)
+	return s.paint(printable.Green, text)
 }
 
-// wrap breaks a text into lines that fit, each after the first with the indent.
+// wrap breaks a text into lines that fit, each after the first with the indent. The text has no other lines.
 func (s style) wrap(text string, indent int) string {
+	text = printable.Line(text)
 	if s.width == 0 {
 		return text
 	}

@@ -12,6 +12,7 @@ import (
 	"k8s.io/cli-runtime/pkg/printers"
 
 	"belay.dev/belay/internal/diagnosis"
+	"belay.dev/belay/internal/printable"
 )
 
 // printList prints an answer as a document, its names, or a table.
@@ -20,7 +21,7 @@ func (o output) printList(out io.Writer, answer any, names []string, table func(
 		return o.print(out, answer, table)
 	}
 	for _, n := range names {
-		if _, err := fmt.Fprintln(out, n); err != nil {
+		if _, err := fmt.Fprintln(out, printable.Line(n)); err != nil {
 			return err
 		}
 	}
@@ -50,7 +51,7 @@ type table struct {
 
 func (t *table) add(cells ...string) {
 	for i, c := range cells {
-		if cells[i] = printable(c); c == "" {
+		if cells[i] = printable.Line(c); c == "" {
 			cells[i] = "-"
 		}
 	}

@@ -5,12 +5,12 @@ import (
 	"slices"
 	"strings"
 	"time"
-	"unicode"
 
 	"k8s.io/apimachinery/pkg/util/duration"
 
 	"belay.dev/belay/internal/diagnosis"
 	"belay.dev/belay/internal/explain"
+	"belay.dev/belay/internal/printable"
 )
 
 // words are the verdicts as the first words of the output.
@@ -29,22 +29,12 @@ type page struct {
 }
 
 func (p *page) line(name, format string, args ...any) {
-	fmt.Fprintf(&p.text, "%s %s\n", p.paint(bold, fmt.Sprintf("%-*s", label-1, name)), p.wrap(printable(fmt.Sprintf(format, args...)), label))
+	fmt.Fprintf(&p.text, "%s %s\n", p.paint(printable.Bold, fmt.Sprintf("%-*s", label-1, name)), p.wrap(fmt.Sprintf(format, args...), label))
 }
 
 // raw is a line that is not wrapped, so that it can be copied.
 func (p *page) raw(indent int, text string) {
-	fmt.Fprintf(&p.text, "%s%s\n", strings.Repeat(" ", indent), printable(text))
-}
-
-// printable replaces what a terminal could take for a command: an error of a driver may contain anything.
-func printable(text string) string {
-	return strings.Map(func(r rune) rune {
-		if unicode.IsPrint(r) {
-			return r
-		}
-		return unicode.ReplacementChar
-	}, text)
+	fmt.Fprintf(&p.text, "%s%s\n", strings.Repeat(" ", indent), printable.Line(text))
 }
 
 // ago is how long ago something was.

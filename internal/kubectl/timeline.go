@@ -67,7 +67,7 @@ func (p *plugin) timeline(ctx context.Context, ref diagnosis.Ref, format output)
 func (p *plugin) printTimeline(t diagnosis.Timeline) error {
 	out := &page{style: p.style, now: t.Time}
 	if len(t.Moves) == 0 {
-		fmt.Fprintf(&out.text, "%s has no volume that a CSI driver attaches or mounts, or it could not be read.\n", printable(t.Subject.String()))
+		out.raw(0, t.Subject.String()+" has no volume that a CSI driver attaches or mounts, or it could not be read.")
 	}
 	for i := range t.Moves {
 		if i > 0 {
@@ -82,7 +82,7 @@ func (p *plugin) printTimeline(t diagnosis.Timeline) error {
 
 // move prints a move: its hops with bars, where the time went, and what is not known.
 func (p *page) move(m *diagnosis.Move) {
-	fmt.Fprintf(&p.text, "%s\n", p.wrap(printable(moved(m)), 0))
+	fmt.Fprintf(&p.text, "%s\n", p.wrap(moved(m), 0))
 	if len(m.Hops) == 0 {
 		fmt.Fprintf(&p.text, "  No pod uses the volume, and it is not attached.\n")
 		return
@@ -191,9 +191,9 @@ func (p *page) hops(m *diagnosis.Move) {
 				duration = map[bool]string{true: ">" + strings.TrimPrefix(duration, "~")}[some(h.Seconds)]
 			}
 		}
-		line := fmt.Sprintf("  %-*s %-*s %-*s %*s  %s", hopWidth, h.Name, componentWidth, shorten(printable(h.Component), componentWidth),
+		line := fmt.Sprintf("  %-*s %-*s %-*s %*s  %s", hopWidth, h.Name, componentWidth, shorten(h.Component, componentWidth),
 			atWidth, when(h), tookWidth, duration, p.bar(m, h, bar))
-		fmt.Fprintln(&p.text, strings.TrimRight(line, " "))
+		p.raw(0, strings.TrimRight(line, " "))
 	}
 }
 
@@ -330,6 +330,6 @@ func (p *page) notes(title string, notes []note) {
 				names = append(names, later.name)
 			}
 		}
-		fmt.Fprintf(&p.text, "    %s\n", p.wrap(printable(strings.Join(names, ", ")+": "+n.why), 6))
+		fmt.Fprintf(&p.text, "    %s\n", p.wrap(strings.Join(names, ", ")+": "+n.why, 6))
 	}
 }

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"text/tabwriter"
+
+	"belay.dev/belay/internal/printable"
 )
 
 // Result is the result of one check.
@@ -89,13 +91,13 @@ func (r Report) Text(out io.Writer) error {
 	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	_, _ = fmt.Fprintln(table, "CHECK\tRESULT\tMESSAGE")
 	for _, c := range r.Checks {
-		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\n", c.Name, strings.ToUpper(string(c.Result)), c.Message)
+		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\n", c.Name, strings.ToUpper(string(c.Result)), printable.Line(c.Message))
 		for i, object := range c.Objects {
 			if i == objectsShown {
 				_, _ = fmt.Fprintf(table, "\t\t  and %d more (-o json lists them)\n", len(c.Objects)-i)
 				break
 			}
-			_, _ = fmt.Fprintf(table, "\t\t  %s\n", object)
+			_, _ = fmt.Fprintf(table, "\t\t  %s\n", printable.Line(object))
 		}
 	}
 	if err := table.Flush(); err != nil {
