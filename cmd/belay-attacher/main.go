@@ -21,6 +21,7 @@ import (
 	"belay.dev/belay/internal/attacher"
 	"belay.dev/belay/internal/heap"
 	"belay.dev/belay/internal/kube"
+	"belay.dev/belay/internal/printable"
 	"belay.dev/belay/internal/usage"
 )
 
@@ -45,10 +46,10 @@ func main() {
 	if exitCode, ok := attacher.ParseFlags(os.Args[1:]); !ok {
 		os.Exit(exitCode)
 	}
-	exitOn(usage.Wrap(logsapi.ValidateAndApply(logging, gates)), "Logging flags are not valid")
+	exitOn(usage.Wrap(logsapi.ValidateAndApplyWithOptions(logging, &logsapi.LoggingOptions{ErrorStream: printable.Stderr, InfoStream: printable.Stdout}, gates)), "Logging flags are not valid")
 	log.SetLogger(kube.LimitLog(klog.Background()))
 	if options.Common.ShowVersion {
-		fmt.Println(os.Args[0], usage.Version(version))
+		_, _ = fmt.Fprintln(printable.Stdout, os.Args[0], usage.Version(version))
 		return
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)

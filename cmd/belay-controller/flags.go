@@ -8,6 +8,7 @@ import (
 	logsapi "k8s.io/component-base/logs/api/v1"
 
 	"belay.dev/belay/internal/kube"
+	"belay.dev/belay/internal/printable"
 	"belay.dev/belay/internal/usage"
 )
 
@@ -61,6 +62,8 @@ func command() *cobra.Command {
 			return run(cmd.Context(), o)
 		},
 	}
+	cmd.SetOut(printable.Stdout)
+	cmd.SetErr(printable.Stderr)
 	cmd.SetFlagErrorFunc(usage.FlagError)
 	group(cmd, o.flags())
 	cmd.AddCommand(preflightCommand())

@@ -3,7 +3,6 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"os"
 	"os/signal"
 	"syscall"
@@ -24,11 +23,12 @@ var version = "unknown"
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // a second signal kills the process
-	err := command().ExecuteContext(ctx)
+	cmd := command()
+	err := cmd.ExecuteContext(ctx)
 	stop()
 	klog.Flush()
 	if err != nil {
-		fmt.Fprintln(os.Stderr, "belay-controller:", err)
+		cmd.PrintErrln("belay-controller:", err)
 		os.Exit(usage.Status(err))
 	}
 }

@@ -17,6 +17,7 @@ import (
 
 	"belay.dev/belay/internal/attachment"
 	"belay.dev/belay/internal/kube"
+	"belay.dev/belay/internal/printable"
 	"belay.dev/belay/internal/usage"
 )
 
@@ -133,7 +134,7 @@ func (o *options) complete() {
 // startLogging sets up one log on stderr for belay, controller-runtime and client-go.
 func (o *options) startLogging() error {
 	logs.InitLogs()
-	if err := logsapi.ValidateAndApply(o.logging, nil); err != nil {
+	if err := logsapi.ValidateAndApplyWithOptions(o.logging, &logsapi.LoggingOptions{ErrorStream: printable.Stderr, InfoStream: printable.Stdout}, nil); err != nil {
 		return fmt.Errorf("configure logging: %w", err)
 	}
 	log.SetLogger(kube.LimitLog(klog.Background()))

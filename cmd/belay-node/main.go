@@ -5,7 +5,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"os"
 	"os/signal"
 	"syscall"
@@ -30,7 +29,7 @@ func main() {
 		return run(ctx, o)
 	})
 	if err := cmd.Execute(); err != nil {
-		fmt.Fprintln(os.Stderr, "belay-node:", err)
+		cmd.PrintErrln("belay-node:", err)
 		os.Exit(usage.Status(err))
 	}
 }

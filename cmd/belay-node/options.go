@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"time"
 
@@ -12,9 +11,11 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
-	"k8s.io/klog/v2"
+	"k8s.io/component-base/logs"
+	logsapi "k8s.io/component-base/logs/api/v1"
 
 	"belay.dev/belay/internal/containers"
+	"belay.dev/belay/internal/printable"
 	"belay.dev/belay/internal/usage"
 )
 
@@ -63,13 +64,14 @@ Exit status:
 			if err := o.check(); err != nil {
 				return usage.Wrap(err)
 			}
-			var level klog.Level
-			if err := level.Set(strconv.Itoa(o.verbosity)); err != nil { // sets it for the process
-				return fmt.Errorf("set the log level: %w", err)
+			if err := o.startLogging(); err != nil {
+				return err
 			}
 			return run()
 		},
 	}
+	cmd.SetOut(printable.Stdout)
+	cmd.SetErr(printable.Stderr)
 	cmd.SetFlagErrorFunc(usage.FlagError)
 	flags := cmd.Flags()
 	flags.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig file; without it, the service account of the pod this runs in")
@@ -84,6 +86,17 @@ Exit status:
 		`a runtime without CRI must hold that lock from before it starts the first container of the pod until the last one has ended`)
 	flags.IntVarP(&o.verbosity, "v", "v", 0, "log level: 0 or more")
 	return cmd
+}
+
+// startLogging sets up one log on stderr for belay and client-go.
+func (o *options) startLogging() error {
+	logs.InitLogs()
+	config := logsapi.NewLoggingConfiguration()
+	config.Verbosity = logsapi.VerbosityLevel(o.verbosity)
+	if err := logsapi.ValidateAndApplyWithOptions(config, &logsapi.LoggingOptions{ErrorStream: printable.Stderr, InfoStream: printable.Stdout}, nil); err != nil {
+		return fmt.Errorf("configure logging: %w", err)
+	}
+	return nil
 }
 
 // check rejects invalid values.

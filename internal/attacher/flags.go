@@ -7,7 +7,6 @@ import (
 	"io"
 	"maps"
 	"math"
-	"os"
 	"slices"
 	"strings"
 	"time"
@@ -17,6 +16,7 @@ import (
 	cliflag "k8s.io/component-base/cli/flag"
 	"k8s.io/klog/v2"
 
+	"belay.dev/belay/internal/printable"
 	"belay.dev/belay/internal/usage"
 )
 
@@ -82,16 +82,16 @@ func ParseFlags(args []string) (exitCode int, ok bool) {
 	flags.Init(flags.Name(), flag.ContinueOnError)
 	flags.SetOutput(io.Discard)
 	err := flags.Parse(args)
-	flags.SetOutput(os.Stderr)
+	flags.SetOutput(printable.Stderr)
 	switch {
 	case errors.Is(err, flag.ErrHelp):
 		flags.Usage()
 		return 0, false
 	case err != nil:
-		fmt.Fprintf(os.Stderr, "%v\nRun with --help for usage.\n", err)
+		_, _ = fmt.Fprintf(printable.Stderr, "%v\nRun with --help for usage.\n", err)
 		return usage.StatusWrong, false
 	case flags.NArg() > 0: // package flag silently stops parsing at it
-		fmt.Fprintf(os.Stderr, "unexpected argument %q: positional arguments are not supported; write boolean flags as --flag=value\n", flags.Arg(0))
+		_, _ = fmt.Fprintf(printable.Stderr, "unexpected argument %q: positional arguments are not supported; write boolean flags as --flag=value\n", flags.Arg(0))
 		return usage.StatusWrong, false
 	default:
 		return 0, true
