@@ -15,14 +15,16 @@ import (
 const wrapper = `#!/bin/sh
 set -f
 real="$(cat "${0%/*}/real")"
-drop=
+before=
 for word do
 	shift
-	case "$drop$word" in
-	-P) drop=yes; continue;;
-	yes*) drop=; continue;;
-	esac
-	set -- "$@" "$word"
+	if [ "$before" = -P ]; then
+		before=
+	elif [ "$word" = -P ]; then
+		before=-P
+	else
+		set -- "$@" "$word"
+	fi
 done
 if command -v setpriv >/dev/null; then
 	exec setpriv --pdeathsig KILL "$real" -f "${0%/*}/password" "$@"
