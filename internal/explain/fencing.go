@@ -57,6 +57,12 @@ func FenceStatementTooLong(node string) string {
 	return fmt.Sprintf("The statement about the machine is no evidence: it must expire within %d hours after it was written. State it again with kubectl belay fence %s", int(fencing.StatementFor.Hours()), node)
 }
 
+// FenceStatementUnguarded is the event of a statement that anyone with the right to write NodeFences may have written.
+func FenceStatementUnguarded(node string, why error) string {
+	return fmt.Sprintf("The statement about the machine is no evidence: no admission policy shows that its author may confirm: %v. "+
+		"Apply the policy again (docs/recovery/README.md), and then state it again with kubectl belay fence %s", why, node)
+}
+
 // FenceTooLate is the event of a fencer that did not carry out what a fence asked for, because it is too old by the fencer's clock.
 func FenceTooLate(now time.Time) string {
 	return fmt.Sprintf("The fencer did not ask or command the power switch: what the fence asked for is too old by its clock, which says %s. "+

@@ -254,7 +254,7 @@ func TestLiveReadBeforeOff(t *testing.T) {
 
 // TestStatement (class E): a person's word about this machine counts until it expires, and not against a switch that says On.
 func TestStatement(t *testing.T) {
-	said := Statement{By: "jo", Reason: "pulled the plug", Machine: boot1.Machine, Made: start, Expires: start.Add(time.Hour)}
+	said := Statement{By: "jo", Reason: "pulled the plug", Machine: boot1.Machine, Made: start, Expires: start.Add(time.Hour), Guarded: true}
 	for name, test := range map[string]struct {
 		change func(*stand)
 		want   Phase
@@ -270,6 +270,7 @@ func TestStatement(t *testing.T) {
 			s.seen.Source, s.fence.Statement.Made = Source{}, start.Add(-6*StatementFor)
 		}, Fencing},
 		"made at an unknown time":  {func(s *stand) { s.seen.Source = Source{}; s.fence.Statement.Made = time.Time{} }, Fencing},
+		"no policy guards it":      {func(s *stand) { s.seen.Source = Source{}; s.fence.Statement.Guarded = false }, Fencing},
 		"without a name":           {func(s *stand) { s.seen.Source = Source{}; s.fence.Statement.By = "" }, Fencing},
 		"no reason":                {func(s *stand) { s.seen.Source = Source{}; s.fence.Statement.Reason = "" }, Fencing},
 		"the switch says On":       {func(s *stand) { s.disobeys = true }, Fencing},
@@ -381,7 +382,7 @@ func TestLateAnswerOff(t *testing.T) {
 func TestSwitchThatComesBack(t *testing.T) {
 	s := newStand(t)
 	s.disobeys, s.power = true, PowerUnknown
-	s.fence.Statement = &Statement{By: "jo", Reason: "pulled the plug", Machine: boot1.Machine, Made: start, Expires: start.Add(time.Hour)}
+	s.fence.Statement = &Statement{By: "jo", Reason: "pulled the plug", Machine: boot1.Machine, Made: start, Expires: start.Add(time.Hour), Guarded: true}
 	s.until(Tainting)
 	for !s.seen.OutOfService {
 		s.turn()
@@ -539,7 +540,7 @@ func TestNoCancelAfterDelete(t *testing.T) {
 		"fence deleted":     func(s *stand) { s.fence.Deleting = true },
 	} {
 		s := newStand(t)
-		s.fence.Statement = &Statement{By: "jo", Reason: "pulled the plug", Machine: boot1.Machine, Made: start, Expires: start.Add(time.Hour)}
+		s.fence.Statement = &Statement{By: "jo", Reason: "pulled the plug", Machine: boot1.Machine, Made: start, Expires: start.Add(time.Hour), Guarded: true}
 		s.seen.Source = Source{}
 		s.until(Evicting)
 		change(s)

@@ -122,6 +122,9 @@ type Statement struct {
 	// Made is when it was written, by the clock of the API server; zero if that is unknown.
 	Made    time.Time
 	Expires time.Time
+	// Guarded is set when the admission policy was in force as it was written, and is now: nothing else says that By wrote it, with the
+	// permission to confirm.
+	Guarded bool
 }
 
 // StatementFor is for how long after it was made a statement may count: a machine that was off yesterday may run today. The minute is for
@@ -134,7 +137,7 @@ func (s *Statement) Limited() bool { return s.Expires.Sub(s.Made) <= StatementFo
 
 // holds reports whether the statement is about this boot's machine, and still in force.
 func (s *Statement) holds(now time.Time, b Boot) bool {
-	return s != nil && s.Limited() && s.By != "" && s.Reason != "" && b.Machine != "" && s.Machine == b.Machine && now.Before(s.Expires)
+	return s != nil && s.Guarded && s.Limited() && s.By != "" && s.Reason != "" && b.Machine != "" && s.Machine == b.Machine && now.Before(s.Expires)
 }
 
 // Volume names one volume of one driver.

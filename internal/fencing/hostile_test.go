@@ -53,7 +53,7 @@ func TestHostileExpiredStatementAuthorizesNothingAfterALeaderChange(t *testing.T
 		for _, exists := range []Knowledge{Yes, No} {
 			s := successor(t, phase, Stated)
 			s.seen.Source = Source{}
-			s.fence.Statement = &Statement{By: "alice", Reason: "pulled both plugs", Machine: boot1.Machine, Made: s.now.Add(-48 * time.Hour), Expires: s.now.Add(-24 * time.Hour)}
+			s.fence.Statement = &Statement{By: "alice", Reason: "pulled both plugs", Machine: boot1.Machine, Made: s.now.Add(-48 * time.Hour), Expires: s.now.Add(-24 * time.Hour), Guarded: true}
 			if exists == No {
 				s.seen.Exists, s.seen.Now, s.seen.OutOfService, s.seen.Isolated = No, Boot{}, false, false
 			}
@@ -77,7 +77,7 @@ func TestHostileWithdrawnStatementAuthorizesNothingAfterALeaderChange(t *testing
 // "A switch that says On is believed": it has to be asked. For a Node that is gone, a new leader in Evicting or Detaching asks nothing.
 func TestHostileStatementAboutADeletedNodeAsksTheSwitchFirst(t *testing.T) {
 	s := successor(t, Detaching, Stated)
-	s.fence.Statement = &Statement{By: "alice", Reason: "pulled both plugs", Machine: boot1.Machine, Made: s.now, Expires: s.now.Add(time.Hour)}
+	s.fence.Statement = &Statement{By: "alice", Reason: "pulled both plugs", Machine: boot1.Machine, Made: s.now, Expires: s.now.Add(time.Hour), Guarded: true}
 	s.seen.Exists, s.seen.Now, s.seen.OutOfService, s.seen.Isolated = No, Boot{}, false, false
 	s.power = PowerOn
 	for range 5 {
@@ -105,7 +105,7 @@ func TestHostileNodeDeletedWhileFencingIsNotSwitchedOff(t *testing.T) {
 func (s *stand) deaf() { s.power = PowerUnknown; s.seen.Source.Status = s.answer() }
 
 func (s *stand) state() {
-	s.fence.Statement = &Statement{By: "alice", Reason: "looked at it", Machine: boot1.Machine, Made: s.now, Expires: s.now.Add(time.Hour)}
+	s.fence.Statement = &Statement{By: "alice", Reason: "looked at it", Machine: boot1.Machine, Made: s.now, Expires: s.now.Add(time.Hour), Guarded: true}
 }
 
 // The switch said Off, and then its BMC died, as when a UPS runs empty. The fence is in Tainting with the evidence PoweredOff. A person's

@@ -243,7 +243,7 @@ func TestEndWithoutReturn(t *testing.T) {
 
 // stated is a statement about a machine that is in force.
 func (s *stand) stated(machine string) *Statement {
-	return &Statement{By: "jo", Reason: "looked", Machine: machine, Made: s.now, Expires: s.now.Add(time.Hour)}
+	return &Statement{By: "jo", Reason: "looked", Machine: machine, Made: s.now, Expires: s.now.Add(time.Hour), Guarded: true}
 }
 
 // TestSilentAgain: for a node that fell silent again, evidence counts as before, and a statement only if it was written after that.

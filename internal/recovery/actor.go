@@ -59,8 +59,9 @@ type memory struct {
 	aliveAs string
 	// cut is how many volumes could be taken one by one then.
 	cut int
-	// unlimited is the expiry of the statement that was reported because it counts for too long.
-	unlimited time.Time
+	// refused is the expiry of the statement that was reported as no evidence, and why.
+	refused       time.Time
+	refusedReason string
 	// waits is the reason that was reported last.
 	waits decision.Reason
 	// left is what is left of the boot, as the API server itself said; nil if it was not asked since the last write.
@@ -137,7 +138,7 @@ func (t *turn) decide(ctx context.Context) (d fencing.Decision, done bool, err e
 		return d, true, err
 	}
 	state := fenceState(t.fence)
-	t.reportStatement(ctx, state.Statement)
+	t.judgeStatement(ctx, state.Statement)
 	d = fencing.Decide(t.now(), state, seen)
 	if c := d.Proof.Class(); c != "" && c != fencing.StorageFenced {
 		t.mem.ended = true
@@ -168,19 +169,6 @@ func (t *turn) recordStatement(ctx context.Context) error {
 	return t.patchStatus(ctx, func(status *fencingv1.NodeFenceStatus) {
 		status.Statement = &fencingv1.StatementRecord{Expires: s.Expires, Made: made}
 	})
-}
-
-// reasonStatement is the reason of the event about a statement that is no evidence.
-const reasonStatement = "StatementTooLong"
-
-// reportStatement reports once that a person's statement is no evidence because it counts for too long.
-func (t *turn) reportStatement(ctx context.Context, s *fencing.Statement) {
-	if s == nil || s.Limited() || t.mem.unlimited.Equal(s.Expires) {
-		return
-	}
-	t.mem.unlimited = s.Expires
-	log.FromContext(ctx).Info("The statement is no evidence", "reason", reasonStatement)
-	t.events.Eventf(t.regarding(), t.fence, corev1.EventTypeWarning, reasonStatement, "Fence", "%s", explain.FenceStatementTooLong(t.fence.Name))
 }
 
 // result says when to decide again without an event.

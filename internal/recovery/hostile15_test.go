@@ -70,6 +70,7 @@ func TestHostileAnotherFieldDoesNotMakeAStatementYoung(t *testing.T) {
 	m.dies(fencing.PowerOn)
 	m.waits("no power switch is known")
 	s.bind("carol", "belay-fence-confirm")
+	s.guarded()
 	c, err := client.New(cluster.User(t, "carol"), client.Options{Scheme: scheme})
 	must(t, err)
 	const kubectl = client.FieldOwner("kubectl-patch")

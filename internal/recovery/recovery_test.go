@@ -300,10 +300,7 @@ func TestStatement(t *testing.T) {
 	s.bind("alice", "belay-fence-confirm")
 	s.bind("bob", "belay-recovery-actor") // may write fences, and not confirm
 	machine := m.fence().Spec.MachineID
-	wait.Until(t, "the policy is in force", func() bool {
-		err := state("bob", "bob", machine, client.DryRunAll) // what is accepted before that must have no effect
-		return err != nil && strings.Contains(err.Error(), "may not confirm")
-	})
+	s.guarded()
 	for name, c := range map[string]struct{ user, by, machine, want string }{
 		"no permission":   {"bob", "bob", machine, "may not confirm"},
 		"for another":     {"alice", "bob", machine, "must be alice"},

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	admissionv1 "k8s.io/api/admissionregistration/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -183,6 +184,7 @@ var simScheme = func() *runtime.Scheme {
 		corev1.SchemeGroupVersion:         {&corev1.Node{}, &corev1.NodeList{}, &corev1.Pod{}, &corev1.PodList{}},
 		coordinationv1.SchemeGroupVersion: {&coordinationv1.Lease{}, &coordinationv1.LeaseList{}},
 		storagev1.SchemeGroupVersion:      {&storagev1.VolumeAttachment{}, &storagev1.VolumeAttachmentList{}, &storagev1.CSIDriver{}, &storagev1.CSIDriverList{}},
+		admissionv1.SchemeGroupVersion:    {&admissionv1.ValidatingAdmissionPolicy{}, &admissionv1.ValidatingAdmissionPolicyBinding{}},
 		fencingv1.GroupVersion:            {&fencingv1.NodeFence{}, &fencingv1.NodeFenceList{}, &fencingv1.FenceSource{}, &fencingv1.FenceSourceList{}},
 	} {
 		s.AddKnownTypes(gv, kinds...)
@@ -192,7 +194,7 @@ var simScheme = func() *runtime.Scheme {
 }()
 
 func newAPI(objects ...client.Object) client.Client {
-	return fake.NewClientBuilder().WithScheme(simScheme).WithObjects(objects...).
+	return fake.NewClientBuilder().WithScheme(simScheme).WithObjects(objects...).WithObjects(statementGuard()...).
 		WithStatusSubresource(&fencingv1.NodeFence{}, &fencingv1.FenceSource{}, &corev1.Node{}).
 		WithReturnManagedFields().Build() // how old a statement is
 }

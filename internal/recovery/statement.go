@@ -1,0 +1,87 @@
+package recovery
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+
+	"belay.dev/belay/internal/explain"
+	"belay.dev/belay/internal/fencing"
+)
+
+// Reasons of the events about a statement that is no evidence.
+const (
+	reasonStatement = "StatementTooLong"
+	reasonUnguarded = "StatementUnguarded"
+)
+
+// statementPolicy is the name of the ValidatingAdmissionPolicy and of its binding, which refuse a statement in the name of another person, or of
+// one who may not confirm.
+const statementPolicy = "belay-fence-statement"
+
+// policySettles is how long after its last write the policy may not be in force yet. An API server makes its list of policies anew each second
+// (k8s.io/apiserver v0.36.3 pkg/admission/plugin/policy/generic/policy_source.go:47) from caches that may lag, and the times of writes are in
+// whole seconds.
+const policySettles = 5 * time.Second
+
+// judgeStatement finds out whether the statement is guarded, and reports once if it is no evidence. The policy is read each time, from the API
+// server itself: it can be deleted while the statement counts.
+func (t *turn) judgeStatement(ctx context.Context, s *fencing.Statement) {
+	if s == nil || !t.now().Before(s.Expires) {
+		return
+	}
+	reason, text := reasonStatement, explain.FenceStatementTooLong(t.fence.Name)
+	if s.Limited() {
+		why := t.unguarded(ctx, s)
+		if s.Guarded = why == nil; s.Guarded || ctx.Err() != nil {
+			return
+		}
+		reason, text = reasonUnguarded, explain.FenceStatementUnguarded(t.fence.Name, why)
+	}
+	if t.mem.refused.Equal(s.Expires) && t.mem.refusedReason == reason {
+		return
+	}
+	t.mem.refused, t.mem.refusedReason = s.Expires, reason
+	log.FromContext(ctx).Info("The statement is no evidence", "reason", reason)
+	t.events.Eventf(t.regarding(), t.fence, corev1.EventTypeWarning, reason, "Fence", "%s", text)
+}
+
+// unguarded returns why nothing held whoever wrote the statement to their own name and the permission to confirm.
+func (t *turn) unguarded(ctx context.Context, s *fencing.Statement) error {
+	policy, binding := &admissionv1.ValidatingAdmissionPolicy{}, &admissionv1.ValidatingAdmissionPolicyBinding{}
+	for kind, object := range map[string]client.Object{"policy": policy, "binding of the policy": binding} {
+		if err := t.live.Get(ctx, client.ObjectKey{Name: statementPolicy}, object); err != nil {
+			return fmt.Errorf("read the %s: %w", kind, err)
+		}
+	}
+	written := lastWritten(policy)
+	if at := lastWritten(binding); at.After(written) {
+		written = at
+	}
+	switch {
+	case policy.Spec.FailurePolicy != nil && *policy.Spec.FailurePolicy != admissionv1.Fail:
+		return fmt.Errorf("the policy %s lets pass what it cannot check", statementPolicy)
+	case binding.Spec.PolicyName != statementPolicy || binding.Spec.MatchResources != nil || !slices.Contains(binding.Spec.ValidationActions, admissionv1.Deny):
+		return fmt.Errorf("the binding %s does not deny what the policy refuses", statementPolicy)
+	case s.Made.Before(written.Add(policySettles)):
+		return fmt.Errorf("it was written at %s, and the policy %s or its binding at %s", s.Made.UTC().Format(time.RFC3339), statementPolicy, written.UTC().Format(time.RFC3339))
+	}
+	return nil
+}
+
+// lastWritten is when a client last wrote an object, but for its status: kube-controller-manager checks the types of the expressions.
+func lastWritten(object client.Object) time.Time {
+	at := object.GetCreationTimestamp().Time
+	for _, m := range object.GetManagedFields() {
+		if m.Time != nil && m.Subresource == "" && m.Time.After(at) {
+			at = m.Time.Time
+		}
+	}
+	return at
+}
