@@ -134,7 +134,7 @@ func TestPodsAreRestricted(t *testing.T) {
 	})
 	for name, values := range variants {
 		for _, o := range render(t, values...) {
-			if o.GetKind() != "Deployment" || name == onHost {
+			if o.GetKind() != "Deployment" && o.GetKind() != "Job" || name == onHost {
 				continue
 			}
 			template, _, err := unstructured.NestedMap(o.Object, "spec", "template")

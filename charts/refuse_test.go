@@ -79,7 +79,7 @@ func TestFencerInKubeSystem(t *testing.T) {
 			t.Errorf("the fencer has no right on %s: %s", want, has.String())
 		}
 	}
-	out, err = onCluster(t, "uninstall", "belay", "--namespace", "kube-system")
+	out, err = uninstall(t, "belay", "kube-system", true)
 	if err != nil {
 		t.Fatalf("helm uninstall: %v\n%s", err, out)
 	}
@@ -91,13 +91,12 @@ func TestInstallAgain(t *testing.T) {
 	for _, release := range []string{"first", "second"} {
 		ns := "again-" + release
 		must(t, cluster.Client.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: ns}}))
-		for _, args := range [][]string{
-			{"install", release, "belay", "--namespace", ns, "--set", "controller.enabled=false,recovery.enabled=true", "--wait=false", "--take-ownership"},
-			{"uninstall", release, "--namespace", ns},
-		} {
-			if out, err := onCluster(t, args...); err != nil {
-				t.Errorf("helm %q: %v\n%s", args, err, out)
-			}
+		out, err := onCluster(t, "install", release, "belay", "--namespace", ns, "--set", "controller.enabled=false,recovery.enabled=true", "--wait=false", "--take-ownership")
+		if err != nil {
+			t.Fatalf("helm install: %v\n%s", err, out)
+		}
+		if out, err := uninstall(t, release, ns, true); err != nil {
+			t.Errorf("helm uninstall: %v\n%s", err, out)
 		}
 	}
 }

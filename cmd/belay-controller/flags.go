@@ -66,7 +66,7 @@ func command() *cobra.Command {
 	cmd.SetErr(printable.Stderr)
 	cmd.SetFlagErrorFunc(usage.FlagError)
 	group(cmd, o.flags())
-	cmd.AddCommand(preflightCommand())
+	cmd.AddCommand(preflightCommand(), leaveCommand())
 	cmd.CompletionOptions.DisableDefaultCmd = true
 	return cmd
 }

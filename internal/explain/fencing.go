@@ -2,6 +2,7 @@ package explain
 
 import (
 	"fmt"
+	"strings"
 	"time"
 
 	"belay.dev/belay/internal/decision"
@@ -61,6 +62,18 @@ func FenceStatementTooLong(node string) string {
 func FenceStatementUnguarded(node string, why error) string {
 	return fmt.Sprintf("The statement about the machine is no evidence: no admission policy shows that its author may confirm: %v. "+
 		"Apply the policy again (docs/recovery/README.md), and then state it again with kubectl belay fence %s", why, node)
+}
+
+// LeaveUnfinished is why recovery cannot be removed: fences of these nodes are under way.
+func LeaveUnfinished(fences []string) string {
+	return "recovery cannot be removed: these NodeFences are not finished: " + strings.Join(fences, ", ") + ". Their nodes would keep the taints, and what the fences hold would stay as it is. " +
+		"End each with `kubectl belay unfence NODE`, or start its machine, or delete its Node if it will not come back; see docs/recovery/README.md, \"Remove\". Then uninstall again"
+}
+
+// LeaveTainted is why recovery cannot be removed: these nodes have taints of recovery, and no NodeFence.
+func LeaveTainted(nodes []string) string {
+	return "recovery cannot be removed: these Nodes have taints of recovery without a NodeFence that would end: " + strings.Join(nodes, ", ") +
+		". Remove them as docs/runbooks/TaintWithoutFence.md says. Then uninstall again"
 }
 
 // FenceTooLate is the event of a fencer that did not carry out what a fence asked for, because it is too old by the fencer's clock.

@@ -11,14 +11,19 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
+	"k8s.io/klog/v2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"belay.dev/belay/internal/testing/apiserver"
 )
 
 var server apiserver.Server
 
-func TestMain(m *testing.M) { os.Exit(server.Main(m)) }
+func TestMain(m *testing.M) {
+	log.SetLogger(klog.Background())
+	os.Exit(server.Main(m))
+}
 
 // kubelet starts the API server, makes the Node, and returns the configuration of a client with its credential.
 func kubelet(tb testing.TB, node string) *rest.Config {

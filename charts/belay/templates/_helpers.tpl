@@ -40,6 +40,11 @@ app.kubernetes.io/instance: {{ .root.Release.Name }}
 {{- end }}
 {{- end }}
 
+{{/* The lease by which the detector leads, as belay-controller names it. */}}
+{{- define "belay.detectorLease" -}}
+{{ if .Values.recovery.together }}belay-recovery{{ else }}belay-recovery-detector{{ end }}
+{{- end }}
+
 {{/* Binds a ClusterRole or Role, by default that of the same name, to a ServiceAccount of the release's namespace. */}}
 {{- define "belay.binding" -}}
 apiVersion: rbac.authorization.k8s.io/v1
@@ -48,6 +53,9 @@ metadata:
   name: {{ .name }}
 {{- with .namespace }}
   namespace: {{ . }}
+{{- end }}
+{{- with .annotations }}
+  annotations: {{- toYaml . | nindent 4 }}
 {{- end }}
 roleRef:
   apiGroup: rbac.authorization.k8s.io
