@@ -96,7 +96,7 @@ type FenceRecord struct {
 	Statement *FenceStatement `json:"statement,omitempty"`
 	// StatementExpired is set when it counts no longer.
 	StatementExpired bool `json:"statementExpired,omitempty"`
-	// StatementTooLong is set when it never counted: it expires too long after it was written.
+	// StatementTooLong is set when it never counted: it expires too long after it was written, or says that it was written in the future.
 	StatementTooLong bool `json:"statementTooLong,omitempty"`
 	// CommandUntil is until when a command to switch off may be carried out.
 	CommandUntil  *time.Time `json:"commandUntil,omitempty"`
@@ -214,7 +214,7 @@ func (x *state) addWaits(r *FenceRecord, object *fencingv1.NodeFence) {
 	}
 	if w := f.Statement; w != nil {
 		r.Statement = &FenceStatement{By: x.foreign(w.By), Reason: x.foreign(w.Reason), MachineID: w.Machine, Expires: w.Expires}
-		r.StatementExpired, r.StatementTooLong = !x.Now.Before(w.Expires), !w.Limited()
+		r.StatementExpired, r.StatementTooLong = !x.Now.Before(w.Expires), !w.Limited(x.Now)
 	}
 	if f.Intent.Nonce != "" {
 		r.CommandUntil = timePointer(f.Intent.NotAfter)

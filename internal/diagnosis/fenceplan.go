@@ -165,7 +165,7 @@ func (x *state) withoutFence(p *FencePlan, what string) {
 // stands says whether a statement counts, and until when.
 func (x *state) stands(s *fencing.Statement) string {
 	switch {
-	case !s.Limited():
+	case !s.Limited(x.Now):
 		return fmt.Sprintf("is no evidence: it expires at %s, more than %d hours after it was written", stamp(s.Expires), int(StatementAtMost.Hours()))
 	case !x.Now.Before(s.Expires):
 		return "expired at " + stamp(s.Expires)

@@ -55,7 +55,7 @@ func FenceContradicted() string {
 
 // FenceStatementTooLong is the event of a statement that counts for too long.
 func FenceStatementTooLong(node string) string {
-	return fmt.Sprintf("The statement about the machine is no evidence: it must expire within %d hours after it was written. State it again with kubectl belay fence %s", int(fencing.StatementFor.Hours()), node)
+	return fmt.Sprintf("The statement about the machine is no evidence: it must expire within %d hours after it was written, and not be dated in the future. State it again with kubectl belay fence %s", int(fencing.StatementFor.Hours()), node)
 }
 
 // FenceStatementUnguarded is the event of a statement that anyone with the right to write NodeFences may have written.

@@ -269,6 +269,11 @@ func TestStatement(t *testing.T) {
 		"made days ago, for a week": {func(s *stand) {
 			s.seen.Source, s.fence.Statement.Made = Source{}, start.Add(-6*StatementFor)
 		}, Fencing},
+		"made by a clock that is ahead": {func(s *stand) { s.seen.Source = Source{}; s.fence.Statement.Made = s.now.Add(statementSlack) }, Moved},
+		"made in the future, for a day": {func(s *stand) {
+			s.seen.Source = Source{}
+			s.fence.Statement.Made, s.fence.Statement.Expires = start.Add(30*StatementFor), start.Add(31*StatementFor)
+		}, Fencing},
 		"made at an unknown time":  {func(s *stand) { s.seen.Source = Source{}; s.fence.Statement.Made = time.Time{} }, Fencing},
 		"no policy guards it":      {func(s *stand) { s.seen.Source = Source{}; s.fence.Statement.Guarded = false }, Fencing},
 		"without a name":           {func(s *stand) { s.seen.Source = Source{}; s.fence.Statement.By = "" }, Fencing},

@@ -131,13 +131,15 @@ type Statement struct {
 // clocks that differ.
 const StatementFor, statementSlack = 24 * time.Hour, time.Minute
 
-// Limited reports whether the statement counts for a day after it was made, at most. Another one is no evidence at any time, and neither is one
-// that was made at an unknown time.
-func (s *Statement) Limited() bool { return s.Expires.Sub(s.Made) <= StatementFor+statementSlack }
+// Limited reports whether the statement counts for a day after it was made, at most. Another one is no evidence, and neither is one that was made
+// at an unknown time, or later than now: a client that writes an object can also write when its fields were set (metadata.managedFields).
+func (s *Statement) Limited(now time.Time) bool {
+	return !s.Made.After(now.Add(statementSlack)) && s.Expires.Sub(s.Made) <= StatementFor+statementSlack
+}
 
 // holds reports whether the statement is about this boot's machine, and still in force.
 func (s *Statement) holds(now time.Time, b Boot) bool {
-	return s != nil && s.Guarded && s.Limited() && s.By != "" && s.Reason != "" && b.Machine != "" && s.Machine == b.Machine && now.Before(s.Expires)
+	return s != nil && s.Guarded && s.Limited(now) && s.By != "" && s.Reason != "" && b.Machine != "" && s.Machine == b.Machine && now.Before(s.Expires)
 }
 
 // Volume names one volume of one driver.

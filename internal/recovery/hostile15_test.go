@@ -103,7 +103,7 @@ func TestHostileAnotherFieldDoesNotMakeAStatementYoung(t *testing.T) {
 	}
 	must(t, patch(func(f *fencingv1.NodeFence) { f.Spec.Release = fencingv1.ReleaseManual }))
 	time.Sleep(5 * time.Second)
-	if f := m.fence(); m.moved() || fenceState(f).Statement.Limited() {
+	if f := m.fence(); m.moved() || fenceState(f).Statement.Limited(time.Now()) {
 		t.Errorf("a statement that was refused counts, because its field manager wrote spec.release: made %v, then %v; %s, moved %t",
 			made, fenceState(f).Statement.Made, f.Status.Phase, m.moved())
 	}

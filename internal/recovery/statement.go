@@ -37,7 +37,7 @@ func (t *turn) judgeStatement(ctx context.Context, s *fencing.Statement) {
 		return
 	}
 	reason, text := reasonStatement, explain.FenceStatementTooLong(t.fence.Name)
-	if s.Limited() {
+	if s.Limited(t.now()) {
 		why := t.unguarded(ctx, s)
 		if s.Guarded = why == nil; s.Guarded || ctx.Err() != nil {
 			return
