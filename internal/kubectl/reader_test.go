@@ -79,3 +79,18 @@ func TestReaderPod(t *testing.T) {
 		t.Errorf("the standard is not enforced: %s", out)
 	}
 }
+
+// TestReaderReadsNoLogs: logs may have what no object has. They have a role of their own, which has nothing else and is bound to no account.
+func TestReaderReadsNoLogs(t *testing.T) {
+	const logs = "get /pods/log"
+	if apiserver.Granted(t, readerFile)[logs] {
+		t.Errorf("%s grants %s", readerFile, logs)
+	}
+	file := filepath.Join(filepath.Dir(readerFile), "log-reader.yaml")
+	if granted := apiserver.Granted(t, file); len(granted) != 1 || !granted[logs] {
+		t.Errorf("%s grants %v", file, granted)
+	}
+	if objects := apiserver.Manifests(t, file); len(objects) != 1 {
+		t.Errorf("%s has %d objects", file, len(objects))
+	}
+}

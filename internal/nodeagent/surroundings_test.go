@@ -15,11 +15,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/client-go/rest"
 
-	"belay.dev/belay/deploy"
 	"belay.dev/belay/internal/nodevolume"
+	"belay.dev/belay/internal/testing/apiserver"
 	"belay.dev/belay/internal/testing/wait"
 )
 
@@ -238,15 +237,15 @@ func TestMissingPermission(t *testing.T) {
 	}
 }
 
-// robot gives the agent an identity with only the permissions that [world.grant] grants, and returns the shipped role.
+// robot gives the agent an identity with only the permissions that [world.grant] grants, and returns the shipped roles as one.
 func (w *world) robot() *rbacv1.ClusterRole {
 	w.Helper()
 	w.nodeID = server.User(w, "robot-"+w.name)
-	raw, err := deploy.Files.ReadFile("belay-node/belay-node.yaml")
-	must(w, err)
-	role := &rbacv1.ClusterRole{}
-	must(w, yaml.Unmarshal(raw, role))
-	role.Name = w.name
+	shipped := apiserver.Decode[rbacv1.ClusterRole](w, apiserver.Manifests(w, "../../deploy/belay-node/belay-node.yaml", "../../deploy/belay-node/rbac-secrets.yaml"), "ClusterRole")
+	role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: w.name}}
+	for _, part := range shipped {
+		role.Rules = append(role.Rules, part.Rules...)
+	}
 	return role
 }
 
