@@ -113,7 +113,9 @@ func (o *options) flags() cliflag.NamedFlagSets {
 	f = sets.FlagSet("Health, metrics and profiles")
 	f.StringVar(&o.manager.HealthAddress, "health-probe-bind-address", "0",
 		"Address (host:port) of /healthz and /readyz over HTTP; 0 disables it. A standby is ready when its caches are synced, a leader when it has caught up with the previous leader.")
-	f.StringVar(&o.manager.MetricsAddress, "metrics-bind-address", "0", "Address (host:port) of /metrics over HTTP; 0 disables it. docs/metrics.md lists the metrics.")
+	f.StringVar(&o.manager.MetricsAddress, "metrics-bind-address", "0", "Address (host:port) of /metrics; 0 disables it. docs/metrics.md lists the metrics.")
+	f.BoolVar(&o.metricsSecure, "metrics-secure", true,
+		"Serve /metrics over TLS, with a certificate that the process makes, and only to those who may get the path /metrics, as kube-controller-manager does: it creates a TokenReview and a SubjectAccessReview. If false, over HTTP and to everyone.")
 	f.StringVar(&o.manager.ProfileAddress, "pprof-bind-address", "0", "Address (host:port) of /debug/pprof over HTTP; 0 disables it. Profiles expose memory contents: use a local address.")
 
 	logsapi.AddFlags(o.logging, sets.FlagSet("Log"))

@@ -95,7 +95,7 @@ func startWith(t *testing.T, name string, lease leaseTimes, args ...string) *con
 		"--kubeconfig=" + kubeconfig(t, user), "--leader-elect-resource-name=belay-controller",
 		"--leader-elect-lease-duration=" + lease.duration.String(), "--leader-elect-renew-deadline=" + lease.renewDeadline.String(),
 		"--leader-elect-retry-period=" + lease.retry.String(),
-		"--health-probe-bind-address=" + p.health, "--metrics-bind-address=" + p.metrics,
+		"--health-probe-bind-address=" + p.health, "--metrics-bind-address=" + p.metrics, "--metrics-secure=false",
 	}
 	t.Cleanup(freeLease) // after its end
 	p.Process = execute(t, append(base, args...)...)

@@ -14,6 +14,7 @@ import (
 	"k8s.io/klog/v2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
+	"sigs.k8s.io/controller-runtime/pkg/metrics/filters"
 
 	"belay.dev/belay/internal/attachment"
 	"belay.dev/belay/internal/kube"
@@ -36,10 +37,11 @@ type options struct {
 	controllers []string
 	recovery    recoveryOptions
 
-	leaderElect  bool
-	resourceLock string
-	lease        kube.LeaseConfig
-	manager      kube.ManagerConfig
+	leaderElect   bool
+	resourceLock  string
+	lease         kube.LeaseConfig
+	manager       kube.ManagerConfig
+	metricsSecure bool
 
 	logging *logsapi.LoggingConfiguration
 }
@@ -122,6 +124,9 @@ func (o *options) complete() {
 	}
 	// The hostname alone would let two processes on a host hold the lease at once.
 	o.lease.Identity = host + "_" + uuid.NewString()
+	if o.metricsSecure {
+		o.manager.MetricsFilter = filters.WithAuthenticationAndAuthorization
+	}
 	if !o.leaderElect {
 		return
 	}

@@ -85,7 +85,7 @@ func TestSecretsNeverShow(t *testing.T) {
 	must(t, c.Create(ctx, source))
 	metrics := process.FreeAddress()
 	p := execute(t, "--kubeconfig="+apiserver.Kubeconfig(t, cluster.User(t, "recovery-admin", "system:masters")), "--controllers=recovery",
-		"--recovery-profile=fast", "--recovery-agent-path="+dir, "--leader-elect=false", "--metrics-bind-address="+metrics, "--v=10")
+		"--recovery-profile=fast", "--recovery-agent-path="+dir, "--leader-elect=false", "--metrics-bind-address="+metrics, "--metrics-secure=false", "--v=10")
 	status := func() fencingv1.FenceSourceStatus {
 		must(t, c.Get(ctx, client.ObjectKey{Name: "secret-1"}, source))
 		return source.Status

@@ -2,6 +2,7 @@ package kube
 
 import (
 	"fmt"
+	"net/http"
 	"time"
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
@@ -27,6 +28,8 @@ type ManagerConfig struct {
 	RetryPeriod time.Duration
 	// HealthAddress, MetricsAddress and ProfileAddress are host:port; "0" or empty disables them.
 	HealthAddress, MetricsAddress, ProfileAddress string
+	// MetricsFilter, if set, decides who may read the metrics, which are then served over TLS with a certificate that the process makes.
+	MetricsFilter func(*rest.Config, *http.Client) (server.Filter, error)
 	// QPS is how many requests per second the client sends on average, with up to Burst at once. Zero or less, the default, does
 	// not limit them: the API server's fair queueing distributes its capacity.
 	QPS   float32
@@ -55,7 +58,7 @@ func NewManager(config *rest.Config, c ManagerConfig) (manager.Manager, error) {
 	options := manager.Options{
 		Scheme:                 scheme,
 		Cache:                  CacheOptions(),
-		Metrics:                server.Options{BindAddress: addressOrOff(c.MetricsAddress)},
+		Metrics:                c.metrics(config),
 		HealthProbeBindAddress: addressOrOff(c.HealthAddress),
 		PprofBindAddress:       addressOrOff(c.ProfileAddress),
 	}
@@ -92,6 +95,27 @@ func NewManager(config *rest.Config, c ManagerConfig) (manager.Manager, error) {
 		return nil, fmt.Errorf("add the health check: %w", err)
 	}
 	return mgr, nil
+}
+
+// metrics are the options of the server of metrics. Its filter asks the API server by requests that create, which a standby sends too, and which
+// are none of belay's writes: neither the lease nor --kube-api-qps holds for them. Their rate is limited, because everyone can make the filter ask:
+// the limits are those of upstream's (k8s.io/apiserver v0.36.3, pkg/server/options/authentication.go:486 and authorization.go:235).
+func (c *ManagerConfig) metrics(config *rest.Config) server.Options {
+	o := server.Options{BindAddress: addressOrOff(c.MetricsAddress)}
+	if c.MetricsFilter == nil {
+		return o
+	}
+	config = rest.CopyConfig(config)
+	config.QPS, config.Burst = 200, 400
+	o.SecureServing = true
+	o.FilterProvider = func(*rest.Config, *http.Client) (server.Filter, error) {
+		client, err := rest.HTTPClientFor(config)
+		if err != nil {
+			return nil, fmt.Errorf("make a client for the metrics' authentication: %w", err)
+		}
+		return c.MetricsFilter(config, client)
+	}
+	return o
 }
 
 func addressOrOff(address string) string {

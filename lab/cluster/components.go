@@ -265,7 +265,7 @@ func (s specs) shippedController(name, kubeconfig string, args ...string) proc.S
 		health, metrics = 0, s.ports.Sidecars[name]
 	}
 	spec := s.component(name, s.own.path("belay-controller"), "--kubeconfig="+kubeconfig,
-		"--health-probe-bind-address="+address(health), "--metrics-bind-address="+address(metrics), "--v="+strconv.Itoa(s.options.Verbosity))
+		"--health-probe-bind-address="+address(health), "--metrics-bind-address="+address(metrics), "--metrics-secure=false", "--v="+strconv.Itoa(s.options.Verbosity))
 	spec.Args = append(spec.Args, args...)
 	return spec
 }

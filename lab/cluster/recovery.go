@@ -51,7 +51,7 @@ func (s specs) recoveryParts() []proc.Spec {
 			continue
 		}
 		spec := s.component(identity, s.own.path("belay-controller"), "--kubeconfig="+s.kubeconfig(identity, identity), "--controllers=recovery",
-			"--metrics-bind-address="+address(s.ports.Sidecars[identity]),
+			"--metrics-bind-address="+address(s.ports.Sidecars[identity]), "--metrics-secure=false",
 			"--leader-elect-lease-duration="+leaseDuration, "--leader-elect-renew-deadline="+renewDeadline, "--leader-elect-retry-period="+retryPeriod,
 			"--v="+strconv.Itoa(s.options.Verbosity))
 		spec.Args = append(spec.Args, s.recoveryArgs(role)...)
