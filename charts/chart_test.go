@@ -89,21 +89,25 @@ func helmIn(t *testing.T, release string, values ...string) (string, error) {
 // onHost is the variant that no restricted namespace admits.
 const onHost = "in the network of the host"
 
+// stated are the addresses that a NetworkPolicy needs.
+const stated = "networkPolicy.apiServerCIDRs={192.0.2.1/32},networkPolicy.nodeCIDRs={192.0.2.0/24}," +
+	"networkPolicy.powerSwitches[0].to[0].ipBlock.cidr=198.51.100.0/24,networkPolicy.powerSwitches[0].ports[0].protocol=UDP,networkPolicy.powerSwitches[0].ports[0].port=623"
+
 // variants are values that change what the chart installs.
 var variants = map[string][]string{
 	"the controller": nil,
 	"recovery":       {"controller.enabled=false", "recovery.enabled=true", "recovery.dryRun=true"},
 	"recovery in one Deployment": {
-		"controller.enabled=false", "recovery.enabled=true", "recovery.together=true", "recovery.secretNamespaces={default}",
+		"controller.enabled=false", "recovery.enabled=true", "recovery.together=true", "recovery.secrets[0].name=bmc,recovery.secrets[0].namespace=default",
 	},
 	"both, with all that is optional": {
-		"recovery.enabled=true", "networkPolicy.enabled=true", "podMonitor.enabled=true", "prometheusRule.enabled=true", "dashboards.enabled=true", "dashboards.annotations.grafana_folder=Storage", "createNamespace=true",
+		"recovery.enabled=true", "networkPolicy.enabled=true", stated, "podMonitor.enabled=true", "prometheusRule.enabled=true", "dashboards.enabled=true", "dashboards.annotations.grafana_folder=Storage", "createNamespace=true",
 		"attacher.serviceAccounts[0].namespace=csi,attacher.serviceAccounts[0].name=ebs", "nodeSelector.a=b", "podLabels.team=x", "podAnnotations.a=b",
 		"env[0].name=OTEL_EXPORTER_OTLP_ENDPOINT,env[0].value=http://collector:4317", "imagePullSecrets[0].name=x",
-		"networkPolicy.metricsFrom[0].namespaceSelector.matchLabels.a=b", "networkPolicy.extraEgress[0].ports[0].port=4317", "networkPolicy.dnsPorts={53,5353}", "controller.extraArgs={--v=2}", "recovery.extraArgs={--v=2}",
+		"networkPolicy.metricsFrom[0].namespaceSelector.matchLabels.a=b", "networkPolicy.extraEgress[0].ports[0].port=4317,networkPolicy.extraEgress[0].to[0].podSelector.matchLabels.a=b", "networkPolicy.dnsPorts={53,5353}", "controller.extraArgs={--v=2}", "recovery.extraArgs={--v=2}",
 	},
 	onHost:                                  {"recovery.enabled=true", "hostNetwork.enabled=true"},
-	"one pod, without what can be left out": {"controller.replicas=1", "flowSchemas=false", "podDisruptionBudgets=false", "tolerations=null"},
+	"one pod, without what can be left out": {"controller.replicas=1", "flowSchemas=false", "podDisruptionBudgets=false", "tolerations=null", "metrics.secure=false"},
 }
 
 // TestObjectsAreAccepted sends each object to the API server as a server-side dry run, with strict validation of fields.
@@ -125,7 +129,7 @@ func TestObjectsAreAccepted(t *testing.T) {
 	}
 }
 
-// TestPodsAreRestricted: the pods of all Deployments are admitted to a namespace that enforces the restricted Pod Security Standard.
+// TestPodsAreRestricted: the pods of all Deployments and Jobs are admitted to a namespace that enforces the restricted Pod Security Standard.
 func TestPodsAreRestricted(t *testing.T) {
 	cluster.Start(t)
 	wait.Until(t, "the namespace has its service account", func() bool {
@@ -134,7 +138,7 @@ func TestPodsAreRestricted(t *testing.T) {
 	})
 	for name, values := range variants {
 		for _, o := range render(t, values...) {
-			if o.GetKind() != "Deployment" && o.GetKind() != "Job" || name == onHost {
+			if !slices.Contains([]string{"Deployment", "Job"}, o.GetKind()) || name == onHost {
 				continue
 			}
 			template, _, err := unstructured.NestedMap(o.Object, "spec", "template")
@@ -283,6 +287,14 @@ func TestValuesAreChecked(t *testing.T) {
 		"networkPolicy.enabled=true,networkPolicy.apiServerPorts=null": "apiServerPorts",
 		"networkPolicy.enabled=true,networkPolicy.dnsPorts={}":         "dnsPorts",
 		"networkPolicy.kubeletPort=0":                                  "kubeletPort",
+		// A policy that allows all addresses.
+		"networkPolicy.enabled=true": "apiServerCIDRs",
+		"networkPolicy.enabled=true,networkPolicy.apiServerCIDRs={192.0.2.1/32}":                                             "nodeCIDRs",
+		"recovery.enabled=true,networkPolicy.enabled=true," + stated[:strings.Index(stated, ",networkPolicy.powerSwitches")]: "powerSwitches",
+		"networkPolicy.extraEgress[0].ports[0].port=4317":                                                                    "to",
+		"networkPolicy.dns={}": "dns",
+		// Passwords of other components.
+		"recovery.enabled=true,recovery.secrets[0].name=a,recovery.secrets[0].namespace=kube-system": "kube-system",
 		// A dry run of recovery that would install the controller alone.
 		"recovery.dryRun=true":                       "recovery.enabled",
 		"imageRegistry=https://registry.example.com": "imageRegistry",

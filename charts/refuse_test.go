@@ -1,7 +1,6 @@
 package charts
 
 import (
-	"fmt"
 	"os"
 	"os/exec"
 	"slices"
@@ -9,25 +8,25 @@ import (
 	"testing"
 
 	appsv1 "k8s.io/api/apps/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	policyv1 "k8s.io/api/policy/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"belay.dev/belay/internal/testing/apiserver"
+	"belay.dev/belay/internal/testing/wait"
 )
 
 // TestEachObjectIsRenderedOnce: whatever the namespaces are, no two objects of the chart have one name, of which the second would replace the first.
 func TestEachObjectIsRenderedOnce(t *testing.T) {
 	for name, values := range variants {
-		for _, secrets := range []string{"", "kube-system", "kube-node-lease"} {
+		for _, secrets := range []string{"", "default", "kube-node-lease"} {
 			for _, release := range []string{"kube-system", "kube-node-lease", namespace} {
 				values := values
 				if secrets != "" {
-					values = append(slices.Clone(values), "recovery.secretNamespaces={"+secrets+"}")
+					values = append(slices.Clone(values), "recovery.secrets[0].name=a,recovery.secrets[0].namespace="+secrets)
 				}
 				seen := map[string]bool{}
 				for _, o := range renderIn(t, release, values...) {
@@ -51,38 +50,36 @@ func onCluster(t *testing.T, args ...string) (string, error) {
 	return string(out), err
 }
 
-// TestFencerInKubeSystem installs the chart in kube-system: the fencer has rights on both the Secrets and its lease.
+// TestFencerInKubeSystem installs the chart in kube-system: the fencer has rights on its lease and on the Secrets that are named, which are elsewhere.
 func TestFencerInKubeSystem(t *testing.T) {
 	cluster.Start(t)
-	out, err := onCluster(t, "install", "belay", "belay", "--namespace", "kube-system", "--set", "controller.enabled=false,recovery.enabled=true", "--wait=false",
+	out, err := onCluster(t, "install", "belay", "belay", "--namespace", "kube-system", "--set", "controller.enabled=false,recovery.enabled=true,recovery.secrets[0].name=bmc,recovery.secrets[0].namespace=default", "--wait=false",
 		"--take-ownership") // another test of this API server may have left its CustomResourceDefinitions
 	if err != nil {
 		t.Fatalf("helm install: %v\n%s", err, out)
 	}
-	var roles rbacv1.RoleList
-	must(t, cluster.Client.List(t.Context(), &roles, client.InNamespace("kube-system")))
-	var bindings rbacv1.RoleBindingList
-	must(t, cluster.Client.List(t.Context(), &bindings, client.InNamespace("kube-system")))
-	var has strings.Builder
-	for _, binding := range bindings.Items {
-		if len(binding.Subjects) != 1 || binding.Subjects[0].Name != "belay-recovery-fencer" {
-			continue
-		}
-		for _, role := range roles.Items {
-			if role.Name == binding.RoleRef.Name {
-				fmt.Fprint(&has, role.Rules)
-			}
-		}
-	}
-	for _, want := range []string{"secrets", "leases"} {
-		if !strings.Contains(has.String(), want) {
-			t.Errorf("the fencer has no right on %s: %s", want, has.String())
-		}
+	fencer := apiserver.ServiceAccountName("kube-system", "belay-recovery-fencer")
+	secret := func(namespace, name string) bool { return may(t, fencer, namespace, "get", "", "secrets", name) }
+	wait.Until(t, "the fencer may read what is named", func() bool {
+		return secret("default", "bmc") && may(t, fencer, "kube-system", "update", "coordination.k8s.io", "leases", "belay-recovery-fencer")
+	})
+	if secret("default", "other") || secret("kube-system", "bmc") || secret("kube-system", "other") {
+		t.Error("the fencer may read Secrets that are not named")
 	}
 	out, err = uninstall(t, "belay", "kube-system", true)
 	if err != nil {
 		t.Fatalf("helm uninstall: %v\n%s", err, out)
 	}
+}
+
+// may reports whether RBAC grants a user a verb on an object.
+func may(t *testing.T, user, namespace, verb, group, resource, name string) bool {
+	t.Helper()
+	review := &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
+		User: user, ResourceAttributes: &authorizationv1.ResourceAttributes{Namespace: namespace, Verb: verb, Group: group, Resource: resource, Name: name},
+	}}
+	must(t, cluster.Client.Create(t.Context(), review))
+	return review.Status.Allowed
 }
 
 // TestInstallAgain: the CustomResourceDefinitions that an uninstalled release left belong to the next one, in another namespace, with --take-ownership.
@@ -113,11 +110,11 @@ func TestUpstreamMustBeDisabled(t *testing.T) {
 	}
 }
 
-// TestNetworkPolicyPorts: traces reach their collector, DNS and kubelets are at the ports that are stated, and no rule is without ports, which would allow all.
+// TestNetworkPolicyPorts: traces reach their collector, DNS and kubelets are at the ports that are stated, and no rule is without ports or peers, which would allow all.
 func TestNetworkPolicyPorts(t *testing.T) {
 	seen := 0
-	for _, o := range render(t, "recovery.enabled=true", "networkPolicy.enabled=true", "networkPolicy.dnsPorts={53,5353}", "networkPolicy.kubeletPort=10255",
-		"networkPolicy.extraEgress[0].ports[0].port=4317") {
+	for _, o := range render(t, "recovery.enabled=true", "networkPolicy.enabled=true", stated, "networkPolicy.dnsPorts={53,5353}", "networkPolicy.kubeletPort=10255",
+		"networkPolicy.extraEgress[0].ports[0].port=4317,networkPolicy.extraEgress[0].to[0].podSelector.matchLabels.a=b") {
 		if o.GetKind() != "NetworkPolicy" {
 			continue
 		}
@@ -125,9 +122,17 @@ func TestNetworkPolicyPorts(t *testing.T) {
 		var p networkingv1.NetworkPolicy
 		must(t, runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, &p))
 		var ports []string
+		for _, i := range p.Spec.Ingress {
+			if len(i.Ports) == 0 || len(i.From) == 0 {
+				t.Errorf("%s: a rule of ingress without ports or peers, which allows all: %v", p.Name, i)
+			}
+			if i.Ports[0].Port.IntValue() == 8080 {
+				t.Errorf("%s: metrics are open to %v, and no peer is stated", p.Name, i.From)
+			}
+		}
 		for _, e := range p.Spec.Egress {
-			if len(e.Ports) == 0 {
-				t.Errorf("%s: a rule without ports", p.Name)
+			if len(e.Ports) == 0 || len(e.To) == 0 {
+				t.Errorf("%s: a rule of egress without ports or peers, which allows all: %v", p.Name, e)
 			}
 			for _, port := range e.Ports {
 				ports = append(ports, port.Port.String())

@@ -22,7 +22,7 @@ const (
 	recoveryDir    = "belay-recovery"
 	fencingGroup   = "fencing.belay.dev"
 	fencingVersion = fencingGroup + "/v1alpha1"
-	bmcSecret      = "belay-lab-bmc" //nolint:gosec // the name of a Secret
+	bmcSecret      = "bmc" // as the shipped Role of the fencer names it
 )
 
 // recoveryIdentities are all parts of recovery.

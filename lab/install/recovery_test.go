@@ -26,7 +26,7 @@ func TestRecovery(t *testing.T) {
 	})
 	r.loadImages(oldVersion, "belay-controller", "belay-controller-fencer")
 	must(t, r.scene.Cluster.SwitchController(t.Context(), cluster.PlaneNone))
-	r.helm(oldVersion, map[string]any{"recovery": map[string]any{"enabled": true, "profile": fencing.Fast.Name}})
+	r.helm(oldVersion, map[string]any{"recovery": map[string]any{"enabled": true, "profile": fencing.Fast.Name, "secrets": []any{map[string]any{"name": "bmc"}}}})
 	must(t, r.scene.Cluster.ApplyFenceSources(t.Context(), namespace))
 	r.until("the fencer to find each power switch usable", func(context.Context) (bool, error) {
 		out, err := r.run("kubectl", "get", "fencesources", "-o", `jsonpath={range .items[*]}{.status.conditions[?(@.type=="FenceReady")].status} {end}`)

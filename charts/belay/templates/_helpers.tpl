@@ -7,10 +7,15 @@ app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 app.kubernetes.io/instance: {{ .root.Release.Name }}
 {{- end }}
 
-{{/* The reference to an image. */}}
+{{/* The reference to an image: the digest or the tag of the values, else the digest that the release has stamped, else the tag of the version. */}}
 {{- define "belay.image" -}}
 {{ .root.Values.imageRegistry }}/{{ .name }}
-{{- if .digest }}@{{ .digest }}{{ else }}:{{ .root.Values.imageTag | default .root.Chart.AppVersion }}{{ end }}
+{{- $released := index (.root.Chart.Annotations | default dict) (printf "digest.belay.dev/%s" .name) }}
+{{- if .digest }}@{{ .digest }}
+{{- else if .root.Values.imageTag }}:{{ .root.Values.imageTag }}
+{{- else if $released }}@{{ $released }}
+{{- else }}:{{ .root.Chart.AppVersion }}
+{{- end }}
 {{- end }}
 
 {{/* Whether recovery's actor runs in belay-controller. */}}
@@ -100,6 +105,11 @@ rules:
   verbs: [{{ join ", " .verbs }}]
 {{- end }}
 
+{{/* Lets a ServiceAccount ask the API server who reads its metrics, and whether they may: create tokenreviews and subjectaccessreviews, as Kubernetes' own role has it. */}}
+{{- define "belay.metricsReviews" -}}
+{{ include "belay.binding" (dict "root" .root "name" (printf "%s-metrics" .account) "role" "system:auth-delegator" "account" .account) }}
+{{- end }}
+
 {{/* Fails if a value would make the parts of the chart work against each other. What a type or a range can say is in values.schema.json. */}}
 {{- define "belay.refuse" -}}
 {{- if and .Values.controller.enabled (not .Values.controller.upstreamDisabled) }}
@@ -113,6 +123,17 @@ rules:
 {{- if regexMatch "^--?leader[-_]elect(=|$)" . }}
 {{- fail (printf "%s.extraArgs: %s: the chart sets it, because without an election each pod leads. For a single pod set %s.replicas=1" $part . $part) }}
 {{- end }}
+{{- end }}
+{{- end }}
+{{- if .Values.networkPolicy.enabled }}
+{{- range $name := list "apiServerCIDRs" "nodeCIDRs" }}
+{{- if not (get $.Values.networkPolicy $name) }}{{ fail (printf "networkPolicy.%s is empty: state the addresses, or the policy allows all of them" $name) }}{{ end }}
+{{- end }}
+{{- if and .Values.recovery.enabled (not .Values.networkPolicy.powerSwitches) }}{{ fail "networkPolicy.powerSwitches is empty: the fencer would reach no power switch" }}{{ end }}
+{{- end }}
+{{- range .Values.recovery.secrets }}
+{{- if eq (.namespace | default $.Release.Namespace) "kube-system" }}
+{{- fail (printf "recovery.secrets: %s is in kube-system, beside passwords of other components: move it, and state its namespace" .name) }}
 {{- end }}
 {{- end }}
 {{- range $label, $_ := fromYaml (include "belay.labels" (dict "root" . "name" "belay")) }}
@@ -257,7 +278,7 @@ spec:
         image: {{ .image }}
         imagePullPolicy: {{ $values.imagePullPolicy }}
         args:
-{{- range concat .args (list (printf "--health-probe-bind-address=%s:%v" $address $health) (printf "--metrics-bind-address=%s:%v" $address $metrics)) }}
+{{- range concat .args (list (printf "--health-probe-bind-address=%s:%v" $address $health) (printf "--metrics-bind-address=%s:%v" $address $metrics)) (ternary list (list "--metrics-secure=false") $values.metrics.secure) }}
         - {{ toJson . }}
 {{- end }}
         env:
@@ -307,5 +328,12 @@ spec:
   selector:
     matchLabels:
       app.kubernetes.io/name: {{ .name }}
+{{- end }}
+{{- end }}
+
+{{/* Addresses as peers of a NetworkPolicy. */}}
+{{- define "belay.blocks" -}}
+{{- range . }}
+- ipBlock: {cidr: {{ . }}}
 {{- end }}
 {{- end }}
