@@ -4,8 +4,10 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 )
 
@@ -109,9 +111,14 @@ func chart(ctx context.Context, o options) error {
 	return command(ctx, nil, "bin/helm", "package", folder, "--destination", o.dist)
 }
 
-// stampChart writes both versions of a Chart.yaml: helm would write the time of now with them. The images' tag is the version as it is.
+// stampChart writes both versions of a Chart.yaml: helm would write the time of now with them. The images' tag is the version as it is, and their
+// digests, which the chart prefers, are annotations: a tag in a registry can be moved to another image after the release was signed.
 func (o options) stampChart(path string) error {
 	raw, err := os.ReadFile(path) //nolint:gosec // of the repository
+	if err != nil {
+		return err
+	}
+	digests, err := readImages(o.dist)
 	if err != nil {
 		return err
 	}
@@ -128,6 +135,10 @@ func (o options) stampChart(path string) error {
 	}
 	if stamped != 2 {
 		return fmt.Errorf("%s has %d lines of versions, want 2", path, stamped)
+	}
+	lines = append(lines, "annotations:\n")
+	for _, image := range slices.Sorted(maps.Keys(digests)) {
+		lines = append(lines, fmt.Sprintf("  digest.belay.dev/%s: %q\n", image, digests[image]))
 	}
 	return os.WriteFile(path, []byte(strings.Join(lines, "")), 0o644) //nolint:gosec // for everyone
 }

@@ -135,8 +135,8 @@ func buildAll(ctx context.Context, o options) error {
 		{"SBOMs", sboms},
 		{"archives", archives},
 		{"packages", packages},
-		{"chart", chart},
 		{"images", images},
+		{"chart", chart}, // with the digests of the images
 		{"krew manifest", krew},
 		{"checksums", checksums},
 		{"provenance", provenance},

@@ -2,8 +2,12 @@ package main
 
 import (
 	"bytes"
+	"fmt"
+	"maps"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -120,6 +124,50 @@ func TestChecksumsCoverEveryFile(t *testing.T) {
 				t.Errorf("%s is missing, and that is accepted", name)
 			}
 			write(name, string(was))
+		}
+	}
+}
+
+// TestChartNamesDigests: a chart of a release runs the images that the release was signed with, whatever the registry's tags are; a person's tag or
+// digest wins.
+func TestChartNamesDigests(t *testing.T) {
+	dist, folder := t.TempDir(), filepath.Join(t.TempDir(), "belay")
+	if err := os.CopyFS(folder, os.DirFS("../../charts/belay")); err != nil {
+		t.Fatal(err)
+	}
+	of := map[string]string{"belay-controller": "sha256:" + strings.Repeat("a", 64), "belay-controller-fencer": "sha256:" + strings.Repeat("b", 64)}
+	list := fmt.Sprintf("belay-controller %s\nbelay-controller-fencer %s\n", of["belay-controller"], of["belay-controller-fencer"])
+	if err := os.WriteFile(filepath.Join(dist, imagesFile), []byte(list), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := (options{dist: dist, version: "v1.2.3"}).stampChart(filepath.Join(folder, "Chart.yaml")); err != nil {
+		t.Fatal(err)
+	}
+	helm, err := filepath.Abs("../../bin/helm")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(helm); err != nil {
+		t.Skip("NOT RUN: needs bin/helm")
+	}
+	other := "sha256:" + strings.Repeat("c", 64)
+	for values, want := range map[string][]string{
+		"":                           {"belay.dev/belay-controller@" + of["belay-controller"], "belay.dev/belay-controller-fencer@" + of["belay-controller-fencer"]},
+		"imageTag=v1":                {"belay.dev/belay-controller:v1", "belay.dev/belay-controller-fencer:v1"},
+		"controller.digest=" + other: {"belay.dev/belay-controller@" + other, "belay.dev/belay-controller-fencer@" + of["belay-controller-fencer"]},
+	} {
+		out, err := exec.CommandContext(t.Context(), helm, "template", "belay", folder, "--set", "controller.upstreamDisabled=true,recovery.enabled=true", "--set", values).CombinedOutput() //nolint:gosec // of the test
+		if err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		images := map[string]bool{}
+		for line := range strings.Lines(string(out)) {
+			if image, ok := strings.CutPrefix(strings.TrimSpace(line), "image: "); ok {
+				images[image] = true
+			}
+		}
+		if got := slices.Sorted(maps.Keys(images)); !slices.Equal(got, slices.Sorted(slices.Values(want))) {
+			t.Errorf("with %q the images are %q, want %q", values, got, want)
 		}
 	}
 }
