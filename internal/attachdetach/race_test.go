@@ -1,7 +1,6 @@
 package attachdetach
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -22,7 +21,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/kube"
 )
 

@@ -195,7 +195,7 @@ func (t *turn) list(ctx context.Context) error {
 	return nil
 }
 
-// returns reports whether a pod claims to be a mirror pod, which the kubelet owns, or to be of a DaemonSet, which would put it back at once.
+// returns reports whether a pod claims to be a mirror pod, which the kubelet owns, or to be of a DaemonSet, which would create it again at once.
 func returns(pod *corev1.Pod) bool {
 	_, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]
 	owner := metav1.GetControllerOfNoCopy(pod)

@@ -52,13 +52,6 @@ func lead(t *testing.T) (stop func()) {
 	return stop
 }
 
-func must(tb testing.TB, err error) {
-	tb.Helper()
-	if err != nil {
-		tb.Fatal(err)
-	}
-}
-
 // forge lets a kubelet write both lists of its own Node.
 func forge(t *testing.T, config client.Client, node string, volumes ...string) {
 	t.Helper()

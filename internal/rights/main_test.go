@@ -59,3 +59,10 @@ func create(tb testing.TB, object client.Object) {
 		tb.Cleanup(func() { _ = server.Client.Delete(context.WithoutCancel(tb.Context()), object) })
 	}
 }
+
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
+	}
+}

@@ -40,13 +40,6 @@ func withFences(tb testing.TB, config *rest.Config) client.Client {
 	return c
 }
 
-func must(tb testing.TB, err error) {
-	tb.Helper()
-	if err != nil {
-		tb.Fatal(err)
-	}
-}
-
 // installCRDs has the API server serve exactly these CustomResourceDefinitions, each in place of one of its name.
 func installCRDs(tb testing.TB, paths ...string) {
 	tb.Helper()
