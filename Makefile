@@ -177,7 +177,8 @@ generate: check-go $(CONTROLLERGEN) $(HELM) $(HELMDOCS) ## Write the deepcopy fu
 # Reproducible: the time of creation is that of the commit.
 .PHONY: images
 images: check-go $(IMAGES) ## Build the container images as OCI layouts in dist/images (PUSH=REPO pushes them; ARGS=-help).
-	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(IMAGES) -version $(VERSION) -revision $(REVISION) -push '$(PUSH)' $(ARGS)
+	go run ./hack/licences -out build/licences -platforms linux/amd64,linux/arm64 belay-controller belay-attacher belay-node kubectl-belay
+	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(IMAGES) -version $(VERSION) -revision $(REVISION) -licences build/licences -push '$(PUSH)' $(ARGS)
 
 .PHONY: version
 version: ## Print the version of what is built here, which is the tag of the images.

@@ -4,8 +4,10 @@ package main
 
 import (
 	"archive/tar"
+	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -48,10 +50,10 @@ var pictures = []picture{
 }
 
 type options struct {
-	out, push, version, revision, rootfs, sboms, archives, digests string
-	platforms, only                                                []string
-	insecure                                                       bool
-	created                                                        time.Time
+	out, push, version, revision, rootfs, licences, sboms, archives, digests string
+	platforms, only                                                          []string
+	insecure                                                                 bool
+	created                                                                  time.Time
 }
 
 func main() {
@@ -76,6 +78,7 @@ func parse(args []string) (options, error) {
 	flags.StringVar(&platforms, "platforms", "linux/amd64,linux/arm64", "platforms, separated by commas")
 	flags.StringVar(&only, "only", "", "images to build, separated by commas; all if empty")
 	flags.StringVar(&o.rootfs, "fencer-rootfs", "", "folder with ARCH.tar, the files of Debian with the fence agents (hack/fencer-rootfs); without it belay-controller-fencer is left out")
+	flags.StringVar(&o.licences, "licences", "", "folder with the licences of what each program links (hack/licences), which the images have in /usr/share/doc; none if empty")
 	flags.StringVar(&o.archives, "archives", "", "folder for NAME.tar of each image, which containerd imports; none if empty")
 	flags.StringVar(&o.digests, "digests", "", "file for the name and digest of each image; none if empty")
 	if err := flags.Parse(args); err != nil {
@@ -192,6 +195,9 @@ func (p picture) base(o options) (v1.ImageIndex, error) {
 				return nil, err
 			}
 		}
+		if image, err = p.withLicences(image, o); err != nil {
+			return nil, err
+		}
 		index = mutate.AppendManifests(index, mutate.IndexAddendum{Add: image, Descriptor: v1.Descriptor{Platform: of}})
 	}
 	return index, nil
@@ -202,6 +208,48 @@ func withFiles(image v1.Image, archive string) (v1.Image, error) {
 	layer, err := tarball.LayerFromFile(archive, tarball.WithMediaType(types.OCILayer))
 	if err != nil {
 		return nil, fmt.Errorf("read %s: %w", archive, err)
+	}
+	return mutate.AppendLayers(image, layer)
+}
+
+// withLicences adds the licences of what the program links as a layer.
+func (p picture) withLicences(image v1.Image, o options) (v1.Image, error) {
+	if o.licences == "" {
+		return image, nil
+	}
+	var packed bytes.Buffer
+	out, root := tar.NewWriter(&packed), filepath.Join(o.licences, p.program)
+	add := func(path, inside string) error {
+		content, err := os.ReadFile(path) //nolint:gosec // of the module cache
+		if err != nil {
+			return err
+		}
+		header := &tar.Header{Typeflag: tar.TypeReg, Name: "usr/share/doc/" + p.program + "/" + inside, Mode: 0o644, Size: int64(len(content)), ModTime: o.created}
+		if err := out.WriteHeader(header); err != nil {
+			return err
+		}
+		_, err = out.Write(content)
+		return err
+	}
+	err := add("LICENSE", "LICENSE")
+	if err == nil {
+		err = filepath.WalkDir(root, func(path string, entry os.DirEntry, err error) error {
+			if err != nil || entry.IsDir() {
+				return err
+			}
+			inside, err := filepath.Rel(root, path)
+			if err != nil {
+				return err
+			}
+			return add(path, "licences/"+filepath.ToSlash(inside))
+		})
+	}
+	if err = errors.Join(err, out.Close()); err != nil {
+		return nil, fmt.Errorf("pack the licences of %s: %w", p.program, err)
+	}
+	layer, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(packed.Bytes())), nil }, tarball.WithMediaType(types.OCILayer))
+	if err != nil {
+		return nil, fmt.Errorf("the layer with the licences of %s: %w", p.program, err)
 	}
 	return mutate.AppendLayers(image, layer)
 }

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"compress/gzip"
 	"context"
+	"fmt"
 	"io"
 	"io/fs"
 	"maps"
@@ -53,20 +54,33 @@ func (o options) contents(p product, on platform) (map[string]entry, error) {
 		if name == "belay-node" {
 			files["belay-node.service"] = entry{"deploy/belay-node/belay-node.service", 0o644}
 		}
-		root := o.docs(name)
-		err := filepath.WalkDir(root, func(found string, e fs.DirEntry, err error) error {
-			if err != nil || e.IsDir() {
-				return err
+		for root, below := range map[string]string{o.docs(name): "", o.licences(name): "licences"} {
+			inside, err := filesIn(root)
+			if err != nil {
+				return nil, err
 			}
-			inside, err := filepath.Rel(root, found)
-			files[filepath.ToSlash(inside)] = entry{found, 0o644}
-			return err
-		})
-		if err != nil {
-			return nil, err
+			for _, file := range inside {
+				files[path.Join(below, file)] = entry{filepath.Join(root, file), 0o644}
+			}
 		}
 	}
 	return files, nil
+}
+
+// filesIn returns the paths of all files of a folder. One without files is an error: something did not make them.
+func filesIn(root string) (inside []string, err error) {
+	err = filepath.WalkDir(root, func(found string, e fs.DirEntry, err error) error {
+		if err != nil || e.IsDir() {
+			return err
+		}
+		file, err := filepath.Rel(root, found)
+		inside = append(inside, filepath.ToSlash(file))
+		return err
+	})
+	if err == nil && len(inside) == 0 {
+		err = fmt.Errorf("%s is empty", root)
+	}
+	return inside, err
 }
 
 // packTar writes a tar.gz that depends on the files and the time alone.

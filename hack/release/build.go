@@ -67,6 +67,26 @@ func (o options) built(p platform) string { return filepath.Join(o.work(), "prog
 // docs is the folder of the man pages and completion scripts of a program.
 func (o options) docs(program string) string { return filepath.Join(o.work(), "docs", program) }
 
+// licences copies those of the modules that the programs link (hack/licences). A program has the same ones on all of its platforms.
+func licences(ctx context.Context, o options) error {
+	for _, product := range products {
+		var platforms []string
+		for _, p := range product.platforms {
+			platforms = append(platforms, p.system+"/"+p.arch)
+		}
+		args := append([]string{"run", "-trimpath", "-buildvcs=false", "./hack/licences", "-out", o.licences(), "-platforms", strings.Join(platforms, ",")}, product.programs...)
+		if err := command(ctx, []string{"GOFLAGS=", "CGO_ENABLED=0"}, "go", args...); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// licences is the folder of the licences of a program, or of all.
+func (o options) licences(program ...string) string {
+	return filepath.Join(append([]string{o.work(), "licences"}, program...)...)
+}
+
 // manual lets each program write its man pages and completion scripts (internal/manpage). -trimpath, as for the release: else every package is compiled again.
 func manual(ctx context.Context, o options) error {
 	for _, product := range products {
@@ -145,7 +165,7 @@ func (o options) stampChart(path string) error {
 
 // images builds the container images with hack/images, and keeps the list of their digests.
 func images(ctx context.Context, o options) (err error) {
-	args := []string{"-out", o.path("images"), "-version", string(o.version), "-revision", o.revision, "-digests", o.path(imagesFile)}
+	args := []string{"-out", o.path("images"), "-licences", o.licences(), "-version", string(o.version), "-revision", o.revision, "-digests", o.path(imagesFile)}
 	if o.rootfs != "" {
 		args = append(args, "-fencer-rootfs", o.rootfs)
 	}

@@ -132,6 +132,7 @@ func buildAll(ctx context.Context, o options) error {
 	}{
 		{"programs", compile},
 		{"man pages and completions", manual},
+		{"licences", licences},
 		{"SBOMs", sboms},
 		{"archives", archives},
 		{"packages", packages},

@@ -80,6 +80,16 @@ func (o options) packaged(format string, p platform) (files.Contents, error) {
 		{Source: filepath.Join(scripts, "belay-node.fish"), Destination: "/usr/share/fish/vendor_completions.d/belay-node.fish"},
 		{Source: "LICENSE", Destination: map[string]string{"deb": "/usr/share/doc/belay-node/copyright", "rpm": "/usr/share/licenses/belay-node/LICENSE"}[format]},
 	}
+	inside, err := filesIn(o.licences(agent))
+	if err != nil {
+		return nil, err
+	}
+	for _, file := range inside {
+		list = append(list, &files.Content{
+			Source:      filepath.Join(o.licences(agent), file),
+			Destination: map[string]string{"deb": "/usr/share/doc/belay-node/licences/", "rpm": "/usr/share/licenses/belay-node/"}[format] + file,
+		})
+	}
 	for _, c := range list {
 		if c.FileInfo == nil {
 			c.FileInfo = &files.ContentFileInfo{Mode: 0o644}
