@@ -25,7 +25,7 @@ const (
 // one who may not confirm.
 const statementPolicy = "belay-fence-statement"
 
-// policySettles is how long after its last write the policy may not be in force yet. An API server makes its list of policies anew each second
+// policySettles is how long after its last write the policy may not be in force yet. An API server makes its list of policies again each second
 // (k8s.io/apiserver v0.36.3 pkg/admission/plugin/policy/generic/policy_source.go:47) from caches that may lag, and the times of writes are in
 // whole seconds.
 const policySettles = 5 * time.Second
@@ -52,7 +52,7 @@ func (t *turn) judgeStatement(ctx context.Context, s *fencing.Statement) {
 	t.events.Eventf(t.regarding(), t.fence, corev1.EventTypeWarning, reason, "Fence", "%s", text)
 }
 
-// unguarded returns why nothing held whoever wrote the statement to their own name and the permission to confirm.
+// unguarded returns why nothing held the author of the statement to their own name and to the permission to confirm.
 func (t *turn) unguarded(ctx context.Context, s *fencing.Statement) error {
 	policy, binding := &admissionv1.ValidatingAdmissionPolicy{}, &admissionv1.ValidatingAdmissionPolicyBinding{}
 	for kind, object := range map[string]client.Object{"policy": policy, "binding of the policy": binding} {
