@@ -112,7 +112,9 @@ func TestKubeletsStatusMakesNoHolder(t *testing.T) {
 	forge(t, evil, "evil", unique(evilVolume))
 	t.Cleanup(func() {
 		_ = server.Client.DeleteAllOf(context.WithoutCancel(t.Context()), &storagev1.VolumeAttachment{})
-		_ = server.Client.Delete(context.WithoutCancel(t.Context()), &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: recordsLease.Namespace, Name: recordsLease.Name}})
+		for _, name := range []string{recordsLease.Name, "belay-controller"} {
+			_ = server.Client.Delete(context.WithoutCancel(t.Context()), &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: recordsLease.Namespace, Name: name}})
+		}
 	})
 	stop := lead(t)
 	wait.Until(t, "the records are made", func() bool {

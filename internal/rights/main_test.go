@@ -9,6 +9,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
@@ -52,10 +53,11 @@ func tenant(tb testing.TB, namespace string) *rest.Config {
 // create makes an object with all rights, and deletes it after the test, but for namespaces: nothing here would end one.
 func create(tb testing.TB, object client.Object) {
 	tb.Helper()
-	if err := server.Client.Create(tb.Context(), object); err != nil {
+	_, isNamespace := object.(*corev1.Namespace)
+	if err := server.Client.Create(tb.Context(), object); err != nil && !(isNamespace && apierrors.IsAlreadyExists(err)) {
 		tb.Fatal(err)
 	}
-	if _, isNamespace := object.(*corev1.Namespace); !isNamespace {
+	if !isNamespace {
 		tb.Cleanup(func() { _ = server.Client.Delete(context.WithoutCancel(tb.Context()), object) })
 	}
 }
