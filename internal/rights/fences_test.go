@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	admissionv1 "k8s.io/api/admissionregistration/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
@@ -56,6 +57,14 @@ func newFleet(t *testing.T) *fleet {
 	f := &fleet{TB: t, admin: admin}
 	wait.Until(t, "the CRDs are served", func() bool {
 		return admin.List(t.Context(), &fencingv1.NodeFenceList{}) == nil && admin.List(t.Context(), &fencingv1.FenceSourceList{}) == nil
+	})
+	wait.Until(t, "the policy has been in force long enough for a statement to count", func() bool {
+		policy, binding := &admissionv1.ValidatingAdmissionPolicy{}, &admissionv1.ValidatingAdmissionPolicyBinding{}
+		key := client.ObjectKey{Name: "belay-fence-statement"}
+		settled := func(o client.Object) bool {
+			return admin.Get(t.Context(), key, o) == nil && time.Since(o.GetCreationTimestamp().Time) > 6*time.Second
+		}
+		return settled(policy) && settled(binding)
 	})
 	t.Cleanup(f.clear)
 	for i := range 6 {
