@@ -157,7 +157,7 @@ func TestLeaseWithoutTheRightToReadRoles(t *testing.T) {
 	server.Grant(t, &role, role.Name)
 	a.reader = server.User(t, role.Name)
 	a.says(a.run("explain", "va/"+a.va), []string{"list clusterroles: forbidden"}, "its lease was renewed", "does not run")
-	a.says(a.run("check"), []string{"its attacher is unknown: needs the permission to list clusterroles"}, "holds its lease", "its attacher has no lease")
+	a.says(a.run("check"), []string{"its attacher is unknown: needs the permission to list clusterroles"}, "attacher holds its lease", "its attacher has no lease")
 	clients := kubernetes.NewForConfigOrDie(a.reader)
 	a.writes(leader(a.namespace, kube.FieldManager, "belay-0_u", time.Now().Add(time.Minute)))
 	report := preflight.Run(t.Context(), preflight.Config{Clients: clients, Phase: preflight.RollBack})
