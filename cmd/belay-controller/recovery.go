@@ -61,7 +61,7 @@ func (o *options) recoveryFlags(sets *cliflag.NamedFlagSets) {
 	f.BoolVar(&r.dryRun, "recovery-dry-run", false, "Report by events, logs and metrics which nodes would be fenced, and fence none.")
 	f.StringVar(&r.agents, "recovery-agent-path", "/usr/sbin", "Directories, separated by colons, with the fence agents that FenceSources may name.")
 	f.Float64Var(&r.brakes.Share, "recovery-max-silent-share", r.brakes.Share,
-		"Share of all nodes, 0 to 1, that may be silent at a time. If more are, no fence begins. One silent node is always allowed.")
+		"Share of the nodes that may be fenced, 0 to 1, that may be silent at a time. If more are, no fence begins, and neither if half of all nodes are, unless this allows more. One silent node is always allowed.")
 	f.Float64Var(&r.brakes.ZoneShare, "recovery-max-silent-zone-share", r.brakes.ZoneShare, "The same for the nodes of one zone (topology.kubernetes.io/zone).")
 	f.IntVar(&r.brakes.Fences, "recovery-max-fences", r.brakes.Fences, "The most nodes that are fenced within --recovery-fence-window, and the most fences of one of them. 0 begins none.")
 	f.DurationVar(&r.brakes.Window, "recovery-fence-window", r.brakes.Window, "See --recovery-max-fences.")

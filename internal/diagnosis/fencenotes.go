@@ -141,6 +141,9 @@ func (x *state) countedSilent() string {
 	for name, lease := range x.heartbeats {
 		if at := lease.Spec.RenewTime; at != nil && x.Now.Sub(at.Time) > silence && x.node(name).State != NodeDeleted {
 			counted[name] = "lease renewed at " + stamp(at.Time)
+			if r := x.excepted(name); r != "" && r != fencing.NodeIdentityUnknown {
+				counted[name] += ", never fenced: it counts only when half of all nodes are silent"
+			}
 		}
 	}
 	for name := range x.fences {

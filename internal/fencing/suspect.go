@@ -41,7 +41,7 @@ func (n Node) quiet() bool { return n.Deleted || n.Heard && n.Silent >= n.Limit/
 
 // Brakes keep a fault of the network, of the control plane or of the detector from fencing a healthy fleet.
 type Brakes struct {
-	// Share of all nodes, and of the nodes of a zone, that may be silent at a time. One always may.
+	// Share of all nodes, and of the nodes of a zone, that may be silent at a time. One always may. Nodes that are never fenced do not count.
 	Share, ZoneShare float64
 	// Window is how long a fence counts against Fences: the most nodes that may be fenced in it, and the most often that one of them may be.
 	Window time.Duration
@@ -71,20 +71,33 @@ type Start struct {
 	At   time.Time
 }
 
-// count counts some nodes, and which of them are silent or heard.
-func (f *Fleet) count(which func(Node) bool) (all, silent, heard int) {
+// count counts the nodes, of a zone or of all, that may be fenced, and which of them are silent. The others count in neither: a kubelet writes the
+// annotations and the conditions of its own Node (kubernetes v1.36.3 plugin/pkg/admission/noderestriction/admission.go:545-561 refuses it taints,
+// owners and some labels), and what it writes there holds back the fence of no other node.
+func (f *Fleet) count(which func(Node) bool) (all, silent int) {
 	for _, n := range f.Nodes {
-		switch quiet := n.quiet() || f.Fenced[n.Boot.Node] && !f.Back[n.Boot.Node]; {
-		case !which(n):
+		if n.spared() != Settled || !which(n) {
 			continue
-		case quiet:
+		}
+		all++
+		if n.quiet() || f.Fenced[n.Boot.Node] && !f.Back[n.Boot.Node] {
+			silent++
+		}
+	}
+	return all, silent
+}
+
+// leases counts which of all nodes are silent and heard by their leases, whatever else is known about them.
+func (f *Fleet) leases() (silent, heard int) {
+	for _, n := range f.Nodes {
+		switch {
+		case n.quiet():
 			silent++
 		case n.Heard:
 			heard++
 		}
-		all++
 	}
-	return all, silent, heard
+	return silent, heard
 }
 
 // Suspicion is whether a node is to be fenced, and why not.
@@ -149,12 +162,13 @@ func (n Node) spared() decision.Reason {
 
 // hold returns why a node is not fenced now although it is suspicious.
 func (b Brakes) hold(now time.Time, fleet Fleet, n Node) decision.Reason {
-	all, silent, heard := fleet.count(func(Node) bool { return true })
-	zone, zoneSilent, _ := fleet.count(func(other Node) bool { return n.Zone != "" && other.Zone == n.Zone })
+	quiet, heard := fleet.leases()
+	all, silent := fleet.count(func(Node) bool { return true })
+	zone, zoneSilent := fleet.count(func(other Node) bool { return n.Zone != "" && other.Zone == n.Zone })
 	switch {
 	case heard == 0:
 		return DetectorCutOff
-	case silent > allowed(b.Share, all):
+	case silent > allowed(b.Share, all) || b.half(quiet, len(fleet.Nodes)):
 		return TooManySilent
 	case zoneSilent > allowed(b.ZoneShare, zone):
 		return ZoneSilent
@@ -179,6 +193,10 @@ func (b Brakes) spent(now time.Time, fleet Fleet, node string) bool {
 	delete(lately, node)
 	return own >= b.Fences || len(lately) >= b.Fences
 }
+
+// half reports whether at least half of all nodes are silent, also those that are never fenced: then the fault is not that of some machines. An
+// administrator may allow a greater share.
+func (b Brakes) half(silent, of int) bool { return 2*silent >= of && silent > allowed(b.Share, of) }
 
 // Held reports whether a node that has been silent for too long is not fenced for this reason.
 func Held(r decision.Reason) bool {

@@ -133,6 +133,46 @@ func ago(nodes ...any) (began []Start) {
 	return began
 }
 
+// TestBrakesCountWhoMayBeFenced: nodes that recovery never fences count neither as silent nor in the total, so that no node holds back the
+// fence of another by what it says about itself. A fault that silences half of all Nodes begins no fence, whoever they are.
+func TestBrakesCountWhoMayBeFenced(t *testing.T) {
+	optOut := func(n *Node) { n.OptedOut = true }
+	maintenance := func(n *Node) { n.Maintenance = true }
+	controlPlane := func(n *Node) { n.ControlPlane = true }
+	one := func(int) string { return "zone" }
+	spare := func(f Fleet, change func(*Node), nodes ...int) Fleet {
+		for _, i := range nodes {
+			change(&f.Nodes[i])
+		}
+		return f
+	}
+	most := Brakes{Share: 0.6, ZoneShare: 1, Window: time.Minute, Fences: 9, InFlight: 9}
+	for name, test := range map[string]struct {
+		fleet  Fleet
+		brakes Brakes
+		want   decision.Reason
+	}{
+		"one of four":                             {fleet(1, 4, noZone), DefaultBrakes(), Settled},
+		"two of four":                             {fleet(2, 4, noZone), DefaultBrakes(), TooManySilent},
+		"two of five, one opted out":              {spare(fleet(2, 5, noZone), optOut, 1), DefaultBrakes(), Settled},
+		"two of five, one under maintenance":      {spare(fleet(2, 5, noZone), maintenance, 1), DefaultBrakes(), Settled},
+		"two of five, one of the control plane":   {spare(fleet(2, 5, noZone), controlPlane, 1), DefaultBrakes(), Settled},
+		"two of two that may be fenced":           {spare(fleet(2, 5, noZone), controlPlane, 2, 3, 4), DefaultBrakes(), TooManySilent},
+		"two of a zone of three, one opted out":   {spare(spare(fleet(2, 7, noZone), func(n *Node) { n.Zone = "zone" }, 0, 1, 2), optOut, 1), DefaultBrakes(), Settled},
+		"two of a zone of three":                  {spare(fleet(2, 7, noZone), func(n *Node) { n.Zone = "zone" }, 0, 1, 2), DefaultBrakes(), ZoneSilent},
+		"half of all, most of them opted out":     {spare(fleet(5, 10, one), optOut, 1, 2, 3, 4), DefaultBrakes(), TooManySilent},
+		"less than half, most of them opted out":  {spare(fleet(9, 20, one), optOut, 1, 2, 3, 4, 5, 6, 7, 8), DefaultBrakes(), Settled},
+		"one of two":                              {spare(fleet(1, 2, noZone), controlPlane, 1), DefaultBrakes(), Settled},
+		"no other is heard but the control plane": {spare(fleet(1, 4, noZone), controlPlane, 1, 2, 3), DefaultBrakes(), Settled},
+		"six of ten, as the administrator allows": {fleet(6, 10, noZone), most, Settled},
+		"seven of ten":                            {fleet(7, 10, noZone), most, TooManySilent},
+	} {
+		if got := Suspect(start, Default, test.brakes, test.fleet, test.fleet.Nodes[0]); got.Reason != test.want {
+			t.Errorf("%s: %s, want %s", name, got.Reason, test.want)
+		}
+	}
+}
+
 func (f Fleet) began(nodes ...any) Fleet { f.Began = ago(nodes...); return f }
 func (f Fleet) flying(n int) Fleet       { f.InFlight = n; return f }
 func (f Fleet) fenced(names ...string) Fleet {

@@ -50,7 +50,8 @@ func CutsAtUnpublish(driver *storagev1.CSIDriver) bool {
 	return driver.Annotations[CutsAtUnpublishAnnotation] == "true" && (driver.Spec.AttachRequired == nil || *driver.Spec.AttachRequired)
 }
 
-// ControlPlane reports whether the node runs the control plane.
+// ControlPlane reports whether the node runs the control plane. Its kubelet cannot write the label (kubernetes v1.36.3
+// plugin/pkg/admission/noderestriction/admission.go:613-618).
 func ControlPlane(node *corev1.Node) bool {
 	_, ok := node.Labels[controlPlaneLabel]
 	return ok
