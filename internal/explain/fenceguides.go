@@ -360,7 +360,7 @@ func sourceNext(reason, node string) []Step {
 		sourceNoIdentity:       "Find out by other means whose power switch it is, and state it with the annotation fencing.belay.dev/machine on the FenceSource.",
 		sourceOtherMachine:     "Correct the address or the plug: the power switch belongs to another machine.",
 		sourceNotOn:            "Correct the address or the plug: the power switch says Off while the node runs.",
-		sourceShared:           "Correct the FenceSources: two nodes have the same power switch, or two Nodes the same system UUID.",
+		sourceShared:           "Correct the FenceSources: two nodes have the same power switch, or the hardware of both has the same system UUID.",
 		string(AgentUnusable):  "Install the agent in the image of the fencer, name its directory with --recovery-agent-path, or correct the name of the agent in the FenceSource.",
 		string(OptionsRefused): "Correct the option that the message names, in the FenceSource or in its Secret.",
 		sourceNoAnswer:         "Check the address, the network between the fencer and the power switch, and the options of the agent.",

@@ -374,8 +374,8 @@ func changed(source *fencingv1.FenceSource) bool {
 // check asks the switch, and describes in the status what came out.
 func (f *fencer) check(ctx context.Context, source *fencingv1.FenceSource, node *corev1.Node, quiet bool) {
 	cannot := func(reason, message string) { setFenceReady(source, metav1.ConditionFalse, reason, message) }
-	if shared, err := f.shared(ctx, source); err != nil || shared {
-		cannot(reasonShared, "another FenceSource has the same address and plug, or another Node the same system UUID: one of them is wrong")
+	if shared, err := f.sameSwitch(ctx, source); err != nil || shared {
+		cannot(reasonShared, sharedMessage)
 		return
 	}
 	levels, version, err := f.dial(ctx, source)
@@ -403,22 +403,28 @@ func (f *fencer) check(ctx context.Context, source *fencingv1.FenceSource, node 
 		return
 	}
 	if quiet {
-		answersInSilence(source, a, f.now())
+		f.answersInSilence(ctx, source, a)
 		return
 	}
-	f.bind(source, node, a, on)
+	f.bind(ctx, source, node, a, on)
 }
+
+const sharedMessage = "another FenceSource has the same address and plug, or hardware with the same system UUID: one of them is wrong"
 
 // answersInSilence records what the switch of a silent node says: a signal, which binds nothing. A source that was changed, or was shared until
 // another one was corrected, stays bound if it is the same hardware that answers.
-func answersInSilence(source *fencingv1.FenceSource, a reply, now time.Time) {
-	source.Status.Power = &fencingv1.PowerState{State: powerName(a.power), Time: micro(now)}
+func (f *fencer) answersInSilence(ctx context.Context, source *fencingv1.FenceSource, a reply) {
+	source.Status.Power = &fencingv1.PowerState{State: powerName(a.power), Time: micro(f.now())}
 	b := source.Status.Bound
 	if b == nil || a.machine(b.HardwareID) != b.HardwareID {
 		return
 	}
 	if b.Generation != source.Generation {
 		b.Generation, b.Levels = source.Generation, nil
+	}
+	if twin, err := f.twin(ctx, source); err != nil || twin {
+		setFenceReady(source, metav1.ConditionFalse, reasonShared, sharedMessage)
+		return
 	}
 	setFenceReady(source, metav1.ConditionTrue, reasonReady, "the switch that said On while the node renewed its lease answers")
 }
@@ -436,7 +442,7 @@ func keepTime(now, before *fencingv1.Bound, at time.Time) {
 }
 
 // bind records the boot that the switch said On for, and which of its levels did.
-func (f *fencer) bind(source *fencingv1.FenceSource, node *corev1.Node, a reply, on []int32) {
+func (f *fencer) bind(ctx context.Context, source *fencingv1.FenceSource, node *corev1.Node, a reply, on []int32) {
 	boot := bootOf(node)
 	set := func(ready metav1.ConditionStatus, reason, message string) {
 		setFenceReady(source, ready, reason, message)
@@ -461,10 +467,14 @@ func (f *fencer) bind(source *fencingv1.FenceSource, node *corev1.Node, a reply,
 		}
 		set(metav1.ConditionFalse, reasonNotOn, "the switch says Off while the node runs: it switches another machine")
 	default:
-		set(metav1.ConditionTrue, reasonReady, "the switch said On while the node renewed its lease")
 		source.Status.Bound = &fencingv1.Bound{
 			NodeUID: boot.NodeUID, BootID: boot.ID, MachineID: boot.Machine, HardwareID: hardware, Levels: on, Generation: source.Generation, Time: micro(f.now()),
 		}
 		keepTime(source.Status.Bound, bound, f.now())
+		if twin, err := f.twin(ctx, source); err != nil || twin {
+			set(metav1.ConditionFalse, reasonShared, sharedMessage)
+			return
+		}
+		set(metav1.ConditionTrue, reasonReady, "the switch said On while the node renewed its lease")
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -13,7 +14,11 @@ import (
 	"belay.dev/belay/internal/fencing"
 )
 
-const aUUID, boardUUID = "4c4c4544-0051-3910-8052-b4c04f4d3532", "03000200-0400-0500-0006-000700080009"
+const (
+	aUUID        = "4c4c4544-0051-3910-8052-b4c04f4d3532"
+	boardUUID    = "03000200-0400-0500-0006-000700080009"
+	boardOfOther = "4c4c4544-0051-3910-8052-b4c04f4d3533"
+)
 
 func shows(name, uid, boot, uuid string) *corev1.Node {
 	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(uid)}}
@@ -33,13 +38,17 @@ func TestSharedUUIDProvesNoRestart(t *testing.T) {
 		uid, uuid string
 		other     *corev1.Node
 		want      fencing.Relation
+		switches  map[string]string // what the hardware of the nodes' switches gave
 	}{
-		"restarted":                             {"new", "4C4C4544005139108052B4C04F4D3532", shows("n2", "2", "b", "other"), fencing.Rebooted},
-		"another Node has the UUID":             {"new", aUUID, shows("n2", "2", "b", aUUID), fencing.RelationUnknown},
-		"it does, and the Node is the fenced":   {"old", aUUID, shows("n2", "2", "b", aUUID), fencing.Rebooted},
-		"the default of boards":                 {"old", boardUUID, shows("n2", "2", "b", "other"), fencing.RelationUnknown},
-		"another UUID, which another Node has":  {"new", "other", shows("n2", "2", "b", "other"), fencing.OtherMachine},
-		"the UUID of a boot that is not fenced": {"new", "other", shows("n2", "2", "b", aUUID), fencing.OtherMachine},
+		"restarted":                             {"new", "4C4C4544005139108052B4C04F4D3532", shows("n2", "2", "b", "other"), fencing.Rebooted, nil},
+		"another Node has the UUID":             {"new", aUUID, shows("n2", "2", "b", aUUID), fencing.RelationUnknown, nil},
+		"it does, and the Node is the fenced":   {"old", aUUID, shows("n2", "2", "b", aUUID), fencing.Rebooted, nil},
+		"the default of boards":                 {"old", boardUUID, shows("n2", "2", "b", "other"), fencing.RelationUnknown, nil},
+		"another UUID, which another Node has":  {"new", "other", shows("n2", "2", "b", "other"), fencing.OtherMachine, nil},
+		"the UUID of a boot that is not fenced": {"new", "other", shows("n2", "2", "b", aUUID), fencing.OtherMachine, nil},
+		"its own switch confirms the UUID":      {"new", aUUID, shows("n2", "2", "b", aUUID), fencing.Rebooted, map[string]string{"n1": aUUID}},
+		"and that of the other Node another":    {"new", aUUID, shows("n2", "2", "b", aUUID), fencing.Rebooted, map[string]string{"n1": aUUID, "n2": boardOfOther}},
+		"and that of the other Node too":        {"new", aUUID, shows("n2", "2", "b", aUUID), fencing.RelationUnknown, map[string]string{"n1": aUUID, "n2": aUUID}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			fence := &fencingv1.NodeFence{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}
@@ -48,7 +57,13 @@ func TestSharedUUIDProvesNoRestart(t *testing.T) {
 				fence.Spec.MachineID = c.uuid // by an earlier version
 			}
 			node := shows("n1", c.uid, "boot-2", c.uuid)
-			turn := &turn{actor: &actor{parts: over(node, c.other)}, fence: fence, mem: &memory{}}
+			objects := []client.Object{node, c.other}
+			for name, hardware := range c.switches {
+				source := sourceOf(name, name)
+				source.Status.Bound = &fencingv1.Bound{MachineID: hardware, HardwareID: hardware, Generation: 1}
+				objects = append(objects, source)
+			}
+			turn := &turn{actor: &actor{parts: over(objects...)}, fence: fence, mem: &memory{}}
 			seen := fencing.Observed{}
 			turn.readNode(t.Context(), &seen)
 			if got := seen.Now.Since(fenceState(fence).Boot); got != c.want {
@@ -58,23 +73,47 @@ func TestSharedUUIDProvesNoRestart(t *testing.T) {
 	}
 }
 
-// TestBoundSwitchKeepsItsNode (hole 6): neither of two Nodes that show one system UUID gets a switch, but a switch that was bound to a Node
-// before stays so: another node that writes the UUID into its status must not take it.
-func TestBoundSwitchKeepsItsNode(t *testing.T) {
-	source := func(name string) *fencingv1.FenceSource {
-		s := &fencingv1.FenceSource{ObjectMeta: metav1.ObjectMeta{Name: name, Generation: 1}}
-		s.Spec.Levels = []fencingv1.FenceLevel{{Feeds: []fencingv1.Feed{{Agent: "fence_" + name}}}}
-		return s
-	}
-	bound := source("n1")
-	bound.Status.Bound = &fencingv1.Bound{NodeUID: "1", BootID: "boot", MachineID: aUUID, HardwareID: aUUID, Generation: 1}
-	f := &fencer{parts: over(source("n1"), source("n2"), shows("n1", "1", "boot", aUUID), shows("n2", "2", "boot-2", aUUID))}
+// TestClaimedUUIDSharesNoSwitch (hole 6): a kubelet that writes the system UUID of another machine into its Node takes that one's switch from no
+// Node: the hardware of its own switch does not confirm it. Where the hardware of both has the UUID, it does not say whose switch is whose.
+func TestClaimedUUIDSharesNoSwitch(t *testing.T) {
 	for name, c := range map[string]struct {
-		source *fencingv1.FenceSource
-		want   bool
-	}{"not bound": {source("n1"), true}, "bound": {bound, false}, "the other": {source("n2"), true}} {
-		if got, err := f.shared(t.Context(), c.source); err != nil || got != c.want {
-			t.Errorf("%s: shared %v, %v", name, got, err)
+		hardware string // of the switch of the other node; empty for a node without one
+		quiet    bool
+		one, two string
+	}{
+		"it has no switch":            {one: reasonReady},
+		"its hardware has another":    {hardware: boardOfOther, one: reasonReady, two: reasonOtherNode},
+		"its hardware has it too":     {hardware: aUUID, one: reasonShared, two: reasonShared},
+		"it has, and one falls quiet": {hardware: aUUID, quiet: true, one: reasonShared, two: reasonShared},
+	} {
+		n1, n2 := shows("n1", "1", "boot", aUUID), shows("n2", "2", "boot-2", aUUID)
+		bmcs := map[string]Switch{"a": &machine{uuid: aUUID, power: fencing.PowerOn}, "b": &machine{uuid: c.hardware, power: fencing.PowerOn}}
+		objects := []client.Object{n1, n2, sourceOf("n1", "a")}
+		if c.hardware != "" {
+			objects = append(objects, sourceOf("n2", "b"))
+		}
+		f := &fencer{parts: partsOver(dialing(bmcs), objects...), sources: map[string]*sourceState{}}
+		check := func(node *corev1.Node, quiet bool) string {
+			source := &fencingv1.FenceSource{}
+			if f.client.Get(t.Context(), client.ObjectKeyFromObject(node), source) != nil {
+				return ""
+			}
+			before := source.DeepCopy()
+			f.check(t.Context(), source, node, quiet)
+			must(t, f.storeSource(t.Context(), source, before))
+			return meta.FindStatusCondition(source.Status.Conditions, conditionFenceReady).Reason
+		}
+		for range 2 { // an exercise each minute
+			check(n1, false)
+			check(n2, false)
+		}
+		if one, two := check(n1, c.quiet), check(n2, false); one != c.one || two != c.two {
+			t.Errorf("%s: %q and %q, want %q and %q", name, one, two, c.one, c.two)
+		}
+		source := &fencingv1.FenceSource{}
+		must(t, f.client.Get(t.Context(), client.ObjectKeyFromObject(n1), source))
+		if shared, err := f.shared(t.Context(), source); err != nil || shared != (c.one == reasonShared) {
+			t.Errorf("%s: for a command, shared is %v, %v", name, shared, err)
 		}
 	}
 }

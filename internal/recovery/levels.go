@@ -200,14 +200,19 @@ func switchOff(ctx context.Context, s Switch, off *order, known bool) error {
 	return s.Off(ctx) //nolint:wrapcheck // the agent says what it attempted
 }
 
-// shared reports whether another FenceSource has one of the source's switches, or another Node its machine (hole 6).
+// shared reports whether the source's switch, or the hardware behind it, is another Node's too (hole 6).
 func (f *fencer) shared(ctx context.Context, source *fencingv1.FenceSource) (bool, error) {
-	all, nodes := &fencingv1.FenceSourceList{}, &corev1.NodeList{}
+	if same, err := f.sameSwitch(ctx, source); err != nil || same {
+		return true, err
+	}
+	return f.twin(ctx, source)
+}
+
+// sameSwitch reports whether another FenceSource has one of the source's switches.
+func (f *fencer) sameSwitch(ctx context.Context, source *fencingv1.FenceSource) (bool, error) {
+	all := &fencingv1.FenceSourceList{}
 	if err := f.client.List(ctx, all, client.UnsafeDisableDeepCopy); err != nil {
 		return true, fmt.Errorf("list FenceSources in the cache: %w", err)
-	}
-	if err := f.client.List(ctx, nodes, client.UnsafeDisableDeepCopy); err != nil {
-		return true, fmt.Errorf("list nodes in the cache: %w", err)
 	}
 	own := map[string]bool{}
 	for _, k := range switchKeys(source) {
@@ -223,18 +228,28 @@ func (f *fencer) shared(ctx context.Context, source *fencingv1.FenceSource) (boo
 			}
 		}
 	}
-	i := slices.IndexFunc(nodes.Items, func(n corev1.Node) bool { return n.Name == source.Name })
-	if i < 0 || keeps(source, bootOf(&nodes.Items[i])) {
-		return false, nil
-	}
-	return carried(nodes, bootOf(&nodes.Items[i])), nil
+	return false, nil
 }
 
-// keeps reports whether a source is bound to the very Node object, with its system UUID: a Node that shows the same UUID later takes the switch
-// from none.
-func keeps(source *fencingv1.FenceSource, boot fencing.Boot) bool {
-	b := boundSource(source).SaidOn
-	return b.Complete() && b.NodeUID == boot.NodeUID && b.Machine == boot.Machine
+// twin reports whether the hardware behind the switch of another Node has the system UUID that the hardware behind this one's has, and that Node shows
+// it: then it does not say which machine is which. A Node alone only claims one, because its kubelet writes it, and takes the switch from none:
+// the machine decides who it is.
+func (p *parts) twin(ctx context.Context, source *fencingv1.FenceSource) (bool, error) {
+	hardware := boundSource(source).Machine
+	all, nodes := &fencingv1.FenceSourceList{}, &corev1.NodeList{}
+	if err := p.client.List(ctx, all, client.UnsafeDisableDeepCopy); err != nil {
+		return true, fmt.Errorf("list FenceSources in the cache: %w", err)
+	}
+	if err := p.client.List(ctx, nodes, client.UnsafeDisableDeepCopy); err != nil {
+		return true, fmt.Errorf("list nodes in the cache: %w", err)
+	}
+	confirms := map[string]bool{}
+	for i := range all.Items {
+		if other := &all.Items[i]; other.Name != source.Name && hardware != "" && boundSource(other).Machine == hardware {
+			confirms[other.Name] = true
+		}
+	}
+	return slices.ContainsFunc(nodes.Items, func(n corev1.Node) bool { return confirms[n.Name] && bootOf(&n).Machine == hardware }), nil
 }
 
 // carried reports whether another Node has the system UUID of a boot, which then does not say that two machines are the same.

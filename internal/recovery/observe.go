@@ -82,11 +82,17 @@ func (t *turn) readNode(ctx context.Context, seen *fencing.Observed) {
 }
 
 // mayBeAnother reports whether the later boot that a Node shows may be another machine's, because other Nodes have its system UUID too. About
-// the Node object of the fence itself the UUID says what it says.
+// the Node object of the fence itself the UUID says what it says. Where the hardware behind the node's own switch has confirmed it, another Node must
+// have the same from its own.
 func (t *turn) mayBeAnother(ctx context.Context, shown fencing.Boot) bool {
 	fenced := fenceState(t.fence).Boot
 	if shown.NodeUID == fenced.NodeUID || shown.Since(fenced) != fencing.Rebooted {
 		return false
+	}
+	source := &fencingv1.FenceSource{}
+	if t.client.Get(ctx, client.ObjectKey{Name: t.fence.Name}, source) == nil && boundSource(source).Machine == shown.Machine {
+		twin, err := t.twin(ctx, source)
+		return err != nil || twin
 	}
 	nodes := &corev1.NodeList{}
 	err := t.client.List(ctx, nodes, client.UnsafeDisableDeepCopy)

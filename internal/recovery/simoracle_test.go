@@ -63,13 +63,14 @@ func (w *world) ended(t target) bool {
 	switch {
 	case !m.on || m.bootID() != t.boot:
 		return true
-	case m.frozen || m.cut || m.gone:
+	case m.frozen || m.cut || m.gone || time.Since(m.renewed) > 2*simRenew: // also one that has network again and has not renewed its lease yet
 		return m.lied[m.boot] && w.excuse(excuse.LyingSwitch) || !m.resumed.IsZero() && w.excuse(excuse.ResumedMachine)
 	}
 	return m.cameBack(resumedUnheard) && w.excuse(excuse.ResumedMachine)
 }
 
-// resumedUnheard is how long a decision lives that was taken before a machine was resumed: a proof counts for 30 s without a new one.
+// resumedUnheard is how long a decision lives that was taken before a machine was resumed, or renewed its lease although its switch says Off: a proof
+// counts for 30 s without a new one.
 const resumedUnheard = 30 * time.Second
 
 // judgeDelete: S8. Nothing is taken from a boot that may still write.
@@ -286,7 +287,9 @@ func (w *world) judgeProofs() {
 				w.count["storage proofs"]++
 				continue
 			}
-			if !w.ended(target{name, boot.ID, boot.Machine}) {
+			m := w.byUUID(boot.Machine)
+			lately := m.lied[m.boot] && time.Since(m.heardFirst) <= resumedUnheard && w.excuse(excuse.LyingSwitch)
+			if !w.ended(target{name, boot.ID, boot.Machine}) && !lately {
 				w.breaks("proof", "%s has a proof (%s) that boot %s has ended, which runs", p.name, proof.Class(), boot.ID)
 			}
 			key := name + boot.ID
