@@ -266,3 +266,50 @@ func TestDryRunReportsOnce(t *testing.T) {
 		t.Errorf("n1 is silent again: %q", w.said)
 	}
 }
+
+// TestZoneOfANodeIsTheFirst: a silent node whose kubelet has written the zone of another into its label holds back no fence there.
+func TestZoneOfANodeIsTheFirst(t *testing.T) {
+	objects, zones := []client.Object{}, map[string]string{"n1": "a", "n2": "a", "n3": "b", "liar": "b", "n5": "b", "n6": "b", "n7": "b", "n8": "b"}
+	for name, zone := range zones {
+		n := nodeOf(name, 0)
+		n.Labels = map[string]string{corev1.LabelTopologyZone: zone}
+		if name == "n1" || name == "liar" {
+			setReady(n, corev1.ConditionUnknown)
+		}
+		objects = append(objects, n)
+	}
+	p := partsOver(nil, objects...)
+	p.Profile, p.Brakes = fencing.Default, fencing.DefaultBrakes()
+	d := &detector{parts: p, held: map[string]hold{}}
+	suspicion := func() fencing.Suspicion {
+		fleet, _, err := d.fleet(t.Context())
+		must(t, err)
+		for _, n := range fleet.Nodes {
+			if n.ReadAt = p.now(); n.Boot.Node == "n1" {
+				return fencing.Suspect(p.now(), p.Profile, p.Brakes, fleet, n)
+			}
+		}
+		return fencing.Suspicion{}
+	}
+	for name := range zones {
+		p.ear.silences.Renewed(p.now(), name, "r", 40*time.Second)
+	}
+	suspicion()
+	label := func(zone string, silent ...string) {
+		liar := &corev1.Node{}
+		must(t, p.client.Get(t.Context(), client.ObjectKey{Name: "liar"}, liar))
+		liar.Labels[corev1.LabelTopologyZone] = zone
+		must(t, p.client.Update(t.Context(), liar))
+		for _, name := range silent {
+			p.ear.silences.Renewed(p.now().Add(-time.Minute), name, "before", 40*time.Second)
+		}
+	}
+	label("a", "n1", "liar")
+	if s := suspicion(); !s.Suspected {
+		t.Errorf("held back by a node that says it is in the zone: %s", s.Reason)
+	}
+	label("b", "n2")
+	if s := suspicion(); s.Reason != fencing.ZoneSilent {
+		t.Errorf("both nodes of a zone are silent: %+v", s)
+	}
+}
