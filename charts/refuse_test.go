@@ -138,11 +138,7 @@ func TestNetworkPolicyPorts(t *testing.T) {
 				ports = append(ports, port.Port.String())
 			}
 		}
-		want := []string{"53", "5353", "443", "4317"}
-		if p.Name != "belay-recovery-fencer" {
-			want = append(want, "10255")
-		}
-		for _, port := range want {
+		for _, port := range []string{"53", "5353", "443", "4317", "10255"} {
 			if !slices.Contains(ports, port) {
 				t.Errorf("%s: no way out to port %s: %v", p.Name, port, ports)
 			}

@@ -159,3 +159,26 @@ func TestSuspectDeleted(t *testing.T) {
 		}
 	}
 }
+
+// TestEndpoint: an answer is a sign of life of the kubelet whose key was seen while the node lived. Another machine at its address is none, and is
+// no silence either: the kubelet may have a new certificate. What is unknown counts as a sign of life.
+func TestEndpoint(t *testing.T) {
+	for _, c := range []struct {
+		answered        Knowledge
+		key, remembered string
+		want            Knowledge
+	}{
+		{Yes, "a", "a", Yes},
+		{Yes, "b", "a", Unknown},
+		{Yes, "", "a", Unknown},
+		{Yes, "b", "", Yes},
+		{Yes, "", "", Yes},
+		{No, "", "a", No},
+		{No, "", "", No},
+		{Unknown, "", "a", Unknown},
+	} {
+		if got := Endpoint(c.answered, c.key, c.remembered); got != c.want {
+			t.Errorf("%v with key %q, remembered %q: %v, want %v", c.answered, c.key, c.remembered, got, c.want)
+		}
+	}
+}

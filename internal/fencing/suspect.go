@@ -23,8 +23,11 @@ type Node struct {
 	Ready Knowledge
 	// PowerOff is the answer of the node's power switch, if it was asked since the silence began.
 	PowerOff Knowledge
-	// Endpoint is whether the kubelet's port answers a request: Yes is a sign of life, No is silence. Unknown if it was not asked.
+	// Endpoint is whether the kubelet's port answers a request: Yes is a sign of life, No is silence; see the function Endpoint. Unknown if it was not
+	// asked.
 	Endpoint Knowledge
+	// Key is the public key of the kubelet's certificate, as it was seen while the boot lived; empty if unknown.
+	Key string
 	// Refused is set when the machine refused the connection: its network works.
 	Refused bool
 	// Deleted is set when there is no Node object, and VolumeAttachments of the boot are left.
@@ -140,7 +143,7 @@ func (n Node) suspicious(p Profile) Suspicion {
 		return Suspicion{Reason: SilenceTooShort, After: n.Limit - n.Silent}
 	case !n.Boot.Complete():
 		return Suspicion{Reason: NodeIdentityUnknown}
-	case n.Endpoint == Yes || p.RefusedIsAlive && n.Refused:
+	case n.Endpoint == Yes || p.RefusedIsAlive && n.Refused && n.PowerOff != Yes: // a refusal has no key: another machine may have the address
 		return Suspicion{Reason: SignOfLife, After: MaxTickGap}
 	case n.Ready != No && n.PowerOff != Yes && n.Endpoint != No:
 		return Suspicion{Reason: NoSecondSignal, After: MaxTickGap}

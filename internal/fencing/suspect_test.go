@@ -52,6 +52,7 @@ func TestSuspicion(t *testing.T) {
 		"Ready unknown and nothing else":  {func(n *Node) { n.Ready = Unknown }, Default, NoSecondSignal},
 		"silent, the port answers":        {func(n *Node) { n.Endpoint = Yes }, Default, SignOfLife},
 		"silent, refuses connections":     {func(n *Node) { n.Refused = true }, Default, SignOfLife},
+		"it refuses, and is switched off": {func(n *Node) { n.Refused, n.PowerOff = true, Yes }, Default, Settled},
 		"the fast profile on refusal":     {func(n *Node) { n.Refused = true }, Fast, Settled},
 		"heard a moment ago, not Ready":   {func(n *Node) { n.Silent = time.Second }, Default, NodeAlive},
 		"a moment too early":              {func(n *Node) { n.Silent = 24 * time.Second }, Default, SilenceTooShort},

@@ -149,15 +149,15 @@ func (d *detector) fleet(ctx context.Context) (fencing.Fleet, map[string]*corev1
 	}
 	d.count(&fleet, fences)
 	maps.DeleteFunc(d.answered, func(_ fencing.Boot, at time.Time) bool { return d.now().Sub(at) >= d.Brakes.Window })
-	power := map[string]*fencingv1.PowerState{}
+	switches := map[string]*fencingv1.FenceSource{}
 	for i := range sources.Items {
-		power[sources.Items[i].Name] = sources.Items[i].Status.Power
+		switches[sources.Items[i].Name] = &sources.Items[i]
 	}
 	objects := make(map[string]*corev1.Node, len(nodes.Items))
 	for i := range nodes.Items {
 		node := &nodes.Items[i]
 		objects[node.Name] = node
-		fleet.Nodes = append(fleet.Nodes, d.node(node, power[node.Name]))
+		fleet.Nodes = append(fleet.Nodes, d.node(node, switches[node.Name]))
 	}
 	maps.DeleteFunc(d.zones, func(name string, _ zone) bool { return objects[name] == nil })
 	deleted, err := d.deleted(ctx, objects, sources)
@@ -217,10 +217,12 @@ func (d *detector) countLive(ctx context.Context, fleet *fencing.Fleet, node str
 }
 
 // node returns what is known about a node without asking.
-func (d *detector) node(node *corev1.Node, power *fencingv1.PowerState) fencing.Node {
+func (d *detector) node(node *corev1.Node, source *fencingv1.FenceSource) fencing.Node {
 	n := d.describe(node)
 	n.Zone = d.zone(node)
-	n.PowerOff = d.powerOff(node.Name, power, n.Silent)
+	if source != nil {
+		n.PowerOff, n.Key = d.powerOff(node.Name, source.Status.Power, n.Silent), rememberedKey(source, n.Boot)
+	}
 	return n
 }
 
@@ -297,7 +299,8 @@ func (d *detector) inspect(ctx context.Context, n *fencing.Node) error {
 
 // answers asks the kubelet's port. An answer counts for as long as a renewal of the lease does: one that is slow after that is no silence.
 func (d *detector) answers(ctx context.Context, n *fencing.Node) (answers fencing.Knowledge, refused bool) {
-	answers, refused = d.askKubelet(ctx, n.Boot.Node)
+	k, _ := d.askKubelet(ctx, n.Boot.Node)
+	answers, refused = fencing.Endpoint(k.answers, k.key, n.Key), k.refused
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if answers == fencing.Yes {
@@ -310,17 +313,6 @@ func (d *detector) answers(ctx context.Context, n *fencing.Node) (answers fencin
 		return fencing.Yes, refused
 	}
 	return answers, refused
-}
-
-// askKubelet asks the port that the Node names. The caches do not keep its address.
-func (d *detector) askKubelet(ctx context.Context, name string) (answers fencing.Knowledge, refused bool) {
-	ctx, cancel := context.WithTimeout(ctx, kubeletWithin)
-	defer cancel()
-	node := &corev1.Node{}
-	if d.live.Get(ctx, client.ObjectKey{Name: name}, node) != nil {
-		return fencing.Unknown, false
-	}
-	return askKubelet(ctx, node)
 }
 
 // report says once why a node that has been silent for too long is not fenced, or that it would be.

@@ -441,7 +441,7 @@ func keepTime(now, before *fencingv1.Bound, at time.Time) {
 	}
 }
 
-// bind records the boot that the switch said On for, and which of its levels did.
+// bind records the boot that the switch said On for, which of its levels did, and the key of the kubelet.
 func (f *fencer) bind(ctx context.Context, source *fencingv1.FenceSource, node *corev1.Node, a reply, on []int32) {
 	boot := bootOf(node)
 	set := func(ready metav1.ConditionStatus, reason, message string) {
@@ -469,6 +469,7 @@ func (f *fencer) bind(ctx context.Context, source *fencingv1.FenceSource, node *
 	default:
 		source.Status.Bound = &fencingv1.Bound{
 			NodeUID: boot.NodeUID, BootID: boot.ID, MachineID: boot.Machine, HardwareID: hardware, Levels: on, Generation: source.Generation, Time: micro(f.now()),
+			KubeletKey: f.kubeletKey(ctx, boot, bound),
 		}
 		keepTime(source.Status.Bound, bound, f.now())
 		if twin, err := f.twin(ctx, source); err != nil || twin {
@@ -477,4 +478,13 @@ func (f *fencer) bind(ctx context.Context, source *fencingv1.FenceSource, node *
 		}
 		set(metav1.ConditionTrue, reasonReady, "the switch said On while the node renewed its lease")
 	}
+}
+
+// kubeletKey is the key with which the kubelet of a node that lives answers now, or else the one that is recorded for this boot. It is asked for each
+// time, because a kubelet renews its certificate with a new key, and only with the API server: that of a silent node stays what it was.
+func (f *fencer) kubeletKey(ctx context.Context, boot fencing.Boot, before *fencingv1.Bound) string {
+	if k, is := f.askKubelet(ctx, boot.Node); k.answers == fencing.Yes && is == fencing.Yes {
+		return k.key
+	}
+	return rememberedKey(&fencingv1.FenceSource{Status: fencingv1.FenceSourceStatus{Bound: before}}, boot)
 }

@@ -126,6 +126,11 @@ type Bound struct {
 	// +listType=set
 	// +optional
 	Levels []int32 `json:"levels,omitempty"`
+	// KubeletKey is the public key of the certificate with which the kubelet of this boot answered while the node was Ready: "sha256:" and the
+	// SHA-256 of its SubjectPublicKeyInfo. Once the node is silent, an answer with another key is no sign of life.
+	// +kubebuilder:validation:MaxLength=128
+	// +optional
+	KubeletKey string `json:"kubeletKey,omitempty"`
 	// Generation is that of the FenceSource then. One that was changed since is bound only if its hardware gives the same identity.
 	// +optional
 	Generation int64 `json:"generation,omitempty"`
