@@ -44,15 +44,13 @@ var table = []struct {
 	match *regexp.Regexp
 	reach reach
 }{
-	{[]string{"eyj"}, regexp.MustCompile(`(eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}(?:\.[A-Za-z0-9_-]*)?)`), group},
-	{[]string{"akia", "asia"}, regexp.MustCompile(`\b((?:AKIA|ASIA)[A-Z0-9]{16})\b`), group},
 	{[]string{"://"}, regexp.MustCompile(`://([^\s/:@"'<>]*:[^\s"'<>]*|[^\s/"'<>]*)@`), group},
 	{[]string{"cookie"}, regexp.MustCompile(`(?i)cookie2?` + is), rest},
 	{[]string{"digest"}, regexp.MustCompile(`(?i)\bdigest\s+(\w+\s*=.*)`), group},
 	{[]string{"authorization"}, regexp.MustCompile(`(?i)authorization[\w.-]*` + is + `\\*["'\[]*(?:(?:bearer|basic|digest|negotiate|ntlm)\s+)?`), word},
 	{[]string{"bearer", "basic", "negotiate", "ntlm"}, regexp.MustCompile(`(?i)\b(?:bearer|basic|negotiate|ntlm)\s+([A-Za-z0-9._~+/=-]{8,})`), group},
-	{[]string{"key"}, regexp.MustCompile(`(?i)\bkey` + is + `\\*["']?([A-Za-z0-9+/_-]{16,}=*)`), group},
 	{nameHints, regexp.MustCompile(`(?i)(?:` + secretName + `|\b` + secretEnd + `)` + is), word},
+	{[]string{"key"}, regexp.MustCompile(`(?i)` + flag + `key` + is + `\\*["']?([A-Za-z0-9+/_-]{16}[^\s"',;&]*)`), group},
 	{[]string{"pass", "community"}, regexp.MustCompile(`(?i)(?:password|passphrase|community(?: string)?)\s+(?:is\s+)?\\*["']([^"']+)["']`), group},
 	{[]string{"value"}, regexp.MustCompile(`(?i)name` + is + `\\*["']?[\w.-]*(?:` + secretName + `|pass|key)\\*["']?[\s,]+\\*["']?value` + is), word},
 	{[]string{"</"}, regexp.MustCompile(`(?i)<[\w:.-]*(?:` + secretName + `|pass|key)(?:\s[^<>]*)?>`), element},
@@ -61,6 +59,9 @@ var table = []struct {
 	{[]string{"-u", "--user"}, regexp.MustCompile(flag + `(?:-u|--user)(?:=|` + next + `)\\*["']?[^\s:"']+:`), word}, // of curl
 	// Of net-snmp: the community string, and the passphrases of version 3.
 	{[]string{"snmp"}, snmp("c"), word}, {[]string{"snmp"}, snmp("A"), word}, {[]string{"snmp"}, snmp("X"), word},
+	// Known by their form; last, for they may be a part of a longer secret.
+	{[]string{"eyj"}, regexp.MustCompile(`(eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}(?:\.[A-Za-z0-9_-]*)?)`), group},
+	{[]string{"akia", "asia"}, regexp.MustCompile(`\b((?:AKIA|ASIA)[A-Z0-9]{16})\b`), group},
 }
 
 func snmp(name string) *regexp.Regexp {
