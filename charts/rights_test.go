@@ -29,7 +29,7 @@ type ruleRow struct {
 func (r ruleRow) rule() string { return fmt.Sprintf("%s: %s: %s", r.role, r.resources, r.verbs) }
 
 var (
-	roleHeading   = regexp.MustCompile("^### ((?:ClusterRole|Role) \\S+(?: in .+)?)$")
+	roleHeading   = regexp.MustCompile(`^### ((?:ClusterRole|Role) \S+(?: in .+)?)$`)
 	besideRole    = regexp.MustCompile("^Beside `([^`]+)`")
 	documentedRow = regexp.MustCompile(`^\| (.+?) \| ([a-z, ]+?) \| .+? \|(?: (.+?) \|)?$`)
 )

@@ -109,7 +109,7 @@ func write(folder string, found map[string]string) error {
 			return err
 		}
 		to := filepath.Join(folder, name)
-		if err := errors.Join(os.MkdirAll(filepath.Dir(to), 0o755), os.WriteFile(to, content, fs.FileMode(0o644))); err != nil {
+		if err := errors.Join(os.MkdirAll(filepath.Dir(to), 0o755), os.WriteFile(to, content, fs.FileMode(0o644))); err != nil { //nolint:gosec // the names are the licences of modules
 			return err
 		}
 	}

@@ -159,12 +159,17 @@ func (w *work) emitPodEvents(steps []attachment.Step, refusal error) (again time
 			again = sooner(again, old.at.Add(repeatInterval))
 		}
 	}
-	if len(after) == 0 {
-		delete(a.emitted, w.key)
-	} else {
-		a.emitted[w.key] = after
-	}
+	a.remember(w.key, after)
 	return again
+}
+
+// remember keeps what was emitted for the pods of a volume that still wait; hold the lock.
+func (a *eventShard) remember(k key, emitted map[types.UID]emittedEvent) {
+	if len(emitted) == 0 {
+		delete(a.emitted, k)
+		return
+	}
+	a.emitted[k] = emitted
 }
 
 // eventCause identifies the cause of a wait for deduplication; empty if it is short, or not actionable for the pod's

@@ -56,7 +56,7 @@ func newLeader(w *world) *leader {
 	for name, n := range w.now.nodes {
 		_, attached := w.now.attachments["csi-"+string(name)]
 		// The VolumeAttachment is not left for a new leader to read, and what the node says of itself counts only beside a pod.
-		if w.ctl != nil && !attached && !(n.Reported && w.now.pods[name]) && n.writes() && w.excuse(excuse.RemovedByHand) {
+		if w.ctl != nil && !attached && (!n.Reported || !w.now.pods[name]) && n.writes() && w.excuse(excuse.RemovedByHand) {
 			n = n.abandoned()
 			w.now.nodes[name] = n
 		}

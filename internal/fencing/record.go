@@ -1,6 +1,9 @@
 package fencing
 
-import "time"
+import (
+	"slices"
+	"time"
+)
 
 // Phase is where a fence stands. Each is stored before what it permits is done.
 type Phase string
@@ -67,11 +70,8 @@ type Intent struct {
 // InFlight reports whether the fence may still switch a machine off, or take from it what it has: it counts against Brakes.InFlight. From
 // Detaching on it waits only for others, such as the owner of a pod's finalizer. One of a deleted Node commands nothing, and may wait for days.
 func (f Fence) InFlight() bool {
-	switch f.Phase {
-	case Detaching, Moved, Releasing, Released, Cancelled:
-		return false
-	}
-	return !f.NodeDeleted
+	waits := slices.Contains([]Phase{Detaching, Moved, Releasing, Released, Cancelled}, f.Phase)
+	return !waits && !f.NodeDeleted
 }
 
 // open reports whether the command may still be carried out.

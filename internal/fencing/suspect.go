@@ -127,6 +127,11 @@ func Suspect(now time.Time, p Profile, b Brakes, fleet Fleet, n Node) Suspicion 
 	return Suspicion{Suspected: true, Reason: Settled}
 }
 
+// answers reports whether the machine shows a sign of life. A refusal has no key: another machine may have the address.
+func (n Node) answers(p Profile) bool {
+	return n.Endpoint == Yes || p.RefusedIsAlive && n.Refused && n.PowerOff != Yes
+}
+
 // suspicious decides on what is known about the node alone.
 func (n Node) suspicious(p Profile) Suspicion {
 	if n.Deleted && n.Boot.Complete() {
@@ -143,7 +148,7 @@ func (n Node) suspicious(p Profile) Suspicion {
 		return Suspicion{Reason: SilenceTooShort, After: n.Limit - n.Silent}
 	case !n.Boot.Complete():
 		return Suspicion{Reason: NodeIdentityUnknown}
-	case n.Endpoint == Yes || p.RefusedIsAlive && n.Refused && n.PowerOff != Yes: // a refusal has no key: another machine may have the address
+	case n.answers(p):
 		return Suspicion{Reason: SignOfLife, After: MaxTickGap}
 	case n.Ready != No && n.PowerOff != Yes && n.Endpoint != No:
 		return Suspicion{Reason: NoSecondSignal, After: MaxTickGap}

@@ -126,10 +126,12 @@ func TestBrakes(t *testing.T) {
 	}
 }
 
+func minutes(n int) time.Duration { return time.Duration(n) * time.Minute }
+
 // ago are the fences of nodes, each with the minutes since it began.
 func ago(nodes ...any) (began []Start) {
 	for i := 0; i < len(nodes); i += 2 {
-		began = append(began, Start{Node: nodes[i].(string), At: start.Add(-time.Duration(nodes[i+1].(int)) * time.Minute)})
+		began = append(began, Start{Node: nodes[i].(string), At: start.Add(-minutes(nodes[i+1].(int)))})
 	}
 	return began
 }

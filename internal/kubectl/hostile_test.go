@@ -44,7 +44,7 @@ var unions = []reflect.Type{
 }
 
 func (f fill) object(v reflect.Value, depth int) {
-	if _, marshals := v.Addr().Interface().(json.Marshaler); marshals || depth > 12 {
+	if _, marshals := reflect.TypeAssert[json.Marshaler](v.Addr()); marshals || depth > 12 {
 		return // a time, a quantity: no text is in it
 	}
 	switch v.Kind() {

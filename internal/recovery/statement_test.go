@@ -43,9 +43,11 @@ func (s *site) guarded() {
 // TestStatementThatNoPolicyGuards: whatever lets a statement pass that its author may not make, makes it no evidence, and one event says so.
 func TestStatementThatNoPolicyGuards(t *testing.T) {
 	made := time.Now().Truncate(time.Second)
+	none := &metav1.FieldsV1{}
+	none.SetRawString("{}")
 	written := func(age time.Duration, subresource string) []metav1.ManagedFieldsEntry {
 		return []metav1.ManagedFieldsEntry{{Manager: "helm", Operation: metav1.ManagedFieldsOperationUpdate, Subresource: subresource, Time: &metav1.Time{Time: made.Add(-age)},
-			APIVersion: "admissionregistration.k8s.io/v1", FieldsType: "FieldsV1", FieldsV1: &metav1.FieldsV1{Raw: []byte("{}")}}}
+			APIVersion: "admissionregistration.k8s.io/v1", FieldsType: "FieldsV1", FieldsV1: none}}
 	}
 	for name, c := range map[string]struct {
 		change func(*admissionv1.ValidatingAdmissionPolicy, *admissionv1.ValidatingAdmissionPolicyBinding)

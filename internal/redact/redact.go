@@ -23,9 +23,9 @@ const (
 
 const (
 	// Names that begin with these words have a secret.
-	secretName = `(?:passw(?:or)?d|passphrase|passcode|pwd|token|credentials?|secret|community(?: string)?|signature)[\w.-]*`
+	secretName = `(?:passw(?:or)?d|passphrase|passcode|pwd|token|credentials?|secret|community(?: string)?|signature)[\w.-]*` //nolint:gosec // an expression
 	// Names that end with these words have one too. All that end with key are among them: some, such as volumeKey, are no secrets.
-	secretEnd = `(?:[\w.-]*(?:pass|sig|sess(?:ion)?[-_]?id)|[\w.-]+key(?:id|s)?(?:[-_][\w-]*)?)`
+	secretEnd = `(?:[\w.-]*(?:pass|sig|sess(?:ion)?[-_]?id)|[\w.-]+key(?:id|s)?(?:[-_][\w-]*)?)` //nolint:gosec // an expression
 	// is stands between a name and its value: in a query, also an encoded one, in JSON, also where %q has put backslashes before its
 	// quotes, in YAML and in a Go map.
 	is = `\\*["']?\s*(?:=>|=|:|%3d)\s*`
@@ -109,11 +109,11 @@ func without(line string, match *regexp.Regexp, r reach) string {
 		if found == nil {
 			break
 		}
-		from, to := found[1], found[1]
+		var from, to int
 		if r == group {
 			from, to = found[2], found[3]
 		} else {
-			from, to = secret(line, from, r)
+			from, to = secret(line, found[1], r)
 		}
 		out.WriteString(line[:from])
 		if from < to && line[from:to] != Removed {

@@ -54,7 +54,7 @@ func tenant(tb testing.TB, namespace string) *rest.Config {
 func create(tb testing.TB, object client.Object) {
 	tb.Helper()
 	_, isNamespace := object.(*corev1.Namespace)
-	if err := server.Client.Create(tb.Context(), object); err != nil && !(isNamespace && apierrors.IsAlreadyExists(err)) {
+	if err := server.Client.Create(tb.Context(), object); err != nil && (!isNamespace || !apierrors.IsAlreadyExists(err)) {
 		tb.Fatal(err)
 	}
 	if !isNamespace {
