@@ -78,7 +78,7 @@ func (w *clusterState) needs(k key, volumes []*corev1.PersistentVolume) iter.Seq
 			}
 		}
 		for _, pod := range list[*corev1.Pod](w.pods, byVolume, kube.UniqueVolumeName(k.Driver, k.Handle)) {
-			// A kubelet makes its mirror pods itself: what they name is a claim of the node on a volume that somebody else may have made.
+			// A kubelet makes its mirror pods itself: what they name is a claim of the node on a volume that another client may have made.
 			if kube.PodEnded(pod) || len(volumes) > 0 && kube.MirrorPod(pod) {
 				continue
 			}

@@ -141,7 +141,7 @@ func (c *Controller) recordReports(ctx context.Context) error {
 		}
 	}
 	if taken > 0 {
-		log.FromContext(ctx).Info("Recorded the Fibre Channel and iSCSI volumes that Nodes report", "volumeAttachments", taken)
+		log.FromContext(ctx).Info("Recorded the Fibre Channel and iSCSI volumes that Nodes report", "attachments", taken)
 	}
 	return nil
 }
@@ -161,7 +161,7 @@ func newAttachment(k key, node string, machine attachment.Machine, source storag
 		},
 		Spec: storagev1.VolumeAttachmentSpec{Attacher: kube.AttacherOf(k.Driver), NodeName: node, Source: source},
 	}
-	if kube.NoAttacher(k.Driver) { // whoever takes belay out can select them
+	if kube.NoAttacher(k.Driver) { // a person who takes belay out can select them
 		va.Labels = map[string]string{kube.ManagedByLabel: kube.FieldManager}
 	}
 	return va

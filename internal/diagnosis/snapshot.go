@@ -102,7 +102,7 @@ func (u Unread) Rule() string {
 	return rule
 }
 
-// HidesLeaders reports whether, for want of it, the snapshot may lack a lease of leader election that counts.
+// HidesLeaders reports whether the snapshot, without it, may lack a lease of leader election that counts.
 func (u Unread) HidesLeaders() bool {
 	if u.Resource == Leases {
 		return u.Verb == "list" && u.Namespace != corev1.NamespaceNodeLease

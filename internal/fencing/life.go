@@ -61,8 +61,8 @@ func (s *Silences) Life(now time.Time, p Profile, shown Boot) Life {
 	return Life{boot: shown, sign: Renews, until: until}
 }
 
-// Endpoint is what a request to the kubelet's port says about the node. Whoever has the key that the kubelet's certificate had while the node lived
-// is that kubelet. An answer with another key says nothing: the address may have gone to another machine, or the certificate was renewed after
+// Endpoint is what a request to the kubelet's port says about the node. The owner of the key that the kubelet's certificate had while the node
+// lived is that kubelet. An answer with another key says nothing: the address may have gone to another machine, or the certificate was renewed after
 // it was last seen. While no key is known, every answer is a sign of life.
 func Endpoint(answered Knowledge, key, remembered string) Knowledge {
 	if answered == Yes && remembered != "" && key != remembered {

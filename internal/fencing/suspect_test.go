@@ -137,7 +137,7 @@ func ago(nodes ...any) (began []Start) {
 }
 
 // TestBrakesCountWhoMayBeFenced: nodes that recovery never fences count neither as silent nor in the total, so that no node holds back the
-// fence of another by what it says about itself. A fault that silences half of all Nodes begins no fence, whoever they are.
+// fence of another by what it says about itself. A fault that silences half of all Nodes begins no fence, whichever they are.
 func TestBrakesCountWhoMayBeFenced(t *testing.T) {
 	optOut := func(n *Node) { n.OptedOut = true }
 	maintenance := func(n *Node) { n.Maintenance = true }

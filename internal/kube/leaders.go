@@ -28,7 +28,7 @@ func LeadsVolumes(name string) bool {
 	return AttachesVolumes(name) || strings.HasPrefix(name, AttacherLease)
 }
 
-// LeaseOwners are the namespaces whose leases count. Whoever has the role edit in a namespace can write leases there under any name (k/k
+// LeaseOwners are the namespaces whose leases count. A user with the role edit in a namespace can write leases there under any name (k/k
 // v1.36.3 plugin/pkg/auth/authorizer/rbac/bootstrappolicy/policy.go:188), and can act as each ServiceAccount of the namespace (policy.go:159,
 // 161). Where one of those may write VolumeAttachments, a lease is the word of those who can attach and detach anyway. Such are the namespaces
 // of the drivers and of belay-controller, also while no pod of theirs runs. In any other namespace a lease says nothing: neither that a leader

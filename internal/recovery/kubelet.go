@@ -23,13 +23,13 @@ import (
 // kubeletWithin is how long a kubelet may take to answer: with the reads after it, well below fencing.MaxTickGap.
 const kubeletWithin = 700 * time.Millisecond
 
-// maxAnswer bounds the header of an answer: whoever has the address writes it.
+// maxAnswer bounds the header of an answer: the machine that has the address writes it.
 const maxAnswer = 16 << 10
 
 // kubelet is what came from the kubelet's port of a Node.
 type kubelet struct {
 	answers fencing.Knowledge
-	key     string // of the certificate of whoever answered
+	key     string // of the certificate of the process that answered
 	refused bool
 }
 
@@ -46,7 +46,7 @@ func (p *parts) askKubelet(ctx context.Context, name string) (k kubelet, is fenc
 
 // askKubelet asks the kubelet's port whether anybody is there. Any answer over HTTP is one, also that the request is not permitted. A
 // connection alone is none: the kernel accepts it for a process that is frozen. Unknown if the Node gives no address. Whose answer it is, the key
-// shows: the handshake proves that its owner answers, whoever has signed the certificate.
+// shows: the handshake proves that its owner answers, whichever authority has signed the certificate.
 func askKubelet(ctx context.Context, node *corev1.Node) kubelet {
 	port := node.Status.DaemonEndpoints.KubeletEndpoint.Port
 	address := ""

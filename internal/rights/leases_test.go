@@ -38,7 +38,7 @@ func leader(namespace, name, holder string, renewed time.Time) *coordinationv1.L
 	}}
 }
 
-// attackerLeases is a cluster in which somebody with the role edit writes leases, and an attachment that waits for its attacher.
+// attackerLeases is a cluster in which a user with the role edit writes leases, and an attachment that waits for its attacher.
 type attackerLeases struct {
 	*testing.T
 
@@ -144,7 +144,7 @@ func TestLeaseOfATenantHidesNoLeader(t *testing.T) {
 	a.says(a.run("check"), []string{"an attacher holds its lease"}, "no attacher holds its lease")
 }
 
-// TestLeaseWithoutTheRightToReadRoles: whoever may not read who writes VolumeAttachments learns nothing from the leases of other namespaces,
+// TestLeaseWithoutTheRightToReadRoles: a user who may not read who writes VolumeAttachments learns nothing from the leases of other namespaces,
 // and which permission that takes.
 func TestLeaseWithoutTheRightToReadRoles(t *testing.T) {
 	a := withLeases(t, "lease-blind")
@@ -175,7 +175,7 @@ func TestLeaseOfATenantStopsNoRollBack(t *testing.T) {
 	if !report.Ready {
 		t.Errorf("%s %+v", report.Verdict(), report.Checks)
 	}
-	a.bind(a.namespace) // whoever may use its ServiceAccounts may write VolumeAttachments now
+	a.bind(a.namespace) // who may use its ServiceAccounts may write VolumeAttachments now
 	if report := preflight.Run(t.Context(), preflight.Config{Clients: clients, Phase: preflight.RollBack}); report.Ready {
 		t.Errorf("belay-controller leads with another lease: %+v", report.Checks)
 	}
