@@ -164,7 +164,7 @@ func (x *state) atNodes(driver string) []*atNode {
 		}
 	}
 	for _, va := range x.Attachments {
-		if !is(va.Spec.Attacher) {
+		if !is(kube.DriverOf(va.Spec.Attacher)) {
 			continue
 		}
 		key, ok := x.volumeOf(va)

@@ -72,7 +72,7 @@ func Orphans(s *Snapshot, all bool) OrphanList {
 			}
 		}
 	}
-	for _, va := range s.Attachments {
+	for _, va := range x.Attachments {
 		key, known := x.volumeOf(va)
 		if !known {
 			key = attachment.VolumeKey{Driver: va.Spec.Attacher}

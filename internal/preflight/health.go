@@ -72,7 +72,9 @@ type health struct {
 func Health(ctx context.Context, c Config, s *diagnosis.Snapshot, takeOver bool) ClusterHealth {
 	h := &health{Snapshot: s, stuck: diagnosis.Stuck(s, "", 0), attached: map[string]int{}, read: map[string]bool{}, unread: slices.Clone(s.Unread)}
 	for _, va := range s.Attachments {
-		h.attached[va.Spec.Attacher]++
+		if !kube.NoAttacher(kube.DriverOf(va.Spec.Attacher)) {
+			h.attached[va.Spec.Attacher]++
+		}
 	}
 	h.readComponents(ctx, c)
 	h.readKubelets(ctx, c)

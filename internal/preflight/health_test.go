@@ -20,6 +20,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 
+	"belay.dev/belay/internal/attachment"
 	"belay.dev/belay/internal/diagnosis"
 	"belay.dev/belay/internal/kube"
 )
@@ -202,6 +203,33 @@ func TestHealth(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+// TestVolumesThatNodesConnect: a Fibre Channel volume has a VolumeAttachment, and neither a driver nor an attacher.
+func TestVolumesThatNodesConnect(t *testing.T) {
+	s := clusterOf()
+	va := attachmentOf("n")
+	key := attachment.VolumeKey{Driver: kube.FibreChannelPlugin, Handle: "[50]:1"}
+	va.Name, va.Status.Attached = kube.AttachmentName(key.Handle, key.Driver, "n"), false
+	va.Spec.Attacher, va.Spec.Source = kube.FibreChannelAttacher, kube.OwnSource(key, nil)
+	va.CreationTimestamp = metav1.NewTime(s.Now.Add(-time.Hour))
+	s.Attachments = []*storagev1.VolumeAttachment{va}
+	unique := corev1.UniqueVolumeName(kube.UniqueVolumeName(key.Driver, key.Handle))
+	s.Nodes[0].Status.VolumesAttached, s.Nodes[0].Status.VolumesInUse = []corev1.AttachedVolume{{Name: unique}}, []corev1.UniqueVolumeName{unique}
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "p", UID: "pod"}}
+	pod.Status.ContainerStatuses = []corev1.ContainerStatus{{State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}}
+	pod.Status.Phase, pod.Status.Conditions = corev1.PodRunning, []corev1.PodCondition{{Type: corev1.PodReadyToStartContainers, Status: corev1.ConditionTrue}}
+	pod.Spec.NodeName = "n"
+	pod.Spec.Volumes = []corev1.Volume{{Name: "v", VolumeSource: corev1.VolumeSource{FC: &corev1.FCVolumeSource{TargetWWNs: []string{"50"}, Lun: new(int32(1))}}}}
+	s.Pods = []*corev1.Pod{pod}
+	for _, c := range Health(t.Context(), Config{Clients: fake.NewClientset()}, s, false).Checks {
+		if strings.Contains(c.Name+c.Message, kube.FibreChannelAttacher) || c.Name == "VolumeAttachments" && c.Result != OK {
+			t.Errorf("%+v", c)
+		}
+	}
+	if orphans := diagnosis.Orphans(s, true); len(orphans.Items) > 0 {
+		t.Errorf("%+v", orphans.Items)
 	}
 }
 
