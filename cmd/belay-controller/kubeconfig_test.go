@@ -51,7 +51,7 @@ func TestWrongUsage(t *testing.T) {
 		says string
 	}{
 		"unknown flag":          {[]string{"--frob"}, "unknown flag: --frob; see belay-controller --help"},
-		"argument":              {[]string{"frob"}, `belay-controller accepts no arguments except a command (preflight), received "frob"`},
+		"argument":              {[]string{"frob"}, `belay-controller accepts no arguments except a command (leave, preflight), received "frob"`},
 		"value of a wrong type": {[]string{"--leader-elect=perhaps"}, `--leader-elect is "perhaps", but must be true or false; see belay-controller --help`},
 		"log level below zero":  {[]string{"-v", "-1"}, `--v is "-1", but must be a whole number of at least 0`},
 		"value that cannot be":  {[]string{"--deleted-node-policy=ignore"}, "--deleted-node-policy must be wait or detach"},

@@ -103,11 +103,11 @@ func TestPreflightPhases(t *testing.T) {
 
 	now, holder := metav1.NowMicro(), "belay-0_u"
 	lease := &coordinationv1.Lease{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "belay-controller"},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "belay-system", Name: "belay-controller"},
 		Spec:       coordinationv1.LeaseSpec{HolderIdentity: &holder, LeaseDurationSeconds: new(int32(3600)), AcquireTime: &now, RenewTime: &now},
 	}
 	must(t, cluster.Client.Create(t.Context(), lease))
-	step("roll-back", 1, "lease default/belay-controller: held by belay-0_u")
+	step("roll-back", 1, "lease belay-system/belay-controller: held by belay-0_u")
 	must(t, cluster.Client.Delete(t.Context(), lease))
 	step("roll-back", 1, "deployment belay-system/belay-controller: replicas 2")
 	deployment := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: "belay-system", Name: "belay-controller"}}

@@ -138,7 +138,7 @@ var holes = []hole{
 	{"17", "no limit on the fences of one node in a time", suspect, "return own >= b.Fences || ", "return own < 0 || ", pure, "TestBrakes"},
 	{"17", "the fences of one node take the places of others", detectorFile, "fencing.Start{Node: s.Node, At: s.At.Add(ahead)}", "fencing.Start{Node: s.At.String(), At: s.At.Add(ahead)}", shell, "TestBrakesCountNodes"},
 	{"17", "a fence is begun that the actor cancels", detectorFile, " || d.needless(n.Boot, node):", ":", shell, "TestNothingBegunInVain"},
-	{"17", "a fence that waits for others counts as in flight", "internal/fencing/record.go", "case Detaching, Moved, Releasing", "case Moved, Releasing", pure, "TestInFlight"},
+	{"17", "a fence that waits for others counts as in flight", "internal/fencing/record.go", "[]Phase{Detaching, Moved, Releasing", "[]Phase{Moved, Releasing", pure, "TestInFlight"},
 	{"17", "a clock that is ahead empties the window", detectorFile, "now, ahead := d.now(), d.now().Sub(d.serverTime())", "now, ahead := d.now(), time.Duration(0)", shell, "TestHostileBrakeOnAClockThatIsAhead"},
 	{"17", "a fence counts only once the cache shows it", detectorFile, "d.count(fleet, fences)", "", shell, "TestBrakesWithACacheThatLags"},
 	{"17", "a create without an answer does not count", detectorFile, "d.unanswered[name] = d.now()", "", shell, "TestBrakesWithACreateWithoutAnAnswer"},

@@ -319,7 +319,7 @@ func (s *snapshot) checkDetach(name NodeName, ref Ref, by Authority) string {
 		return "S6: detached by an object that was not seen"
 	}
 	_, wanted := s.wanted(name)
-	replaced := node.Machine.Replaces(a.Machine)
+	replaced := node.Machine.Replaces(a.Machine) || node.Another(a)
 	switch {
 	case !a.Computed || a.Deleting:
 		return "detached although it is another's, or being deleted already"

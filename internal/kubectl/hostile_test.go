@@ -109,7 +109,7 @@ func hostileWorld() []hostileKind {
 	running, waiting := fixture.Pod("prod", "holder", "node-1", "data"), fixture.Pod("prod", "waiter", "node-2", "data")
 	running.UID, waiting.UID = "uid-of-holder", "uid-of-waiter"
 	running.Status.Phase = corev1.PodRunning
-	attacher := component("drivers", "attacher-0", "example.com/csi-attacher:v4.8.0", "csi-attacher")
+	attacher := component("kube-system", "attacher-0", "example.com/csi-attacher:v4.8.0", "csi-attacher")
 	dead := node("node-1", "handle-1")
 	dead.Status.Conditions[0].Status = corev1.ConditionUnknown
 	va := fixture.Attachment("csi-1", driver, "node-1", "pv-1")
@@ -133,7 +133,7 @@ func hostileWorld() []hostileKind {
 		{"csidrivers", "storage.k8s.io/v1", "CSIDriver", []any{&storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: driver}}}},
 		{"storageclasses", "storage.k8s.io/v1", "StorageClass", []any{&storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: "fast"}, Provisioner: driver}}},
 		{"leases", "coordination.k8s.io/v1", "Lease", []any{
-			lease, heldLease("kube-system", "kube-controller-manager", "cp-1_u"), heldLease("drivers", "external-attacher-leader-disk-example-com", "attacher-0"),
+			lease, heldLease("kube-system", "kube-controller-manager", "cp-1_u"), heldLease("kube-system", "external-attacher-leader-disk-example-com", "attacher-0"),
 		}},
 		{"nodefences", "fencing.belay.dev/v1alpha1", "NodeFence", []any{fenceOn("node-1", 1)}},
 		{"fencesources", "fencing.belay.dev/v1alpha1", "FenceSource", []any{sourceOf("node-1", "belay-system", "bmc")}},
@@ -141,7 +141,7 @@ func hostileWorld() []hostileKind {
 }
 
 // kept are the strings by which the commands find objects at all.
-var kept = []string{"prod", "drivers", "kube-system", "kube-node-lease", "belay-system", driver, "Pod", "FailedAttachVolume", kube.ConditionFenceReady,
+var kept = []string{"prod", "kube-system", "kube-node-lease", "belay-system", driver, "Pod", "FailedAttachVolume", kube.ConditionFenceReady,
 	"kube-controller-manager", "external-attacher-leader-disk-example-com", kube.FenceFinalizer, corev1.EventTypeWarning}
 
 // hostileServer answers as an API server whose objects and errors have the hostile text.
