@@ -26,7 +26,7 @@ func (w *work) attach(ctx context.Context, s attachment.Attach) (again bool, err
 	va := newAttachment(w.key, string(s.Node), machine, w.source(s))
 	if planted.Isolation {
 		for _, other := range w.state.attachments.ByIndex(byNode, string(s.Node)) {
-			if !other.Status.Attached {
+			if !other.Status.Attached && !kube.NoAttacher(kube.DriverOf(other.Spec.Attacher)) {
 				return false, errBusy
 			}
 		}

@@ -22,6 +22,8 @@ type Call struct {
 	// Precaution: the volume was never to be published at this node ID for the attachment, and is unpublished there all the same. Where
 	// that fails, nothing is left to undo.
 	Precaution bool
+	// OnRecord: this process sent no publish to the node ID, and unpublishes it because it was recorded.
+	OnRecord bool
 
 	// Confirmed: the driver answered OK.
 	Confirmed bool
@@ -69,6 +71,7 @@ func (c Call) Begin(verb Verb, nodeID, inputs string, attached bool) Call {
 		previous = slices.DeleteFunc(previous, func(p Call) bool { return p.confirmed(Unpublish, p.NodeID) })
 	}
 	return Call{Verb: verb, NodeID: nodeID, InFlight: true, Sent: true, Failures: failures, Inputs: inputs,
+		OnRecord:  verb == Unpublish && (before.Verb == NoCall || before.OnRecord),
 		Republish: attached && verb == Publish, Doubt: c.latestDoubt(), Previous: previous}
 }
 

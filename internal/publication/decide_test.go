@@ -62,6 +62,7 @@ func TestDecide(t *testing.T) {
 	published := Call{Verb: Publish, Sent: true, NodeID: "id-a", Confirmed: true}
 	unpublished := Call{Verb: Unpublish, NodeID: "id-a", Confirmed: true}
 	notFound := Call{Verb: Unpublish, NodeID: "id-a", Sent: true, Failures: 9, Ended: noon, Message: "no node", NotFound: true, Inputs: "i"}
+	unknownOnRecord := Call{Verb: Unpublish, NodeID: "id-old", Sent: true, NotFound: true, Failures: 1, Ended: noon, Message: "no node", Inputs: "i", Recorded: true, OnRecord: true}
 	confirmedAtNew := Call{Verb: Unpublish, NodeID: "id-new", Sent: true, Confirmed: true, Previous: []Call{notFound}}
 	renamed := func(a Attachment, c Call) Attachment { a.NodeID, a.Call = "id-new", c; return a }
 	tests := map[string]struct {
@@ -278,6 +279,14 @@ func TestDecide(t *testing.T) {
 			with(renamed(deleting(begun("a")), with2(confirmedAtNew, func(c *Call) {
 				c.Previous = []Call{with2(notFound, func(c *Call) { c.NotFound = false })}
 			})), func(a *Attachment) { a.SameMachine = "id-new" })}}, nil},
+		"an earlier process has recorded another ID for one that the driver does not know": {Observed{Attachments: []Attachment{
+			called(deleting(attached("a")), with2(unpublished, func(c *Call) { c.Sent, c.Previous = true, []Call{unknownOnRecord} }))}},
+			[]Step{RemoveFinalizer{to("a")}}},
+		"S5: the same, and this process has published there": {Observed{Attachments: []Attachment{
+			called(deleting(attached("a")), with2(unpublished, func(c *Call) {
+				c.Sent, c.Previous = true, []Call{with2(unknownOnRecord, func(c *Call) { c.OnRecord = false })}
+			}))}},
+			nil},
 		"deleting": {Observed{Attachments: []Attachment{deleting(attached("a"))}},
 			[]Step{CallDriver{to("a"), Unpublish, "id-a"}}},
 		"S5: node came back under another id: the recorded one is sent": {Observed{Attachments: []Attachment{with(deleting(attached("a")), func(a *Attachment) { a.NodeID = "id-new" })}},

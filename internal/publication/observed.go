@@ -163,7 +163,14 @@ func (a Attachment) publishedTo() []string {
 	if id := a.boundNodeID(); !a.Gone && !slices.Contains(ids, id) {
 		ids = append([]string{id}, ids...)
 	}
-	return slices.DeleteFunc(ids, a.unpublishedFrom)
+	return slices.DeleteFunc(ids, func(id string) bool { return a.unpublishedFrom(id) || a.overwritten(id) })
+}
+
+// overwritten reports whether another process has recorded another node ID instead of one that the driver does not know, and that this process only
+// unpublished because it was recorded. A record is bound to the version that it replaces, and nothing replaces that of a node ID at which the volume
+// may be published (staleNodeIDs): so it was not there.
+func (a Attachment) overwritten(nodeID string) bool {
+	return !a.Gone && a.RecordedNodeID != "" && nodeID != a.RecordedNodeID && a.Call.at(nodeID).OnRecord && a.Call.unknownAt(nodeID)
 }
 
 // unpublishedFrom reports whether the driver confirmed that the volume is not published at the node ID: it answered OK to an

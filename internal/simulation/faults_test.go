@@ -26,7 +26,7 @@ var plantedFaults = []struct{ name, invariant, seeds string }{
 	{"s1", "S1", faultSeeds}, {"s1_attacher", "S1", faultSeeds}, {"s2", "S2", faultSeeds}, {"s3", "S3", faultSeeds},
 	{"s4", "S4", faultSeeds}, {"s5", "S5", faultSeeds}, {"s6", "S6", faultSeeds}, {"s6_attacher", "S6", faultSeeds},
 	{"s9", "S9", faultSeeds}, {"bogus", "S2", faultSeeds}, {"s10", "S10", faultSeeds}, {"clock", "S2", faultSeeds}, {"abandoned", "S2", faultSeeds}, {"wall", "S2", rareSeeds},
-	{"isolation", "isolation", rareSeeds}, {"wake", "wake", faultSeeds}, {"shared_wake", "wake", rareSeeds}, {"recreated", "S5", mostSeeds},
+	{"isolation", "isolation", rareSeeds}, {"wake", "wake", faultSeeds}, {"shared_wake", "wake", rareSeeds}, {"recreated", "S(?:5|10)", mostSeeds},
 	{"places", "liveness", faultSeeds}, {"shared_place", "S2", faultSeeds},
 	{"doubt", "S[15]", faultSeeds}, {"listing", "S2", faultSeeds},
 }

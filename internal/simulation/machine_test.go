@@ -219,7 +219,7 @@ func (s *sim) introduce(m *machine, node *corev1.Node) {
 	node.Status.NodeInfo.BootID = s.bootID(m)
 	node.Status.NodeInfo.SystemUUID = said(s.identity.system, cmp.Or(s.identity.uuid, fmt.Sprintf("machine-%s-%d", m.name, m.nth)))
 	if node.Spec.ProviderID == "" {
-		node.Spec.ProviderID = said(s.identity.provider, fmt.Sprintf("cloud://%s-%d", m.name, m.nth))
+		node.Spec.ProviderID = s.providerID(m)
 	}
 }
 
@@ -480,4 +480,9 @@ func (s *sim) lease(name string) (client.Object, error) {
 	lease.Spec.LeaseDurationSeconds = new(int32(leaseDuration / time.Second))
 	lease.Spec.RenewTime = &metav1.MicroTime{Time: m.renewed.Add(time.Duration(m.clock.ahead.Load()))}
 	return lease, nil
+}
+
+// providerID is what the kubelet of the machine says, if anything.
+func (s *sim) providerID(m *machine) string {
+	return said(s.identity.provider, fmt.Sprintf("cloud://%s-%d", m.name, m.nth))
 }

@@ -58,7 +58,8 @@ func (s *sim) laterNode() bool {
 	})
 }
 
-// recreatable is a machine that has a volume mounted, and the volume.
+// recreatable is a machine that has a volume mounted, and the volume. A Node object that another machine took over keeps the provider ID of the one
+// before, which is immutable: once it is deleted as well, nothing says whose the volume is (docs/not-guaranteed.md, 5).
 func (s *sim) recreatable() (*machine, *disk) {
 	for _, name := range machineNames {
 		m := s.machines[name]
@@ -67,7 +68,7 @@ func (s *sim) recreatable() (*machine, *disk) {
 			v := m.of(d.handle)
 			return v.mounted && s.counts(m, d.handle) && s.answers(d) && ok && reports(node, d.handle) && len(s.podsAt(m, d.handle)) > 0
 		})
-		if ok && m.on && m.online && !m.hung && isReady(node) && i >= 0 {
+		if ok && m.on && m.online && !m.hung && isReady(node) && i >= 0 && node.Spec.ProviderID == s.providerID(m) {
 			return m, s.disks[i]
 		}
 	}

@@ -323,16 +323,15 @@ func (s *sim) handOver() (restart bool) {
 		return false
 	}
 	for _, m := range slices.Concat(s.cutOffs, s.strangers()) {
-		if s.takenOver[m] {
-			continue
-		}
 		done := true
 		for _, va := range s.attachmentsAt(m.name) {
-			if s.machines[m.name].of(s.diskOf(va).handle).mounted {
+			d := s.diskOf(va)
+			if s.machines[m.name].of(d.handle).mounted {
 				done = false
 				continue
 			}
-			if va.DeletionTimestamp != nil {
+			// A volume that the node connects by itself may also be attached by what a Node showed of the machine before.
+			if va.DeletionTimestamp != nil || s.takenOver[m] && (d.handle != fibre || s.wantedAt(m.name, fibre)) {
 				continue
 			}
 			s.excuse(excuse.WrittenOff)
@@ -340,8 +339,7 @@ func (s *sim) handOver() (restart bool) {
 			_ = s.api.remove(nil, nil, attachments, va.Name, nil)
 			restart = true
 		}
-		restart = restart || done // for what has no attachment
-		s.takenOver[m] = done
+		s.takenOver[m] = s.takenOver[m] || done
 	}
 	return restart
 }
