@@ -23,7 +23,9 @@ const deployedRecovery = "../../deploy/belay-recovery/"
 // TestLeave: the program succeeds with the arguments and the rights of the chart's Job, without the CustomResourceDefinitions too, and exits with 1 and what to do while a
 // NodeFence is not finished.
 func TestLeave(t *testing.T) {
-	cluster.Start(t)
+	cluster := &apiserver.Server{} // the fences of other tests would be in its way
+	cluster.StartFor(t)
+	must(t, cluster.Client.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "belay-system"}}))
 	jobs := apiserver.Decode[batchv1.Job](t, apiserver.Manifests(t, deployedRecovery+"leave.yaml"), "Job")
 	kubeconfig := apiserver.Kubeconfig(t, cluster.ServiceAccount(t, "belay-system", "belay-recovery-leave", deployedRecovery+"leave.yaml"))
 	run := func(want int, says string, args ...string) {
