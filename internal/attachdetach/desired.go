@@ -129,16 +129,25 @@ func (d *demand) name(k key) string {
 	return k.Handle
 }
 
+// claimOf returns the claim that a PersistentVolume refers to, and its key; nil without one.
+func (w *clusterState) claimOf(pv *corev1.PersistentVolume) (claim *corev1.PersistentVolumeClaim, name string) {
+	ref := pv.Spec.ClaimRef
+	if ref == nil {
+		return nil, ""
+	}
+	name = ref.Namespace + "/" + ref.Name
+	claim, ok := get[*corev1.PersistentVolumeClaim](w.claims, name)
+	if !ok || claim.UID != ref.UID {
+		return nil, name
+	}
+	return claim, name
+}
+
 // podsOf returns the scheduled, running pods that use the PersistentVolume through the claim that it is bound to.
 func (w *clusterState) podsOf(pv *corev1.PersistentVolume) iter.Seq[*corev1.Pod] {
 	return func(yield func(*corev1.Pod) bool) {
-		ref := pv.Spec.ClaimRef
-		if ref == nil {
-			return
-		}
-		name := ref.Namespace + "/" + ref.Name
-		claim, ok := get[*corev1.PersistentVolumeClaim](w.claims, name)
-		if !ok || claim.UID != ref.UID || claim.Spec.VolumeName != pv.Name || claim.Status.Phase != corev1.ClaimBound {
+		claim, name := w.claimOf(pv)
+		if claim == nil || claim.Spec.VolumeName != pv.Name || claim.Status.Phase != corev1.ClaimBound {
 			return
 		}
 		for _, pod := range list[*corev1.Pod](w.pods, byClaim, name) {

@@ -48,7 +48,7 @@ func (r *records) complete(ctx context.Context) (bool, error) {
 		return false, fmt.Errorf("read the Lease %s, which says since when attachments are recorded: %w", r.key, err)
 	}
 	at := lease.Spec.RenewTime
-	return at != nil && r.clock.Now().Sub(at.Time) < recordsLast, nil
+	return at != nil && r.clock.Now().Sub(at.Time).Abs() < recordsLast, nil // a time far ahead is of no leader
 }
 
 // confirm says that they do.
@@ -110,10 +110,12 @@ func (c *Controller) takeOver(ctx context.Context) error {
 		}
 	}
 	c.state.adopt(recorded)
-	if err := c.records.confirm(ctx); err != nil && !apierrors.IsForbidden(err) {
-		return err
+	err = c.records.confirm(ctx)
+	if apierrors.IsForbidden(err) {
+		log.FromContext(ctx).Error(err, "The next leader takes over what Nodes report", "remedy", "apply the Role belay-controller of this version")
+		return nil
 	}
-	return nil
+	return err
 }
 
 // recordReports creates a VolumeAttachment for each reported volume that the node connects by itself. Other volumes have theirs.
@@ -176,10 +178,12 @@ func (w *clusterState) modes(k key) []corev1.PersistentVolumeAccessMode {
 			return []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}
 		}
 	}
+	known := len(volumes) > 0
 	for range w.needs(k, volumes) {
-		return []corev1.PersistentVolumeAccessMode{corev1.ReadWriteMany}
+		known = true
+		break
 	}
-	if len(volumes) > 0 {
+	if known {
 		return []corev1.PersistentVolumeAccessMode{corev1.ReadWriteMany}
 	}
 	return []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}
@@ -190,15 +194,8 @@ func (w *clusterState) modes(k key) []corev1.PersistentVolumeAccessMode {
 // plugin/pkg/admission/noderestriction admitPodCreate).
 func (w *clusterState) usedByPod(k key, node string) bool {
 	for _, pv := range list[*corev1.PersistentVolume](w.volumes, byVolume, kube.UniqueVolumeName(k.Driver, k.Handle)) {
-		ref := pv.Spec.ClaimRef
-		if ref == nil {
-			continue
-		}
-		claim, ok := get[*corev1.PersistentVolumeClaim](w.claims, ref.Namespace+"/"+ref.Name)
-		if !ok || claim.UID != ref.UID {
-			continue
-		}
-		if slices.ContainsFunc(list[*corev1.Pod](w.pods, byClaim, ref.Namespace+"/"+ref.Name), func(pod *corev1.Pod) bool {
+		claim, name := w.claimOf(pv)
+		if claim != nil && slices.ContainsFunc(list[*corev1.Pod](w.pods, byClaim, name), func(pod *corev1.Pod) bool {
 			return pod.Spec.NodeName == node && kube.UsesClaim(pod, claim)
 		}) {
 			return true

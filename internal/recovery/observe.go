@@ -203,9 +203,8 @@ func (t *turn) list(ctx context.Context) error {
 
 // returns reports whether a pod claims to be a mirror pod, which the kubelet owns, or to be of a DaemonSet, which would create it again at once.
 func returns(pod *corev1.Pod) bool {
-	_, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]
 	owner := metav1.GetControllerOfNoCopy(pod)
-	return mirror || owner != nil && owner.Kind == "DaemonSet"
+	return kube.MirrorPod(pod) || owner != nil && owner.Kind == "DaemonSet"
 }
 
 // ofBoot returns the VolumeAttachments of the node that were not made for another boot. Once another machine has the name, one without a
