@@ -1,7 +1,6 @@
 package simulation
 
 import (
-	"maps"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -9,7 +8,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"belay.dev/belay/internal/attachment"
 	"belay.dev/belay/internal/kube"
@@ -46,15 +44,11 @@ func (s *sim) recreate() {
 	s.late(s.within(recreateTime), recreateTime)
 }
 
-// laterNode reports whether nothing says that something was attached under the present Node object. Of a Fibre Channel volume only the leader that
-// attached it knows.
+// laterNode reports whether nothing says that something was attached under the present Node object.
 func (s *sim) laterNode() bool {
 	return slices.ContainsFunc(list[*storagev1.VolumeAttachment](s.api), func(va *storagev1.VolumeAttachment) bool {
 		node, ok := get[*corev1.Node](s.api, va.Spec.NodeName)
 		return ok && va.Annotations[kube.NodeUIDAnnotation] != string(node.UID)
-	}) || slices.ContainsFunc(slices.Collect(maps.Values(s.api.at(nodes, s.controller.began))), func(obj client.Object) bool {
-		node, ok := obj.(*corev1.Node)
-		return ok && reports(node, fibre)
 	})
 }
 

@@ -316,8 +316,8 @@ func (s *sim) strangeTo(m *machine, va *storagev1.VolumeAttachment) bool {
 }
 
 // handOver is what people can do if no policy ends the wait for a machine that was replaced: they know that it is off now, delete
-// its attachments by hand, and restart the controller, which remembers volumes without one. It reports whether the controller has
-// to be restarted.
+// its attachments by hand, and restart the controller, which remembers volumes whose attachment was removed. It reports whether the
+// controller has to be restarted.
 func (s *sim) handOver() (restart bool) {
 	if s.policy.UnmountTimeout > 0 || s.policy.DeletedNode == attachment.DeletedNodeDetach {
 		return false
