@@ -154,7 +154,7 @@ var holes = []hole{
 	{"19", "a Secret that was corrected is not tried", fencerFile, "if version != status.SecretVersion || changed(source) {", "if false {", shell, "TestLogins"},
 	{"20", "a pod that nothing evicts stays", decide, "if pod.leaves() && !pod.Leaving {", "if false {", pure, "TestFence"},
 	{"20", "the pods of DaemonSets are deleted", "internal/recovery/observe.go", `owner.Kind == "DaemonSet"`, "false", shell, "TestReturns"},
-	{"20", "mirror pods are deleted", "internal/recovery/observe.go", "return mirror || ", "return mirror && false || ", shell, "TestReturns"},
+	{"20", "mirror pods are deleted", "internal/recovery/observe.go", "return kube.MirrorPod(pod) || ", "return false || ", shell, "TestReturns"},
 	{"20", "a pod with a volume stays because of what it claims to be", "internal/fencing/record.go", "(p.Volume || !p.Returns)", "!p.Returns", pure, "TestPodsThatLeave"},
 	{"20", "the next pods of a DaemonSet are deleted", "internal/fencing/record.go", "return !p.Late && ", "return ", pure, "TestPodsThatLeave"},
 	{"20", "the actor knows no next pod", "internal/recovery/observe.go", "Late: !t.mem.bound[pod.UID]", "Late: false", shell, "TestPodsOfTheBoot"},

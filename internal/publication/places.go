@@ -29,9 +29,9 @@ func (a Attachment) names(nodeID string) []string {
 }
 
 // standsFor reports whether the volume will be unpublished from the node ID, at which it was published for a, when other ends. What names a machine
-// does so for one Node: two Nodes may have one ID and be two machines, each with an ID of its own before.
+// does so for one Node: two Nodes may have one ID and be two machines, each with an ID of its own before. One that is untouched ends without a call.
 func (a Attachment) standsFor(other Attachment, nodeID string) bool {
-	return a.Finalizer && (a.boundNodeID() == nodeID || a.Node == other.Node && a.holds(other.names(nodeID)))
+	return a.Finalizer && !a.Untouched && (a.boundNodeID() == nodeID || a.Node == other.Node && a.holds(other.names(nodeID)))
 }
 
 // holds reports whether the attachment ends only after the volume was unpublished from one of the node IDs.

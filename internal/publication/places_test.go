@@ -36,6 +36,7 @@ func TestPlaceOfTwoNodes(t *testing.T) {
 		"the other one may be published":                    {ends, called(at(begun("b"), "id"), Call{Verb: Publish, NodeID: "id", Sent: true, InFlight: true}), []Step{released}, CallInFlight},
 		"the other one has not begun":                       {ends, at(fresh("b"), "id"), []Step{unpublished, WriteFinalizers{to("b"), "id", true, true}}, ""},
 		"nothing was published for the other one":           {ends, with(untouched(at(begun("b"), "id")), func(b *Attachment) { b.PublishProblem, b.AttachError = "no", "no" }), []Step{unpublished}, RequestImpossible},
+		"and it is not known what is stored for it":         {ends, with(untouched(at(begun("b"), "id")), func(b *Attachment) { b.UnconfirmedWrite = true }), []Step{Reread{to("b")}}, OtherWriterAttached},
 		"the other one ends too: each unpublishes":          {ends, deleting(at(attached("b"), "id")), []Step{unpublished}, ""},
 		"the other one ends by a person's word":             {ends, with(deleting(at(attached("b"), "id")), func(b *Attachment) { b.DeclaredGone = "id" }), []Step{unpublished, RemoveFinalizer{to("b")}}, ""},
 		"the other one may be another cluster's":            {ends, with(at(attached("b"), "id"), func(b *Attachment) { b.Restored, b.AttachError = "restored", "restored" }), []Step{unpublished}, RestoredAttachment},
