@@ -103,7 +103,7 @@ func (c Call) Refuse(verb Verb, nodeID, inputs string) Call {
 	before := c.at(nodeID)
 	before.Previous = c.previousFor(nodeID)
 	if before.Verb != verb || before.Confirmed {
-		before = Call{Verb: verb, NodeID: nodeID, Sent: before.Sent && !before.confirmed(Unpublish, nodeID), Doubt: before.Doubt, Previous: before.Previous}
+		before = Call{Verb: verb, NodeID: nodeID, Sent: before.Sent && !before.unpublishedFrom(nodeID), Doubt: before.Doubt, Previous: before.Previous}
 	}
 	before.Inputs = inputs
 	return before

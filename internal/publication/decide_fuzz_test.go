@@ -283,6 +283,10 @@ func releasedFrom(seen Observed, a Attachment, id string) bool {
 	if confirmed(last) {
 		return true
 	}
+	unknown := last.Verb == Unpublish && !last.InFlight && !last.Confirmed && last.NotFound && last.Doubt == nil
+	if unknown && last.OnRecord && !a.Gone && a.RecordedNodeID != "" && id != a.RecordedNodeID {
+		return true // another process replaced the record, which it does only where the volume is not
+	}
 	if id != a.RecordedNodeID || a.SameMachine == "" || last.Verb != Unpublish || last.InFlight || last.Confirmed || !last.NotFound || doubtful(last) {
 		return false
 	}

@@ -46,3 +46,12 @@ func TestListedEndsDoubt(t *testing.T) {
 		t.Errorf("what the list shows is not unpublished at once: %v, %v", until, inDoubt)
 	}
 }
+
+// An attempt that ended before anything was sent takes nothing from what an earlier publish left in doubt.
+func TestRefusedAttemptKeepsDoubt(t *testing.T) {
+	doubted := Call{}.Begin(Publish, "a", "", false).Fail(noon, "no answer", true).DoubtUntil(noon.Add(5*time.Minute), false)
+	unpublished := doubted.Begin(Unpublish, "a", "", false).BegunAt(noon).Confirm(noon.Add(time.Minute))
+	if left := unpublished.Refuse(Publish, "a", "").Fail(noon.Add(2*time.Minute), "no secret", false).publishedTo(); len(left) != 1 {
+		t.Errorf("may be published to %q, want to a, where the publish may take effect", left)
+	}
+}
