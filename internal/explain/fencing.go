@@ -82,6 +82,16 @@ func FenceTooLate(now time.Time) string {
 		"Either the fencer did not run or could not read the node, or its clock is ahead of the actor's: correct the clock. The actor asks again", now.UTC().Format(time.RFC3339))
 }
 
+// FenceHeld is the event of a fencer that does not send a command, because the node is not silent as far as it has heard, or its own brake holds.
+func FenceHeld(r decision.Reason) string {
+	why := notFencedTitles[r]
+	if r == fencing.SilenceTooShort {
+		why = "The fencer has not heard the node yet, so it does not know that it is silent"
+	}
+	return fmt.Sprintf("The fencer does not switch the machine off yet (%s): %s. It decides by the leases that it hears itself, and by the commands that it has sent. "+
+		"The actor asks again", r, why)
+}
+
 // FencePhase is the event of a phase.
 func FencePhase(p fencing.Phase, class fencing.Class) string {
 	switch p {

@@ -19,7 +19,8 @@ const (
 	ServeStatus
 	// ServeOff: switch off, then ask.
 	ServeOff
-	// ServeRefusal: answer that the command was not sent, because the node shows a sign of life or its owner wants it left alone.
+	// ServeRefusal: answer that the command was not sent, because the node shows a sign of life, is of the control plane, or its owner wants it left
+	// alone.
 	ServeRefusal
 	// ServeRead: read Node and lease from the API server, and decide again.
 	ServeRead
@@ -41,9 +42,10 @@ type Requested struct {
 	Now     Boot
 	Renewal string
 	ReadAt  time.Time
-	// OptedOut and Maintenance are as in Observed: the owner may have set them after the command was stored.
-	OptedOut, Maintenance bool
-	Source                Source
+	// OptedOut and Maintenance are as in Observed: the owner may have set them after the command was stored. ControlPlane is set for a node of the
+	// control plane, which no command is for.
+	OptedOut, Maintenance, ControlPlane bool
+	Source                              Source
 }
 
 // live reports whether the node was read a moment ago.
@@ -55,7 +57,7 @@ func (r *Requested) live(now time.Time) bool {
 // left alone. A node of another machine says nothing.
 func (r *Requested) overtaken() bool {
 	since := r.Now.Since(r.Fence.Boot)
-	spared := r.OptedOut || r.Maintenance || r.Fence.Deleting
+	spared := r.OptedOut || r.Maintenance || r.ControlPlane || r.Fence.Deleting
 	return spared || r.Renewal != r.Fence.Intent.Renewal || r.Exists != Yes || since != SameBoot && since != OtherMachine
 }
 
@@ -102,4 +104,17 @@ func (r *Requested) Late(now time.Time) (nonce string, late bool) {
 		return question.Nonce, true
 	}
 	return "", false
+}
+
+// MaySwitchOff decides whether a fencer that is asked to switch the machine of a boot off finds its node silent itself, and whether its brakes allow it.
+// The fleet is what it has heard itself, and Began the commands that it has sent: who can write a NodeFence may name any node, at any time.
+func MaySwitchOff(now time.Time, b Brakes, fleet Fleet, boot Boot, n Node) Suspicion {
+	replaced := n.Boot.Since(boot) == OtherMachine // what its lease says is another machine's
+	if !replaced && (!n.Heard || n.Silent < n.Limit) {
+		return Suspicion{Reason: SilenceTooShort, After: max(n.Limit-n.Silent, 0)}
+	}
+	if reason := b.hold(now, fleet, n); reason != Settled {
+		return Suspicion{Reason: reason, After: MaxTickGap}
+	}
+	return Suspicion{Suspected: true, Reason: Settled}
 }

@@ -115,15 +115,11 @@ func (t *turn) prove(status *fencingv1.NodeFenceStatus, class fencing.Class) {
 	if provenBy(t.fence) == class {
 		return
 	}
-	setCondition(status, conditionProven, metav1.ConditionTrue, string(class), explain.FenceEvidence(class))
-	if class == fencing.PoweredOff {
-		return // the fencer has recorded the answer
+	text := explain.FenceEvidence(class)
+	if s := t.fence.Spec.Statement; class == fencing.Stated && s != nil { // the statement may be another one later
+		text += ": " + s.By + ", " + s.Reason
 	}
-	e := fencingv1.Evidence{Class: string(class), BootID: t.fence.Spec.BootID, MachineID: t.fence.Spec.MachineID, Time: micro(t.now())}
-	if s := t.fence.Spec.Statement; class == fencing.Stated && s != nil {
-		e.Source, e.Raw = s.By, s.Reason
-	}
-	status.Evidence = withEvidence(status.Evidence, e)
+	setCondition(status, conditionProven, metav1.ConditionTrue, string(class), text)
 }
 
 // upstreamForces records while kube-controller-manager's timer may run (hole 18): from the first deleted pod on, until no volume is left.
@@ -138,19 +134,6 @@ func upstreamForces(status *fencingv1.NodeFenceStatus, p fencing.Phase) {
 
 func setCondition(status *fencingv1.NodeFenceStatus, name string, value metav1.ConditionStatus, reason, message string) {
 	meta.SetStatusCondition(&status.Conditions, metav1.Condition{Type: name, Status: value, Reason: reason, Message: message})
-}
-
-// withEvidence appends to the record. The latest entry that has a class stays in it: from Evicting on the API server accepts none without one.
-func withEvidence(list []fencingv1.Evidence, e fencingv1.Evidence) []fencingv1.Evidence {
-	list = append(list, e)
-	if len(list) <= maxEvidence {
-		return list
-	}
-	drop := 0
-	if !slices.ContainsFunc(list[1:], func(e fencingv1.Evidence) bool { return e.Class != "" }) {
-		drop = 1
-	}
-	return slices.Delete(list, drop, drop+1)
 }
 
 func lastOf[T any](list []T, n int) []T { return list[max(0, len(list)-n):] }

@@ -240,18 +240,6 @@ func (d *detector) zone(node *corev1.Node) string {
 	return first.name
 }
 
-// describe returns what the Node object and its silence say.
-func (d *detector) describe(node *corev1.Node) fencing.Node {
-	n := fencing.Node{
-		Boot:     bootOf(node),
-		OptedOut: optedOut(node), Maintenance: kube.UnderMaintenance(node),
-		ControlPlane: kube.ControlPlane(node) || d.Node != "" && node.Name == d.Node,
-		Ready:        ready(node),
-	}
-	n.Silent, n.Limit, n.Heard = d.ear.of(node.Name)
-	return n
-}
-
 // powerOff is what the fencer recorded since the silence began, on the clock of this process.
 func (d *detector) powerOff(name string, power *fencingv1.PowerState, silent time.Duration) fencing.Knowledge {
 	if power == nil {

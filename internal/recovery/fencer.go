@@ -19,6 +19,7 @@ import (
 	fencingv1 "belay.dev/belay/api/fencing/v1alpha1"
 	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/fencing"
+	"belay.dev/belay/internal/kube"
 )
 
 const (
@@ -51,6 +52,12 @@ type fencer struct {
 
 	mu      sync.Mutex
 	sources map[string]*sourceState
+	// commanded has when this process was about to command each node.
+	commanded map[string]time.Time
+}
+
+func newFencer(p *parts) *fencer {
+	return &fencer{parts: p, sources: map[string]*sourceState{}, commanded: map[string]time.Time{}}
 }
 
 // sourceState is what this process knows about the switch of a node.
@@ -61,6 +68,8 @@ type sourceState struct {
 	answered map[string]bool
 	// unstored has the answers that are not in the record yet, by nonce.
 	unstored map[string]fencingv1.Evidence
+	// held is the command that was not sent yet.
+	held heldCommand
 	// exercised is when the switch was asked last without being asked to.
 	exercised time.Time
 }
@@ -126,13 +135,19 @@ func (f *fencer) serve(ctx context.Context, state *sourceState, source *fencingv
 				return 0, err
 			}
 		case fencing.ServeRefusal:
-			log.FromContext(ctx).Info("Did not switch off: the node shows a sign of life, or is to be left alone", "nonce", r.Fence.Intent.Nonce)
+			log.FromContext(ctx).Info("Did not switch off: the node shows a sign of life, is of the control plane, or is to be left alone", "nonce", r.Fence.Intent.Nonce)
 			return lookEvery, f.answer(ctx, state, fence, r.Fence.Intent.Nonce, reply{raw: "not sent: " + errOvertaken.Error()})
 		case fencing.ServeLate:
 			f.reportLate(ctx, state, fence, r)
 			return lookEvery, nil
-		case fencing.ServeStatus, fencing.ServeOff:
-			return lookEvery, f.call(ctx, state, source, fence, r, s == fencing.ServeOff)
+		case fencing.ServeStatus:
+			return lookEvery, f.call(ctx, state, source, fence, r, false)
+		case fencing.ServeOff:
+			may, err := f.reserve(ctx, &r)
+			if err != nil || !may.Suspected {
+				return f.reportHeld(ctx, state, fence, &r, may), err
+			}
+			return lookEvery, f.call(ctx, state, source, fence, r, true)
 		}
 	}
 	return readWithin, nil
@@ -169,8 +184,10 @@ func (f *fencer) requested(ctx context.Context, state *sourceState, source *fenc
 	r := fencing.Requested{
 		Fence:    fenceState(fence),
 		Answered: func(nonce string) bool { return answered[nonce] || state.answered[nonce] },
-		Sent:     func(nonce string) bool { return sentBy[nonce] != "" },
-		Source:   boundSource(source),
+		Sent: func(nonce string) bool {
+			return sentBy[nonce] != "" || source.Status.Command != nil && source.Status.Command.Nonce == nonce
+		},
+		Source: boundSource(source),
 	}
 	if q := fence.Status.Question; q != nil {
 		r.Question = fencing.Question{Nonce: q.Nonce, Asked: q.Time.Time}
@@ -192,7 +209,7 @@ func (f *fencer) readNode(ctx context.Context, r *fencing.Requested) error {
 		return fmt.Errorf("read node %s and its lease: no answer of the API server", t.fence.Name)
 	}
 	r.Exists, r.Now, r.Renewal, r.ReadAt = seen.Exists, seen.Now, seen.Renewal, seen.ReadAt
-	r.OptedOut, r.Maintenance = seen.OptedOut, seen.Maintenance
+	r.OptedOut, r.Maintenance, r.ControlPlane = seen.OptedOut, seen.Maintenance, t.node != nil && kube.ControlPlane(t.node)
 	return nil
 }
 
@@ -219,15 +236,14 @@ func (f *fencer) call(ctx context.Context, state *sourceState, source *fencingv1
 	defer cancel()
 	var command *order
 	if off {
-		before := fence.DeepCopy()
-		fence.Status.Intents[len(fence.Status.Intents)-1].SentBy = f.identity
-		if err := f.client.Status().Patch(ctx, fence, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})); err != nil {
+		source.Status.Command = &fencingv1.SentCommand{Nonce: nonce, By: f.identity, Time: micro(f.now())}
+		if err := f.client.Status().Patch(ctx, source, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})); err != nil {
 			return fmt.Errorf("store that the command is about to be sent: %w", err)
 		}
+		before = source.DeepCopy()
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithDeadline(ctx, r.Fence.Intent.NotAfter)
 		defer cancel()
-		r.Fence = fenceState(fence)
 		command = &order{machine: machineID(fence.Spec.MachineID), stands: func(ctx context.Context) error { return f.stands(ctx, &r) }}
 	}
 	a := levels.ask(ctx, command, knownLevels(source))
@@ -238,7 +254,7 @@ func (f *fencer) call(ctx context.Context, state *sourceState, source *fencingv1
 }
 
 // errOvertaken is why fencing.Serve or the last read refused a command.
-var errOvertaken = errors.New("the node shows a sign of life, or is to be left alone by its owner")
+var errOvertaken = errors.New("the node shows a sign of life, is of the control plane, or is to be left alone by its owner")
 
 // stands reads fence and node for the last time before a command is sent.
 func (f *fencer) stands(ctx context.Context, r *fencing.Requested) error {
@@ -268,6 +284,9 @@ func (f *fencer) reportLate(ctx context.Context, state *sourceState, fence *fenc
 	now := f.now()
 	nonce, _ := r.Late(now)
 	state.answered[nonce] = true
+	if state.held.nonce == nonce { // that was reported
+		return
+	}
 	log.FromContext(ctx).Info("Did not serve the fence: what it asks for is too old by the clock of this process", "reason", reasonLate, "nonce", nonce, "notAfter", r.Fence.Intent.NotAfter)
 	f.events.Eventf(nodeRef(r.Fence.Boot), fence, corev1.EventTypeWarning, reasonLate, "Fence", "%s", explain.FenceTooLate(now))
 }
@@ -291,7 +310,7 @@ func (f *fencer) answer(ctx context.Context, state *sourceState, fence *fencingv
 // again.
 func (f *fencer) store(ctx context.Context, state *sourceState, fence *fencingv1.NodeFence, e fencingv1.Evidence) error {
 	before := fence.DeepCopy()
-	fence.Status.Evidence = withEvidence(fence.Status.Evidence, e)
+	fence.Status.Evidence = lastOf(append(fence.Status.Evidence, e), maxEvidence)
 	if err := f.client.Status().Patch(ctx, fence, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})); err != nil {
 		return fmt.Errorf("store the answer of the power switch: %w", err)
 	}

@@ -50,7 +50,7 @@ func TestHostileSwitchThatSaysOffOfARunningNodeIsNotBound(t *testing.T) {
 	outlet := &machine{power: fencing.PowerOn}
 	source, node := sourceOf("n1", "pdu"), nodeOf("n1", 0)
 	p := partsOver(dialing(map[string]Switch{"pdu": nameless{outlet}}), node, source)
-	f := &fencer{parts: p, sources: map[string]*sourceState{}}
+	f := newFencer(p)
 	f.check(t.Context(), source, node, false)
 	if boundSource(source).SaidOn != bootOf(node) {
 		t.Fatalf("not bound: %+v", source.Status)
@@ -77,7 +77,7 @@ func TestHostileChangedSourceIsNotBound(t *testing.T) {
 	wrong := &machine{power: fencing.PowerOn} // of another, healthy machine
 	source, node := sourceOf("n1", "outlet-1"), nodeOf("n1", 0)
 	p := partsOver(dialing(map[string]Switch{"outlet-1": nameless{good}, "outlet-2": nameless{wrong}}), node, source)
-	f := &fencer{parts: p, sources: map[string]*sourceState{}}
+	f := newFencer(p)
 	f.check(t.Context(), source, node, false)
 	source.Spec.Levels[0].Feeds[0].Options["ip"] = "outlet-2"
 	source.Generation = 2
@@ -98,8 +98,9 @@ func TestHostileSecondLevelThatWasNeverBoundIsNotCommanded(t *testing.T) {
 	fence := &fencingv1.NodeFence{ObjectMeta: metav1.ObjectMeta{Name: "n1"}, Spec: fencingv1.NodeFenceSpec{NodeName: "n1", NodeUID: "uid-n1", BootID: "boot-n1", MachineID: "hw-n1"}}
 	fence.Status.Phase = fencingv1.Phase(fencing.Fencing)
 	fence.Status.Intents = []fencingv1.Intent{{Action: powerOff, Nonce: "n", NotAfter: metav1.NewMicroTime(time.Now().Add(time.Minute))}}
-	p := partsOver(dialing(map[string]Switch{"bmc": bmc, "pdu": nameless{outlet}}), node, source, fence)
-	f := &fencer{parts: p, sources: map[string]*sourceState{}}
+	p := partsOver(dialing(map[string]Switch{"bmc": bmc, "pdu": nameless{outlet}}), node, nodeOf("n9", 0), source, fence)
+	p.hears(&coordinationv1.Lease{})
+	f := newFencer(p)
 	get := func() {
 		must(t, p.client.Get(t.Context(), client.ObjectKey{Name: "n1"}, fence))
 		must(t, p.client.Get(t.Context(), client.ObjectKey{Name: "n1"}, source))
@@ -135,7 +136,7 @@ func TestHostileSlowServerBetweenTheLiveReadAndOff(t *testing.T) {
 	lease.Spec.RenewTime = &renewed
 	fence := &fencingv1.NodeFence{ObjectMeta: metav1.ObjectMeta{Name: "n1"}, Spec: fencingv1.NodeFenceSpec{NodeName: "n1", NodeUID: "uid-n1", BootID: "boot-n1", MachineID: "hw-n1"}}
 	fence.Status.Phase = fencingv1.Phase(fencing.Fencing)
-	p := partsOver(dialing(map[string]Switch{"bmc": bmc}), node, source, fence, lease)
+	p := partsOver(dialing(map[string]Switch{"bmc": bmc}), node, nodeOf("n9", 0), source, fence, lease)
 	read := &coordinationv1.Lease{}
 	must(t, p.client.Get(t.Context(), client.ObjectKeyFromObject(lease), read))
 	must(t, p.client.Get(t.Context(), client.ObjectKey{Name: "n1"}, fence))
@@ -143,13 +144,14 @@ func TestHostileSlowServerBetweenTheLiveReadAndOff(t *testing.T) {
 	must(t, p.client.Status().Update(t.Context(), fence))
 	clock := time.Now()
 	p.now = func() time.Time { return clock }
+	p.hears(read)
 	inner := p.client
 	p.client = interceptor.NewClient(inner.(client.WithWatch), interceptor.Funcs{
 		SubResourcePatch: func(ctx context.Context, c client.Client, sub string, object client.Object, patch client.Patch, opts ...client.SubResourcePatchOption) error {
 			if err := c.SubResource(sub).Patch(ctx, object, patch, opts...); err != nil {
 				return err
 			}
-			if f, ok := object.(*fencingv1.NodeFence); ok && len(f.Status.Evidence) == 0 { // who sends the command is stored: that took 8 s
+			if s, ok := object.(*fencingv1.FenceSource); ok && s.Status.Command != nil { // who sends the command is stored: that took 8 s
 				clock = clock.Add(8 * time.Second)
 				now := metav1.NewMicroTime(clock)
 				read.Spec.RenewTime = &now // and the node renewed its lease
@@ -158,7 +160,7 @@ func TestHostileSlowServerBetweenTheLiveReadAndOff(t *testing.T) {
 			return nil
 		},
 	})
-	f := &fencer{parts: p, sources: map[string]*sourceState{}}
+	f := newFencer(p)
 	_, err := f.serve(t.Context(), f.state("n1"), source, fence)
 	must(t, err)
 	if _, offs := bmc.count(); offs > 0 {
@@ -247,11 +249,11 @@ func evidenceOf(f *fencingv1.NodeFence, class, power string) fencingv1.Evidence 
 	return fencingv1.Evidence{Class: class, Power: power, BootID: f.Spec.BootID, Time: metav1.NowMicro()}
 }
 
-// What is about single volumes, or says that nothing is to be taken at all, satisfies the rule that "nothing is evicted or detached without
+// What is about single volumes, says that nothing is to be taken at all, or is a person's word without a statement, satisfies the rule that "nothing is evicted or detached without
 // evidence of this boot": neither may (hole 10, hole 9).
 func TestHostileCRDEvictingNeedsEvidenceAboutTheNode(t *testing.T) {
 	s := newSite(t)
-	for i, class := range []fencing.Class{fencing.StorageFenced, fencing.Restarted} {
+	for i, class := range []fencing.Class{fencing.StorageFenced, fencing.Restarted, fencing.Stated} {
 		m := s.machine("n" + strconv.Itoa(i))
 		f := m.makeFence(fencing.Tainting)
 		f.Status.Evidence = []fencingv1.Evidence{evidenceOf(f, string(class), "")}
@@ -278,19 +280,17 @@ func TestHostileCRDFirstPhase(t *testing.T) {
 }
 
 // The record keeps 32 answers. After a change of leader in Evicting or Detaching the switch is asked once a second, and a machine that starts
-// says On for minutes: the one entry with a class is pushed out, and then the API server refuses every answer without a class, because the
-// phase needs evidence. The fencer retries the same answer forever, and the actor never learns that the machine is on, or that the switch is
-// silent so that a person may speak. Expected: the latest entry with a class is kept.
+// says On for minutes: the entry with which the fence began to evict is pushed out. Expected: the API server accepts the answers all the same.
 func TestHostileAnswersDoNotPushOutTheEvidence(t *testing.T) {
 	s := newSite(t)
 	m := s.machine("n1")
 	f := m.makeFence(fencing.Tainting)
-	f.Status.Evidence = []fencingv1.Evidence{evidenceOf(f, string(fencing.Stated), "")}
+	f.Status.Evidence = []fencingv1.Evidence{evidenceOf(f, string(fencing.PoweredOff), powerOff)}
 	f.Status.Phase = fencingv1.Phase(fencing.Evicting)
 	must(t, s.client.Status().Update(t.Context(), f))
 	p := partsOver(nil)
 	p.client = s.client
-	n := &fencer{parts: p, sources: map[string]*sourceState{}}
+	n := newFencer(p)
 	for i := range maxEvidence + 1 {
 		if err := n.answer(t.Context(), n.state("n1"), f, "nonce-"+strconv.Itoa(i), reply{power: fencing.PowerOn}); err != nil {
 			t.Fatalf("answer %d: %v", i, err)

@@ -92,7 +92,7 @@ func TestClaimedUUIDSharesNoSwitch(t *testing.T) {
 		if c.hardware != "" {
 			objects = append(objects, sourceOf("n2", "b"))
 		}
-		f := &fencer{parts: partsOver(dialing(bmcs), objects...), sources: map[string]*sourceState{}}
+		f := newFencer(partsOver(dialing(bmcs), objects...))
 		check := func(node *corev1.Node, quiet bool) string {
 			source := &fencingv1.FenceSource{}
 			if f.client.Get(t.Context(), client.ObjectKeyFromObject(node), source) != nil {

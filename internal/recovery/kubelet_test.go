@@ -69,7 +69,7 @@ func TestKubeletKeyIsRemembered(t *testing.T) {
 	key := keyOf(kubelet.Certificate())
 	source := sourceOf("n1", "bmc")
 	p := partsOver(dialing(map[string]Switch{"bmc": &machine{uuid: "hw-n1", power: fencing.PowerOn}}), n1, source)
-	f := &fencer{parts: p, sources: map[string]*sourceState{}}
+	f := newFencer(p)
 	remembers := func(want, when string) {
 		t.Helper()
 		f.check(t.Context(), source, n1, false)

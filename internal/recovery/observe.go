@@ -81,6 +81,18 @@ func (t *turn) readNode(ctx context.Context, seen *fencing.Observed) {
 	seen.TaintSeen = t.mem.tainted
 }
 
+// describe returns what the Node object and its silence say.
+func (p *parts) describe(node *corev1.Node) fencing.Node {
+	n := fencing.Node{
+		Boot:     bootOf(node),
+		OptedOut: optedOut(node), Maintenance: kube.UnderMaintenance(node),
+		ControlPlane: kube.ControlPlane(node) || p.Node != "" && node.Name == p.Node,
+		Ready:        ready(node),
+	}
+	n.Silent, n.Limit, n.Heard = p.ear.of(node.Name)
+	return n
+}
+
 // mayBeAnother reports whether the later boot that a Node shows may be another machine's, because other Nodes have its system UUID too. About
 // the Node object of the fence itself the UUID says what it says. Where the hardware behind the node's own switch has confirmed it, another Node must
 // have the same from its own.

@@ -130,7 +130,7 @@ func Setup(mgr manager.Manager, identity string, o Options) error {
 	d := &detector{parts: p, held: map[string]hold{}}
 	err := build(mgr, "recovery-detector", 1).WatchesRawSource(start()).Complete(d)
 	if err == nil && o.Roles.Fencer {
-		f := &fencer{parts: p, sources: map[string]*sourceState{}}
+		f := newFencer(p)
 		err = build(mgr, "recovery-fencer", agents).For(&fencingv1.FenceSource{}).
 			Watches(&fencingv1.NodeFence{}, ofNode()).
 			Watches(&corev1.Node{}, ofNode()).

@@ -25,16 +25,17 @@ func commanded(t *testing.T) (*fencer, *machine, *fencingv1.FenceSource, *fencin
 	source.Status.Bound = &fencingv1.Bound{NodeUID: "uid-n1", BootID: "boot-n1", MachineID: "hw-n1", HardwareID: "hw-n1", Generation: 1}
 	fence := &fencingv1.NodeFence{ObjectMeta: metav1.ObjectMeta{Name: "n1"}, Spec: fencingv1.NodeFenceSpec{NodeName: "n1", NodeUID: "uid-n1", BootID: "boot-n1", MachineID: "hw-n1"}}
 	lease := leaseOf("n1")
-	p := partsOver(dialing(map[string]Switch{"bmc": bmc}), nodeOf("n1", 0), source, fence, lease)
+	p := partsOver(dialing(map[string]Switch{"bmc": bmc}), nodeOf("n1", 0), nodeOf("n9", 0), source, fence, lease)
 	clock := time.Now() // stands still: on a busy machine the Node is read again if the first reading is too old
 	p.now = func() time.Time { return clock }
 	must(t, p.client.Get(t.Context(), client.ObjectKeyFromObject(lease), lease))
+	p.hears(lease)
 	must(t, p.client.Get(t.Context(), client.ObjectKey{Name: "n1"}, fence))
 	fence.Status.Phase = fencingv1.Phase(fencing.Fencing)
 	fence.Status.Intents = []fencingv1.Intent{{Action: powerOff, Nonce: "n", NotAfter: micro(clock.Add(fencing.IntentFor)), Renewal: renewal(lease)}}
 	must(t, p.client.Status().Update(t.Context(), fence))
 	must(t, p.client.Get(t.Context(), client.ObjectKey{Name: "n1"}, source))
-	return &fencer{parts: p, sources: map[string]*sourceState{}}, bmc, source, fence
+	return newFencer(p), bmc, source, fence
 }
 
 // slowly is a switch that shows whose it is after something has happened.
@@ -69,7 +70,7 @@ func TestOptOutBeforeOff(t *testing.T) {
 		case "before the command is sent":
 			f.client = interceptor.NewClient(inner.(client.WithWatch), interceptor.Funcs{
 				SubResourcePatch: func(ctx context.Context, c client.Client, sub string, object client.Object, patch client.Patch, opts ...client.SubResourcePatchOption) error {
-					if x, ok := object.(*fencingv1.NodeFence); ok && len(x.Status.Evidence) == 0 {
+					if x, ok := object.(*fencingv1.FenceSource); ok && x.Status.Command != nil {
 						optOut()
 					}
 					return c.SubResource(sub).Patch(ctx, object, patch, opts...)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -28,9 +29,15 @@ import (
 func partsOver(dial Dial, objects ...client.Object) *parts {
 	c := fake.NewClientBuilder().WithScheme(scheme).WithObjects(objects...).
 		WithStatusSubresource(&corev1.Node{}, &fencingv1.NodeFence{}, &fencingv1.FenceSource{}).Build()
-	p := &parts{client: c, live: c, events: &events.FakeRecorder{}, now: time.Now, identity: "test", Options: Options{Profile: quick, Dial: dial}}
+	p := &parts{client: c, live: c, events: &events.FakeRecorder{}, now: time.Now, identity: "test", Options: Options{Profile: quick, Brakes: fencing.DefaultBrakes(), Dial: dial}}
 	p.ear = &listener{parts: p}
 	return p
+}
+
+// hears has the parts find n1 silent for an hour, and n9 alive.
+func (p *parts) hears(lease *coordinationv1.Lease) {
+	p.ear.silences.Renewed(p.now().Add(-time.Hour), "n1", renewal(lease), time.Second)
+	p.ear.silences.Renewed(p.now(), "n9", "", time.Hour)
 }
 
 func nodeOf(name string, epoch int64) *corev1.Node {
@@ -114,7 +121,7 @@ func TestLogins(t *testing.T) {
 	refuses := &machine{uuid: "hw-n1", failing: errors.New("login failed")}
 	fence := &fencingv1.NodeFence{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}
 	p := partsOver(func(fencingv1.Feed, map[string][]byte) (Switch, error) { return refuses, nil }, nodeOf("n1", 0), source, secret, fence)
-	f := &fencer{parts: p, sources: map[string]*sourceState{}}
+	f := newFencer(p)
 	exercise := func() (asked int) {
 		t.Helper()
 		for range 5 {
@@ -218,7 +225,7 @@ func TestReasonsOfASourceThatCannotBeAsked(t *testing.T) {
 		source := sourceOf("n1", "bmc")
 		source.Spec.Levels[0].Feeds[0].SecretRef = c.secret
 		p := partsOver(func(fencingv1.Feed, map[string][]byte) (Switch, error) { return nil, c.failed }, source, nodeOf("n1", 0))
-		f := &fencer{parts: p, sources: map[string]*sourceState{}}
+		f := newFencer(p)
 		f.check(t.Context(), source, nodeOf("n1", 0), false)
 		got := meta.FindStatusCondition(source.Status.Conditions, conditionFenceReady)
 		if got == nil || got.Reason != want || got.Status != metav1.ConditionFalse || c.failed != nil && !strings.Contains(got.Message, c.failed.Error()) {
@@ -237,7 +244,7 @@ func TestSecretCorrectedDuringAFence(t *testing.T) {
 	bmc := &machine{uuid: "hw-n1", power: fencing.PowerOff}
 	fence := &fencingv1.NodeFence{ObjectMeta: metav1.ObjectMeta{Name: "n1"}, Spec: fencingv1.NodeFenceSpec{NodeName: "n1", BootID: "boot-n1", MachineID: "hw-n1"}}
 	p := partsOver(func(fencingv1.Feed, map[string][]byte) (Switch, error) { return bmc, nil }, nodeOf("n1", 0), source, secret, fence)
-	f := &fencer{parts: p, sources: map[string]*sourceState{}}
+	f := newFencer(p)
 	must(t, p.client.Get(t.Context(), client.ObjectKey{Namespace: "default", Name: "bmc"}, secret))
 	must(t, p.client.Get(t.Context(), client.ObjectKey{Name: "n1"}, source))
 	source.Status = fencingv1.FenceSourceStatus{

@@ -85,7 +85,7 @@ func (w *world) startProcess(roles Roles) {
 	p.detector = &detector{parts: shared, held: map[string]hold{}}
 	p.wake("detector", allNodes)
 	if roles.Fencer {
-		p.fencer = &fencer{parts: shared, sources: map[string]*sourceState{}}
+		p.fencer = newFencer(shared)
 	}
 	if roles.Actor {
 		p.actor = &actor{parts: shared, known: map[types.UID]*memory{}}

@@ -53,7 +53,7 @@ func TestMain(m *testing.M) {
 	}
 	cluster.Prepare = func(tb testing.TB) {
 		tb.Helper()
-		cluster.Apply(tb, crdFence, crdSource, rbac+"admission.yaml", rbac+"admission-nodes.yaml")
+		cluster.Apply(tb, crdFence, crdSource, rbac+"admission.yaml", rbac+"admission-nodes.yaml", rbac+"admission-roles.yaml")
 		for _, role := range []string{"detector", "fencer", "actor"} {
 			granted[role] = apiserver.Granted(tb, rbac+role+".yaml")
 		}

@@ -95,6 +95,10 @@ type FenceSourceStatus struct {
 	// Power is what the source said when the node was silent.
 	// +optional
 	Power *PowerState `json:"power,omitempty"`
+	// Command is the last command to switch off. It is stored before it is sent: no process sends it twice, and it counts against the brake of the
+	// fencer.
+	// +optional
+	Command *SentCommand `json:"command,omitempty"`
 	// FailedLogins is how often the source did not answer with this version of its Secrets, in a row.
 	// +optional
 	FailedLogins int32 `json:"failedLogins,omitempty"`
@@ -135,6 +139,20 @@ type Bound struct {
 	// +optional
 	Generation int64 `json:"generation,omitempty"`
 	// Time is when it said so.
+	Time metav1.MicroTime `json:"time"`
+}
+
+// SentCommand is a command that a fencer was about to send.
+type SentCommand struct {
+	// Nonce is that of the intent.
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=64
+	Nonce string `json:"nonce"`
+	// By is the fencer.
+	// +kubebuilder:validation:MaxLength=253
+	// +optional
+	By string `json:"by,omitempty"`
+	// Time is when it was stored.
 	Time metav1.MicroTime `json:"time"`
 }
 

@@ -16,7 +16,7 @@ import (
 // +kubebuilder:printcolumn:name="Epoch",type=integer,JSONPath=`.spec.epoch`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 // +kubebuilder:validation:XValidation:rule="self.metadata.name == self.spec.nodeName",message="the name of a NodeFence is that of its node"
-// +kubebuilder:validation:XValidation:rule="!has(self.status) || !has(self.status.phase) || !(self.status.phase in ['Evicting', 'Detaching', 'Moved']) || (has(self.status.evidence) && self.status.evidence.exists(e, has(e.class) && e.class in ['PoweredOff', 'Stated'] && e.bootID == self.spec.bootID))",message="nothing is evicted or detached without evidence of this boot"
+// +kubebuilder:validation:XValidation:rule="!has(self.status) || !has(self.status.phase) || self.status.phase != 'Evicting' || (has(oldSelf.status) && has(oldSelf.status.phase) && oldSelf.status.phase == 'Evicting') || (has(self.status.evidence) && self.status.evidence.exists(e, has(e.class) && e.class == 'PoweredOff' && e.bootID == self.spec.bootID)) || (has(self.spec.statement) && self.spec.statement.machineID == self.spec.machineID)",message="nothing is evicted or detached without evidence of this boot, or a statement about its machine"
 // +kubebuilder:validation:XValidation:rule="!has(self.status) || !has(self.status.phase) || self.status.phase in ['Suspected', 'Isolating', 'Cancelled'] || (has(oldSelf.status) && has(oldSelf.status.phase))",message="a fence begins with Suspected, Isolating or Cancelled"
 type NodeFence struct {
 	metav1.TypeMeta   `json:",inline"`
@@ -137,7 +137,7 @@ type NodeFenceStatus struct {
 	// Question is what the fencer is asked, besides the intents. The fencer answers in evidence, with the nonce.
 	// +optional
 	Question *Question `json:"question,omitempty"`
-	// Evidence is what was found, the latest last. It is a record: what authorizes is asked again.
+	// Evidence is what the power switch answered, the latest last. The fencer alone writes it. It is a record: what authorizes is asked again.
 	// +kubebuilder:validation:MaxItems=32
 	// +listType=atomic
 	// +optional
@@ -206,7 +206,7 @@ type Intent struct {
 	// +kubebuilder:validation:MaxLength=512
 	// +optional
 	Renewal string `json:"renewal,omitempty"`
-	// SentBy is the fencer that is about to send it. Another one does not send it again.
+	// SentBy is the fencer that is about to send it. Deprecated: status.command of the FenceSource has it, which no other part can write.
 	// +kubebuilder:validation:MaxLength=253
 	// +optional
 	SentBy string `json:"sentBy,omitempty"`

@@ -1,0 +1,87 @@
+package recovery
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+
+	fencingv1 "belay.dev/belay/api/fencing/v1alpha1"
+	"belay.dev/belay/internal/decision"
+	"belay.dev/belay/internal/explain"
+	"belay.dev/belay/internal/fencing"
+)
+
+// reasonHeld is the reason of the event about a command that the fencer does not send yet.
+const reasonHeld = "SwitchOffHeld"
+
+// reserve decides whether the fencer itself may switch the node off, and takes a place of its brake if it may. It is what a client cannot get around that
+// has the rights of the other parts: it rests on the leases, and on what only the fencer writes.
+func (f *fencer) reserve(ctx context.Context, r *fencing.Requested) (fencing.Suspicion, error) {
+	node := r.Fence.Boot.Node
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	fleet, err := f.heard(ctx, node)
+	if err != nil {
+		return fencing.Suspicion{}, err
+	}
+	n := fencing.Node{Boot: r.Now}
+	n.Silent, n.Limit, n.Heard = f.ear.of(node)
+	s := fencing.MaySwitchOff(f.now(), f.Brakes, fleet, r.Fence.Boot, n)
+	if s.Suspected {
+		f.commanded[node] = f.now()
+	}
+	return s, nil
+}
+
+// heard returns how long each node has been silent for the fencer, and the commands that it, or an earlier process, has sent to the others: one that its
+// machine ignores is repeated.
+func (f *fencer) heard(ctx context.Context, node string) (fencing.Fleet, error) {
+	fleet := fencing.Fleet{}
+	nodes, sources := &corev1.NodeList{}, &fencingv1.FenceSourceList{}
+	for _, list := range []client.ObjectList{nodes, sources} {
+		if err := f.client.List(ctx, list, client.UnsafeDisableDeepCopy); err != nil {
+			return fleet, fmt.Errorf("list nodes and power switches in the cache: %w", err)
+		}
+	}
+	for i := range nodes.Items {
+		fleet.Nodes = append(fleet.Nodes, f.describe(&nodes.Items[i]))
+	}
+	for i := range sources.Items {
+		if c := sources.Items[i].Status.Command; c != nil {
+			fleet.Began = append(fleet.Began, fencing.Start{Node: sources.Items[i].Name, At: c.Time.Time})
+		}
+	}
+	for name, at := range f.commanded {
+		fleet.Began = append(fleet.Began, fencing.Start{Node: name, At: at})
+	}
+	fleet.Began = slices.DeleteFunc(fleet.Began, func(s fencing.Start) bool { return s.Node == node })
+	return fleet, nil
+}
+
+// reportHeld reports once why a command is not sent yet, unless the node is about to have been silent for long enough. It returns when to look again.
+func (f *fencer) reportHeld(ctx context.Context, state *sourceState, fence *fencingv1.NodeFence, r *fencing.Requested, s fencing.Suspicion) time.Duration {
+	nonce := r.Fence.Intent.Nonce
+	soon := s.Reason == fencing.SilenceTooShort && s.After > 0
+	if held := (heldCommand{nonce, s.Reason}); state.held != held {
+		state.held = held
+		log.FromContext(ctx).Info("Did not switch off yet", "reason", s.Reason, "nonce", nonce)
+		if !soon {
+			f.events.Eventf(nodeRef(r.Fence.Boot), fence, corev1.EventTypeWarning, reasonHeld, "Fence", "%s", explain.FenceHeld(s.Reason))
+		}
+	}
+	if soon {
+		return min(s.After, lookEvery)
+	}
+	return lookEvery
+}
+
+// heldCommand is a command that was not sent, and why.
+type heldCommand struct {
+	nonce  string
+	reason decision.Reason
+}
