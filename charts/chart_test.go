@@ -102,7 +102,7 @@ var variants = map[string][]string{
 	},
 	"both, with all that is optional": {
 		"recovery.enabled=true", "networkPolicy.enabled=true", stated, "podMonitor.enabled=true", "prometheusRule.enabled=true", "dashboards.enabled=true", "dashboards.annotations.grafana_folder=Storage", "createNamespace=true",
-		"attacher.serviceAccounts[0].namespace=csi,attacher.serviceAccounts[0].name=ebs", "nodeSelector.a=b", "podLabels.team=x", "podAnnotations.a=b",
+		"attacher.serviceAccounts[0].namespace=csi,attacher.serviceAccounts[0].name=ebs,attacher.serviceAccounts[0].drivers={ebs.csi.aws.com,efs.csi.aws.com}", "nodeSelector.a=b", "podLabels.team=x", "podAnnotations.a=b",
 		"env[0].name=OTEL_EXPORTER_OTLP_ENDPOINT,env[0].value=http://collector:4317", "imagePullSecrets[0].name=x",
 		"networkPolicy.metricsFrom[0].namespaceSelector.matchLabels.a=b", "networkPolicy.extraEgress[0].ports[0].port=4317,networkPolicy.extraEgress[0].to[0].podSelector.matchLabels.a=b", "networkPolicy.dnsPorts={53,5353}", "controller.extraArgs={--v=2}", "recovery.extraArgs={--v=2}",
 	},

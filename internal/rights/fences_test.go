@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -121,25 +120,28 @@ func (f *fleet) node(name string) *corev1.Node {
 // recovers runs the detector and the actor until the test ends.
 func (f *fleet) recovers() {
 	f.Helper()
+	f.runs("detector", recovery.Roles{Detector: true})
+	f.runs("actor", recovery.Roles{Actor: true})
+}
+
+// runs runs a part with the rights that are shipped for it.
+func (f *fleet) runs(name string, roles recovery.Roles) {
+	f.Helper()
 	ctx, cancel := context.WithCancel(f.Context())
-	var running sync.WaitGroup
-	for name, roles := range map[string]recovery.Roles{"detector": {Detector: true}, "actor": {Actor: true}} {
-		config := server.ServiceAccount(f, "belay-system", "belay-recovery-"+name, recoveryFiles+name+".yaml")
-		mgr, err := kube.NewManager(config, kube.ManagerConfig{MetricsAddress: "0", HealthAddress: "0"})
-		f.must(err)
-		f.must(recovery.Setup(mgr, name, recovery.Options{
-			Roles: roles, Brakes: fencing.DefaultBrakes(),
-			Profile: fencing.Profile{Name: "test", Silence: 2 * time.Second, LeaseDuration: time.Second},
-		}))
-		running.Go(func() {
-			if err := mgr.Start(ctx); err != nil {
-				f.Errorf("%s: %v", name, err)
-			}
-		})
-	}
+	config := server.ServiceAccount(f, "belay-system", "belay-recovery-"+name, recoveryFiles+name+".yaml")
+	mgr, err := kube.NewManager(config, kube.ManagerConfig{MetricsAddress: "0", HealthAddress: "0"})
+	f.must(err)
+	f.must(recovery.Setup(mgr, name, recovery.Options{
+		Roles: roles, Brakes: fencing.DefaultBrakes(),
+		Profile: fencing.Profile{Name: "test", Silence: 2 * time.Second, LeaseDuration: time.Second},
+	}))
+	ended := make(chan error, 1)
+	go func() { ended <- mgr.Start(ctx) }()
 	f.Cleanup(func() {
 		cancel()
-		running.Wait()
+		if err := <-ended; err != nil {
+			f.Errorf("%s: %v", name, err)
+		}
 	})
 }
 

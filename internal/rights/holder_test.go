@@ -15,6 +15,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"belay.dev/belay/internal/attachdetach"
@@ -27,9 +28,9 @@ import (
 var recordsLease = client.ObjectKey{Namespace: "kube-system", Name: "belay-controller-records"}
 
 // lead runs belay-controller's attach/detach controller as the leader, until stop.
-func lead(t *testing.T) (stop func()) {
+func lead(t *testing.T, config *rest.Config) (stop func()) {
 	t.Helper()
-	mgr, err := kube.NewManager(server.Config(), kube.ManagerConfig{
+	mgr, err := kube.NewManager(config, kube.ManagerConfig{
 		Lease: &kube.LeaseConfig{
 			Namespace: "kube-system", Name: "belay-controller", RenewDeadline: wait.Timeout, Identity: fmt.Sprintf("%s-%d", t.Name(), time.Now().UnixNano()),
 		},
@@ -50,6 +51,15 @@ func lead(t *testing.T) (stop func()) {
 	})
 	t.Cleanup(stop)
 	return stop
+}
+
+// noLeader removes what a leader leaves behind.
+func noLeader(t *testing.T) {
+	t.Helper()
+	_ = server.Client.DeleteAllOf(context.WithoutCancel(t.Context()), &storagev1.VolumeAttachment{})
+	for _, name := range []string{recordsLease.Name, "belay-controller"} {
+		_ = server.Client.Delete(context.WithoutCancel(t.Context()), &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: recordsLease.Namespace, Name: name}})
+	}
 }
 
 // forge lets a kubelet write both lists of its own Node.
@@ -110,13 +120,8 @@ func TestKubeletsStatusMakesNoHolder(t *testing.T) {
 	// Upstream's controller has attached a volume to its node, and its pod is gone: the first leader takes that over.
 	unique := func(k attachment.VolumeKey) string { return kube.UniqueVolumeName(k.Driver, k.Handle) }
 	forge(t, evil, "evil", unique(evilVolume))
-	t.Cleanup(func() {
-		_ = server.Client.DeleteAllOf(context.WithoutCancel(t.Context()), &storagev1.VolumeAttachment{})
-		for _, name := range []string{recordsLease.Name, "belay-controller"} {
-			_ = server.Client.Delete(context.WithoutCancel(t.Context()), &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: recordsLease.Namespace, Name: name}})
-		}
-	})
-	stop := lead(t)
+	t.Cleanup(func() { noLeader(t) })
+	stop := lead(t, server.Config())
 	wait.Until(t, "the records are made", func() bool {
 		return server.Client.Get(t.Context(), recordsLease, &coordinationv1.Lease{}) == nil
 	})
@@ -140,7 +145,7 @@ func TestKubeletsStatusMakesNoHolder(t *testing.T) {
 	t.Cleanup(func() {
 		_ = server.Client.Delete(context.WithoutCancel(t.Context()), mirror, client.GracePeriodSeconds(0))
 	})
-	lead(t)
+	lead(t, server.Config())
 	create(t, fixture.Pod("holder", "good", "holder-good", "holder-disk", "holder-fc"))
 	awaitAttachment(t, disk, "holder-good")
 	awaitAttachment(t, fc, "holder-good")

@@ -45,6 +45,15 @@ app.kubernetes.io/instance: {{ .root.Release.Name }}
 {{- end }}
 {{- end }}
 
+{{/* The user names of the ServiceAccounts of the release, as a list in CEL. The policies hold all of them: which of these has which rights is not theirs to know. */}}
+{{- define "belay.accounts" -}}
+{{- $accounts := list }}
+{{- range list "belay-controller" "belay-recovery" "belay-recovery-actor" "belay-recovery-detector" "belay-recovery-fencer" "belay-recovery-leave" }}
+{{- $accounts = append $accounts (printf "'system:serviceaccount:%s:%s'" $.Release.Namespace .) }}
+{{- end -}}
+[{{ join ", " $accounts }}]
+{{- end }}
+
 {{/* The lease by which the detector leads, as belay-controller names it. */}}
 {{- define "belay.detectorLease" -}}
 {{ if .Values.recovery.together }}belay-recovery{{ else }}belay-recovery-detector{{ end }}
