@@ -125,16 +125,20 @@ func (f *fleet) recovers() {
 }
 
 // runs runs a part with the rights that are shipped for it.
-func (f *fleet) runs(name string, roles recovery.Roles) {
+func (f *fleet) runs(name string, roles recovery.Roles, change ...func(*recovery.Options)) {
 	f.Helper()
 	ctx, cancel := context.WithCancel(f.Context())
 	config := server.ServiceAccount(f, "belay-system", "belay-recovery-"+name, recoveryFiles+name+".yaml")
 	mgr, err := kube.NewManager(config, kube.ManagerConfig{MetricsAddress: "0", HealthAddress: "0"})
 	f.must(err)
-	f.must(recovery.Setup(mgr, name, recovery.Options{
+	o := recovery.Options{
 		Roles: roles, Brakes: fencing.DefaultBrakes(),
 		Profile: fencing.Profile{Name: "test", Silence: 2 * time.Second, LeaseDuration: time.Second},
-	}))
+	}
+	for _, c := range change {
+		c(&o)
+	}
+	f.must(recovery.Setup(mgr, name, o))
 	ended := make(chan error, 1)
 	go func() { ended <- mgr.Start(ctx) }()
 	f.Cleanup(func() {

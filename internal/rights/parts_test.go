@@ -1,18 +1,25 @@
 package rights
 
 import (
+	"context"
 	"os"
 	"reflect"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	fencingv1 "belay.dev/belay/api/fencing/v1alpha1"
 	"belay.dev/belay/internal/fencing"
+	"belay.dev/belay/internal/kube"
+	"belay.dev/belay/internal/recovery"
 	"belay.dev/belay/internal/testing/wait"
 )
 
@@ -35,13 +42,13 @@ func TestPartsWriteTheirOwnFields(t *testing.T) {
 	}}
 	f.must(f.admin.Create(t.Context(), fence))
 	now := metav1.NewMicroTime(time.Now())
-	patch := func(by client.Client, change func(*fencingv1.NodeFence), status bool) error {
+	patch := func(by client.Client, change func(*fencingv1.NodeFence), status bool, options ...string) error {
 		t.Helper()
 		f.must(f.admin.Get(t.Context(), client.ObjectKeyFromObject(fence), fence))
 		before := fence.DeepCopy()
 		change(fence)
 		if status {
-			return by.Status().Patch(t.Context(), fence, client.MergeFrom(before))
+			return by.Status().Patch(t.Context(), fence, client.MergeFrom(before), &client.SubResourcePatchOptions{PatchOptions: client.PatchOptions{DryRun: options}})
 		}
 		return by.Patch(t.Context(), fence, client.MergeFrom(before))
 	}
@@ -55,7 +62,8 @@ func TestPartsWriteTheirOwnFields(t *testing.T) {
 	phase := func(p fencing.Phase) func(*fencingv1.NodeFence) {
 		return func(x *fencingv1.NodeFence) { x.Status.Phase = fencingv1.Phase(p) }
 	}
-	wait.Until(t, "the policy is in force", func() bool { return apierrors.IsForbidden(patch(fencer, phase(fencing.Isolating), true)) })
+	refused := func(err error) bool { return err != nil && strings.Contains(err.Error(), "'belay-fence-roles'") }
+	wait.Until(t, "the policy is in force", func() bool { return refused(patch(fencer, phase(fencing.Isolating), true, metav1.DryRunAll)) })
 	f.must(patch(actor, phase(fencing.Isolating), true))
 	f.must(patch(actor, phase(fencing.Fencing), true))
 	f.must(patch(actor, func(x *fencingv1.NodeFence) {
@@ -84,11 +92,8 @@ func TestPartsWriteTheirOwnFields(t *testing.T) {
 		"the actor takes an answer back":    {actor, func(x *fencingv1.NodeFence) { x.Status.Evidence = nil }, true},
 		"the actor changes the release":     {actor, func(x *fencingv1.NodeFence) { x.Spec.Release = fencingv1.ReleaseManual }, false},
 		"leaving changes the release":       {leave, func(x *fencingv1.NodeFence) { x.Spec.Release = fencingv1.ReleaseManual }, false},
-		"the actor states": {actor, func(x *fencingv1.NodeFence) {
-			x.Spec.Statement = &fencingv1.Statement{By: "a", Reason: "r", MachineID: "m", Expires: metav1.Now()}
-		}, false},
 	} {
-		if err := patch(tt.by, tt.change, tt.status); !apierrors.IsForbidden(err) && !apierrors.IsInvalid(err) {
+		if err := patch(tt.by, tt.change, tt.status); !refused(err) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -96,6 +101,85 @@ func TestPartsWriteTheirOwnFields(t *testing.T) {
 	f.must(patch(leave, func(x *fencingv1.NodeFence) { x.Finalizers = nil }, false))
 	f.must(patch(actor, phase(fencing.Tainting), true))
 	f.must(patch(actor, phase(fencing.Evicting), true))
+}
+
+// switches are power switches in memory, by the name of the node.
+type switches struct {
+	mu   sync.Mutex
+	offs map[string]int
+}
+
+func (s *switches) dial(feed fencingv1.Feed, _ map[string][]byte) (recovery.Switch, error) {
+	return oneSwitch{s, string(feed.Options["ip"])}, nil
+}
+
+type oneSwitch struct {
+	*switches
+	node string
+}
+
+func (s oneSwitch) Status(context.Context) (fencing.Power, string, error) {
+	return fencing.PowerOn, "Status: ON", nil
+}
+func (s oneSwitch) Identity(context.Context) (string, error) { return "4c4c4544-" + s.node, nil }
+func (s oneSwitch) Off(context.Context) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.offs[s.node]++
+	return nil
+}
+
+// TestForgedCommand: with the tokens of the detector and the actor a client makes the fence of a node that runs, and stores a command that nothing
+// overtakes. The fencer, which answers its questions, does not switch the machine off.
+func TestForgedCommand(t *testing.T) {
+	f := newFleet(t)
+	detector, actor := f.part("detector"), f.part("actor")
+	all := &switches{offs: map[string]int{}}
+	f.dead("silent")
+	f.dead("runs") // but for its lease
+	f.must(f.admin.Patch(t.Context(), &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: corev1.NamespaceNodeLease, Name: "runs"}},
+		client.RawPatch(types.MergePatchType, []byte(`{"spec":{"leaseDurationSeconds":3600}}`))))
+	forge := func(name string, within time.Duration) {
+		t.Helper()
+		node, lease := f.node(name), &coordinationv1.Lease{}
+		f.must(f.admin.Get(t.Context(), client.ObjectKeyFromObject(node), node))
+		f.must(f.admin.Get(t.Context(), client.ObjectKey{Namespace: corev1.NamespaceNodeLease, Name: name}, lease))
+		boot := kube.BootOf(node)
+		source := &fencingv1.FenceSource{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: fencingv1.FenceSourceSpec{Levels: []fencingv1.FenceLevel{{
+			Feeds: []fencingv1.Feed{{Agent: "fence_test", Options: map[string]fencingv1.FeedOption{"ip": fencingv1.FeedOption(name)}}},
+		}}}}
+		f.must(f.admin.Create(t.Context(), source))
+		t.Cleanup(func() { _ = f.admin.Delete(context.Background(), source) })
+		source.Status.Bound = &fencingv1.Bound{NodeUID: boot.NodeUID, BootID: boot.ID, MachineID: boot.Machine, HardwareID: boot.Machine, Generation: source.Generation, Time: metav1.NowMicro()}
+		f.must(f.admin.Status().Update(t.Context(), source))
+		fence := &fencingv1.NodeFence{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: fencingv1.NodeFenceSpec{
+			NodeName: name, NodeUID: boot.NodeUID, BootID: boot.ID, MachineID: boot.Machine, Epoch: 1, Trigger: fencingv1.TriggerNodeSilent, LastRenewal: kube.Renewal(lease), Release: fencingv1.ReleaseAuto,
+		}}
+		f.must(detector.Create(t.Context(), fence))
+		for _, phase := range []fencing.Phase{fencing.Isolating, fencing.Fencing} {
+			fence.Status.Phase = fencingv1.Phase(phase)
+			if phase == fencing.Fencing {
+				fence.Status.Question = &fencingv1.Question{Nonce: "question", Time: metav1.NowMicro()}
+				fence.Status.Intents = []fencingv1.Intent{{Action: "Off", Nonce: "off", NotAfter: metav1.NewMicroTime(time.Now().Add(within)), Renewal: kube.Renewal(lease)}}
+			}
+			before := &fencingv1.NodeFence{}
+			f.must(f.admin.Get(t.Context(), client.ObjectKeyFromObject(fence), before))
+			f.must(actor.Status().Patch(t.Context(), fence, client.MergeFrom(before)))
+		}
+	}
+	f.runs("fencer", recovery.Roles{Fencer: true}, func(o *recovery.Options) { o.Dial = all.dial })
+	forge("runs", 5*time.Second)
+	forge("silent", 30*time.Second)
+	wait.Until(t, "the machine that is silent is switched off, and the other one asked once the command is too old", func() bool {
+		fence := &fencingv1.NodeFence{}
+		f.must(f.admin.Get(t.Context(), client.ObjectKey{Name: "runs"}, fence))
+		all.mu.Lock()
+		defer all.mu.Unlock()
+		return all.offs["silent"] == 1 && slices.ContainsFunc(fence.Status.Evidence, func(e fencingv1.Evidence) bool { return e.Nonce == "question" && e.Power == "On" })
+	})
+	if all.offs["runs"] > 0 {
+		t.Error("a machine that runs was switched off")
+	}
 }
 
 // TestPolicyNamesEachField: a field that is added to the status of a NodeFence is the actor's, unless the policy says otherwise.
