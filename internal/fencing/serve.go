@@ -70,8 +70,7 @@ const questionFor = time.Minute
 // Serve decides what the fencer does next. A source that is not bound to the boot is never used: its answer would be about another machine.
 func Serve(now time.Time, r Requested) Service {
 	intent := r.Fence.Intent
-	commanded := r.Fence.Phase == Fencing && intent.open(now) && !r.Answered(intent.Nonce)
-	asked := r.Question.Nonce != "" && now.Sub(r.Question.Asked) < questionFor && !r.Answered(r.Question.Nonce)
+	commanded := intent.Nonce != "" && r.Open(now) == intent.Nonce
 	_, late := r.Late(now)
 	switch {
 	case !r.Source.bound(r.Fence.Boot):
@@ -84,12 +83,25 @@ func Serve(now time.Time, r Requested) Service {
 		return ServeRefusal
 	case commanded:
 		return ServeOff
-	case asked:
+	case r.Asked(now):
 		return ServeStatus
 	case late:
 		return ServeLate
 	}
 	return ServeNothing
+}
+
+// Open returns the nonce that an answer of the switch has: that of the command, or else of the question.
+func (r *Requested) Open(now time.Time) string {
+	if intent := r.Fence.Intent; r.Fence.Phase == Fencing && intent.open(now) && !r.Answered(intent.Nonce) {
+		return intent.Nonce
+	}
+	return r.Question.Nonce
+}
+
+// Asked reports whether the question is to be answered. It is also while a command is not sent yet: what the switch says can make that needless.
+func (r *Requested) Asked(now time.Time) bool {
+	return r.Question.Nonce != "" && now.Sub(r.Question.Asked) < questionFor && !r.Answered(r.Question.Nonce)
 }
 
 // Late returns the nonce of the command, or else of the question, that this process has not served and that is too old by its clock: it did

@@ -115,11 +115,12 @@ func (t *turn) prove(status *fencingv1.NodeFenceStatus, class fencing.Class) {
 	if provenBy(t.fence) == class {
 		return
 	}
-	text := explain.FenceEvidence(class)
+	setCondition(status, conditionProven, metav1.ConditionTrue, string(class), explain.FenceEvidence(class))
 	if s := t.fence.Spec.Statement; class == fencing.Stated && s != nil { // the statement may be another one later
-		text += ": " + s.By + ", " + s.Reason
+		status.Evidence = lastOf(append(status.Evidence, fencingv1.Evidence{
+			Class: string(class), BootID: t.fence.Spec.BootID, MachineID: t.fence.Spec.MachineID, Time: micro(t.now()), Source: s.By, Raw: s.Reason,
+		}), maxEvidence)
 	}
-	setCondition(status, conditionProven, metav1.ConditionTrue, string(class), text)
 }
 
 // upstreamForces records while kube-controller-manager's timer may run (hole 18): from the first deleted pod on, until no volume is left.

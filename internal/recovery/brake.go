@@ -19,9 +19,35 @@ import (
 // reasonHeld is the reason of the event about a command that the fencer does not send yet.
 const reasonHeld = "SwitchOffHeld"
 
+// switchOff sends the command if the fencer itself may. While it may not, it answers what is asked.
+func (f *fencer) switchOff(ctx context.Context, state *sourceState, source *fencingv1.FenceSource, fence *fencingv1.NodeFence, r fencing.Requested) (time.Duration, error) {
+	may, err := f.reserve(ctx, source, fence, &r)
+	switch {
+	case err != nil:
+		return 0, err
+	case may.Suspected:
+		return lookEvery, f.call(ctx, state, source, fence, r, r.Fence.Intent.Nonce, true)
+	}
+	after := f.reportHeld(ctx, state, fence, &r, may)
+	if r.Asked(f.now()) {
+		return after, f.call(ctx, state, source, fence, r, r.Question.Nonce, false)
+	}
+	return after, nil
+}
+
+// commandFor is the record of a command that is about to be sent. A machine that ignores a command gets it again: the fence counts from the first, as
+// the detector counts it from its begin.
+func (f *fencer) commandFor(source *fencingv1.FenceSource, fence *fencingv1.NodeFence, nonce string) *fencingv1.SentCommand {
+	c := &fencingv1.SentCommand{Nonce: nonce, Fence: string(fence.UID), By: f.identity, Time: micro(f.now())}
+	if before := source.Status.Command; before != nil && before.Fence == c.Fence {
+		c.Time = before.Time
+	}
+	return c
+}
+
 // reserve decides whether the fencer itself may switch the node off, and takes a place of its brake if it may. It is what a client cannot get around that
 // has the rights of the other parts: it rests on the leases, and on what only the fencer writes.
-func (f *fencer) reserve(ctx context.Context, r *fencing.Requested) (fencing.Suspicion, error) {
+func (f *fencer) reserve(ctx context.Context, source *fencingv1.FenceSource, fence *fencingv1.NodeFence, r *fencing.Requested) (fencing.Suspicion, error) {
 	node := r.Fence.Boot.Node
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -33,7 +59,7 @@ func (f *fencer) reserve(ctx context.Context, r *fencing.Requested) (fencing.Sus
 	n.Silent, n.Limit, n.Heard = f.ear.of(node)
 	s := fencing.MaySwitchOff(f.now(), f.Brakes, fleet, r.Fence.Boot, n)
 	if s.Suspected {
-		f.commanded[node] = f.now()
+		f.commanded[node] = f.commandFor(source, fence, r.Fence.Intent.Nonce).Time.Time
 	}
 	return s, nil
 }

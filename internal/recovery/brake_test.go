@@ -91,6 +91,20 @@ func TestFencerDecidesItself(t *testing.T) {
 	}
 }
 
+// TestRepeatedCommandKeepsItsPlaceOnce: a machine that ignores its commands takes the place of its first one, as the detector counts the begin of its fence.
+func TestRepeatedCommandKeepsItsPlaceOnce(t *testing.T) {
+	f, _, source, fence := commanded(t)
+	first := f.now().Add(-20 * time.Minute)
+	source.Status.Command = &fencingv1.SentCommand{Nonce: "earlier", Fence: string(fence.UID), Time: micro(first)}
+	if c := f.commandFor(source, fence, "n"); c.Nonce != "n" || !c.Time.Time.Equal(first) {
+		t.Errorf("the next command of the fence is recorded as %+v", c)
+	}
+	source.Status.Command.Fence = "another"
+	if c := f.commandFor(source, fence, "n"); !c.Time.Time.Equal(f.now()) {
+		t.Errorf("the first command of a fence is recorded as %+v", c)
+	}
+}
+
 // TestCommandIsSentOnce: a fencer whose predecessor was about to send a command asks for the state instead. The record is where no other part can
 // write it.
 func TestCommandIsSentOnce(t *testing.T) {

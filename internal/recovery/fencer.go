@@ -141,13 +141,9 @@ func (f *fencer) serve(ctx context.Context, state *sourceState, source *fencingv
 			f.reportLate(ctx, state, fence, r)
 			return lookEvery, nil
 		case fencing.ServeStatus:
-			return lookEvery, f.call(ctx, state, source, fence, r, false)
+			return lookEvery, f.call(ctx, state, source, fence, r, r.Open(f.now()), false)
 		case fencing.ServeOff:
-			may, err := f.reserve(ctx, &r)
-			if err != nil || !may.Suspected {
-				return f.reportHeld(ctx, state, fence, &r, may), err
-			}
-			return lookEvery, f.call(ctx, state, source, fence, r, true)
+			return f.switchOff(ctx, state, source, fence, r)
 		}
 	}
 	return readWithin, nil
@@ -214,11 +210,7 @@ func (f *fencer) readNode(ctx context.Context, r *fencing.Requested) error {
 }
 
 // call speaks to the switch, and stores the answer. Before a command is sent, it is stored who sends it: no process sends it twice.
-func (f *fencer) call(ctx context.Context, state *sourceState, source *fencingv1.FenceSource, fence *fencingv1.NodeFence, r fencing.Requested, off bool) error {
-	nonce := r.Question.Nonce
-	if intent := r.Fence.Intent; intent.Nonce != "" && !r.Answered(intent.Nonce) && r.Fence.Phase == fencing.Fencing {
-		nonce = intent.Nonce
-	}
+func (f *fencer) call(ctx context.Context, state *sourceState, source *fencingv1.FenceSource, fence *fencingv1.NodeFence, r fencing.Requested, nonce string, off bool) error {
 	if e, known := state.unstored[nonce]; known && e.BootID == fence.Spec.BootID {
 		return f.store(ctx, state, fence, e)
 	}
@@ -236,7 +228,7 @@ func (f *fencer) call(ctx context.Context, state *sourceState, source *fencingv1
 	defer cancel()
 	var command *order
 	if off {
-		source.Status.Command = &fencingv1.SentCommand{Nonce: nonce, By: f.identity, Time: micro(f.now())}
+		source.Status.Command = f.commandFor(source, fence, nonce)
 		if err := f.client.Status().Patch(ctx, source, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})); err != nil {
 			return fmt.Errorf("store that the command is about to be sent: %w", err)
 		}

@@ -318,8 +318,8 @@ func TestStatement(t *testing.T) {
 	}
 	counts = fencing.StatementFor
 	must(t, state("alice", "alice", machine))
-	if f := m.until(fencing.Moved); !m.moved() || !strings.Contains(meta.FindStatusCondition(f.Status.Conditions, conditionProven).Message, "alice, pulled the plug") {
-		t.Errorf("moved %t, conditions %v", m.moved(), f.Status.Conditions)
+	if f := m.until(fencing.Moved); !m.moved() || lastOf(f.Status.Evidence, 1)[0].Source != "alice" {
+		t.Errorf("moved %t, evidence %v", m.moved(), f.Status.Evidence)
 	}
 }
 

@@ -150,7 +150,7 @@ func TestLogins(t *testing.T) {
 			now := &fencingv1.FenceSource{}
 			must(t, p.client.Get(t.Context(), client.ObjectKey{Name: "n1"}, now))
 			must(t, p.client.Get(t.Context(), client.ObjectKey{Name: "n1"}, fence))
-			must(t, f.call(t.Context(), f.state("n1"), now, fence, fencing.Requested{Question: fencing.Question{Nonce: uuid.NewString()}}, false))
+			must(t, f.call(t.Context(), f.state("n1"), now, fence, fencing.Requested{}, uuid.NewString(), false))
 		}
 		asked, refuses.asked = refuses.asked, 0
 		return asked

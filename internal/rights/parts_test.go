@@ -71,6 +71,7 @@ func TestPartsWriteTheirOwnFields(t *testing.T) {
 		x.Status.Question = &fencingv1.Question{Nonce: "question", Time: now}
 	}, true))
 	f.must(patch(fencer, answers(), true))
+	f.must(patch(fencer, func(x *fencingv1.NodeFence) { x.Status.Intents[0].SentBy = "of the version before" }, true))
 	f.must(patch(fencer, answers(func(e *fencingv1.Evidence) { e.Nonce, e.Class, e.Power = "question", "", "On" }), true))
 
 	for name, tt := range map[string]struct {
@@ -88,10 +89,13 @@ func TestPartsWriteTheirOwnFields(t *testing.T) {
 		"the fencer says On and PoweredOff": {fencer, answers(func(e *fencingv1.Evidence) { e.Power = "On" }), true},
 		"the fencer takes an answer back":   {fencer, func(x *fencingv1.NodeFence) { x.Status.Evidence = x.Status.Evidence[:1] }, true},
 		"the fencer changes an answer":      {fencer, func(x *fencingv1.NodeFence) { x.Status.Evidence[1].Power = "Off" }, true},
-		"the actor says Off":                {actor, answers(func(e *fencingv1.Evidence) { e.Nonce = "question" }), true},
-		"the actor takes an answer back":    {actor, func(x *fencingv1.NodeFence) { x.Status.Evidence = nil }, true},
-		"the actor changes the release":     {actor, func(x *fencingv1.NodeFence) { x.Spec.Release = fencingv1.ReleaseManual }, false},
-		"leaving changes the release":       {leave, func(x *fencingv1.NodeFence) { x.Spec.Release = fencingv1.ReleaseManual }, false},
+		"the actor speaks for a person": {actor, answers(func(e *fencingv1.Evidence) {
+			e.Class, e.Power, e.Nonce, e.Source, e.Raw = "Stated", "", "", "admin", "pulled the plug"
+		}), true},
+		"the actor says Off":             {actor, answers(func(e *fencingv1.Evidence) { e.Nonce = "question" }), true},
+		"the actor takes an answer back": {actor, func(x *fencingv1.NodeFence) { x.Status.Evidence = nil }, true},
+		"the actor changes the release":  {actor, func(x *fencingv1.NodeFence) { x.Spec.Release = fencingv1.ReleaseManual }, false},
+		"leaving changes the release":    {leave, func(x *fencingv1.NodeFence) { x.Spec.Release = fencingv1.ReleaseManual }, false},
 	} {
 		if err := patch(tt.by, tt.change, tt.status); !refused(err) {
 			t.Errorf("%s: %v", name, err)
@@ -99,7 +103,13 @@ func TestPartsWriteTheirOwnFields(t *testing.T) {
 	}
 	f.must(patch(actor, func(x *fencingv1.NodeFence) { x.Finalizers = []string{"fencing.belay.dev/released"} }, false))
 	f.must(patch(leave, func(x *fencingv1.NodeFence) { x.Finalizers = nil }, false))
-	f.must(patch(actor, phase(fencing.Tainting), true))
+	f.must(patch(f.admin, func(x *fencingv1.NodeFence) {
+		x.Spec.Statement = &fencingv1.Statement{By: "admin", Reason: "pulled the plug", MachineID: "m", Expires: metav1.NewTime(now.Add(time.Hour))}
+	}, false))
+	f.must(patch(actor, func(x *fencingv1.NodeFence) { // as actors of the version before did, for its CRD
+		x.Status.Phase = fencingv1.Phase(fencing.Tainting)
+		x.Status.Evidence = append(x.Status.Evidence, fencingv1.Evidence{Class: "Stated", BootID: "b", MachineID: "m", Time: now, Source: "admin", Raw: "pulled the plug"})
+	}, true))
 	f.must(patch(actor, phase(fencing.Evicting), true))
 }
 
@@ -189,7 +199,11 @@ func TestPolicyNamesEachField(t *testing.T) {
 	status := reflect.TypeFor[fencingv1.NodeFenceStatus]()
 	for i := range status.NumField() {
 		name, _, _ := strings.Cut(status.Field(i).Tag.Get("json"), ",")
-		if same := "object.?status.?" + name + " == oldObject.?status.?" + name; name != "evidence" && !strings.Contains(string(policy), same) {
+		same := "object.?status.?" + name + " == oldObject.?status.?" + name
+		if name == "intents" { // but for a field of the version before
+			same = "variables.intents == oldObject.?status.?intents"
+		}
+		if name != "evidence" && !strings.Contains(string(policy), same) {
 			t.Errorf("the policy belay-fence-roles leaves status.%s to the fencer", name)
 		}
 	}

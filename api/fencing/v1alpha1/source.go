@@ -148,11 +148,15 @@ type SentCommand struct {
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=64
 	Nonce string `json:"nonce"`
+	// Fence is the UID of the NodeFence.
+	// +kubebuilder:validation:MaxLength=64
+	// +optional
+	Fence string `json:"fence,omitempty"`
 	// By is the fencer.
 	// +kubebuilder:validation:MaxLength=253
 	// +optional
 	By string `json:"by,omitempty"`
-	// Time is when it was stored.
+	// Time is when the first command of the fence was stored.
 	Time metav1.MicroTime `json:"time"`
 }
 
