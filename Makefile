@@ -170,6 +170,7 @@ drivers: check-go ## Render the facts about CSI drivers into docs/drivers.md.
 .PHONY: generate
 generate: check-go $(CONTROLLERGEN) $(HELM) $(HELMDOCS) ## Write the deepcopy functions and the CRDs of the API types (api/) and the dashboards, render deploy/ from the chart, and list its values in its README.
 	$(CONTROLLERGEN) object crd paths=./api/... output:crd:dir=charts/belay/files
+	hack/crdtimes charts/belay/files/fencing.belay.dev_*.yaml
 	cd hack/dashboards && go run . ../../charts/belay/files/dashboards
 	hack/render
 	$(HELMDOCS) --chart-search-root charts --log-level warning

@@ -67,7 +67,8 @@ func FenceStatementUnguarded(node string, why error) string {
 // LeaveUnfinished is why recovery cannot be removed: fences of these nodes are under way.
 func LeaveUnfinished(fences []string) string {
 	return "recovery cannot be removed: these NodeFences are not finished: " + strings.Join(fences, ", ") + ". Their nodes would keep the taints, and what the fences hold would stay as it is. " +
-		"End each with `kubectl belay unfence NODE`, or start its machine, or delete its Node if it will not come back; see docs/recovery/README.md, \"Remove\". Then uninstall again"
+		"Start the machine of each, or delete its Node if it will not come back. A fence that has taken nothing yet, or whose release is Manual, ends with `kubectl belay unfence NODE`. " +
+		"See docs/recovery/README.md, \"Remove\". Then uninstall again"
 }
 
 // LeaveTainted is why recovery cannot be removed: these nodes have taints of recovery, and no NodeFence.

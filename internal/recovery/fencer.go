@@ -233,6 +233,7 @@ func (f *fencer) call(ctx context.Context, state *sourceState, source *fencingv1
 			return fmt.Errorf("store that the command is about to be sent: %w", err)
 		}
 		before = source.DeepCopy()
+		log.FromContext(ctx).Info("Switching the machine off", "machine", fence.Spec.MachineID, "nonce", nonce)
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithDeadline(ctx, r.Fence.Intent.NotAfter)
 		defer cancel()

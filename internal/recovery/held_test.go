@@ -64,7 +64,7 @@ func withFencer(t *testing.T, s *stage, bmc *machine, slower, until time.Duratio
 }
 
 // TestHeldCommandIsAskedAbout: while the brake of the fencer holds a command, a person pulls the plug of the machine. The fencer may ask the switch at
-// any time, and the actor asks it to: the fence goes on as soon as the switch says Off.
+// any time, and the actor asks it to: the fence continues as soon as the switch says Off.
 func TestHeldCommandIsAskedAbout(t *testing.T) {
 	for _, slower := range []time.Duration{0, 50 * time.Millisecond, 200 * time.Millisecond} {
 		s, bmc := newStage(t, fencing.Fencing), &machine{uuid: "hw-n1", power: fencing.PowerOn}

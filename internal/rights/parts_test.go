@@ -12,6 +12,7 @@ import (
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -99,6 +100,23 @@ func TestPartsWriteTheirOwnFields(t *testing.T) {
 	} {
 		if err := patch(tt.by, tt.change, tt.status); !refused(err) {
 			t.Errorf("%s: %v", name, err)
+		}
+	}
+	for what, raw := range map[string]string{
+		"a time without decimals":   `{"status":{"evidence":[{"bootID":"b","nonce":"off","time":"2026-11-29T18:00:00Z"}]}}`,
+		"a condition's time":        `{"status":{"conditions":[{"type":"a","status":"True","reason":"r","message":"","lastTransitionTime":"2026-11-29t18:00:00z"}]}}`,
+		"an offset of a day":        `{"spec":{"statement":{"by":"admin","reason":"r","machineID":"m","expires":"2026-11-29T18:00:00+25:00"}}}`,
+		"the time of a silence":     `{"status":{"silentAgain":{"renewal":"","time":"2026-11-29T18:00:00.5Z"}}}`,
+		"when it was written":       `{"status":{"statement":{"expires":"2026-11-29T18:00:00Z","made":"2026-11-29t18:00:00Z"}}}`,
+		"until when it is to count": `{"status":{"intents":[{"action":"Off","nonce":"n","notAfter":"2026-11-29T18:00:00Z"}]}}`,
+	} {
+		body := client.RawPatch(types.MergePatchType, []byte(raw))
+		err := f.admin.Status().Patch(t.Context(), fence.DeepCopy(), body)
+		if strings.HasPrefix(raw, `{"spec"`) {
+			err = f.admin.Patch(t.Context(), fence.DeepCopy(), body)
+		}
+		if !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "should match") {
+			t.Errorf("%s, which no client in Go can read, is stored: %v", what, err)
 		}
 	}
 	f.must(patch(actor, func(x *fencingv1.NodeFence) { x.Finalizers = []string{"fencing.belay.dev/released"} }, false))
