@@ -107,6 +107,7 @@ var fenceTitles = map[decision.Reason]struct {
 	fencing.SettlingAfterTaint:   {"The node is released and gets no pods for a minute", false},
 	fencing.AwaitingUnmount:      {"The node is back and unmounts volumes that may have been taken from it", false},
 	fencing.AwaitingReturn:       {"The fence is to end, and the machine may still have volumes mounted that were taken from it", true},
+	fencing.SwitchOffHeld:        {"The fencer holds back the command to switch off", true},
 	fencing.NodeDeletedMachineOn: {"The Node was deleted, and its machine still runs", true},
 }
 
@@ -192,6 +193,7 @@ var fenceClocks = map[decision.Reason]string{
 	fencing.SettlingAfterTaint:   "recovery lets pods be scheduled to the node a minute after the out-of-service taint was removed",
 	fencing.AwaitingUnmount:      "recovery lets pods be scheduled to the node when it lists no volume in use that is not attached to it, or has started again",
 	fencing.AwaitingReturn:       "recovery lets pods be scheduled to the node when its machine is back and has unmounted these volumes, has started again, or is proven off: time alone changes nothing",
+	fencing.SwitchOffHeld:        "the fencer sends the command when its own brakes allow it, and recovery continues when the power switch says Off",
 	fencing.NodeDeletedMachineOn: "recovery asks the power switch again every 10 s, and moves the volumes when it says Off; it does not switch the machine off because its Node was deleted",
 	fencing.SilenceTooShort:      "recovery continues when the node was silent for its whole limit, and cancels the fence if it renews its lease",
 	fencing.NodeUnknown:          "recovery continues when the API server answers",

@@ -185,6 +185,10 @@ var fenceWaits = map[decision.Reason]struct{ missing, advice string }{
 	},
 	fencing.IntentOpen: {"the end of the time in which a command to switch off may still be carried out", ""},
 	fencing.NotOff:     {"the power switch to say Off", "Switch the machine off yourself; belay asks the power switch again every second. "},
+	fencing.SwitchOffHeld: {
+		"the fencer to switch the machine off: it holds the command back, because it hears the node, or too many others are silent or were switched off lately",
+		"The event SwitchOffHeld of the node names the cause: look at the other silent nodes. Or switch the machine off yourself; belay asks the power switch again and again.",
+	},
 	fencing.NodeDeletedMachineOn: {
 		"the machine to be off: its Node was deleted, and its power switch says On",
 		"Shut the machine down: belay asks the power switch again every ten seconds and then moves the volumes. Or restart its kubelet, which registers the node again. " +

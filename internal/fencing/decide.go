@@ -213,6 +213,8 @@ func (d *decider) switchOff() {
 		d.wait(AwaitingSource, AskEvery)
 	case source.Status.Power == PowerOff && source.Status.Machine == d.fence.Boot.Machine: // too long ago to authorize anything
 		d.askAgain(AwaitingSource)
+	case intent.open(d.now) && source.Held:
+		d.askAgain(SwitchOffHeld)
 	case intent.open(d.now):
 		d.askAgain(NotOff)
 	case !d.seen.live(d.now):
@@ -228,6 +230,8 @@ func (d *decider) switchOff() {
 func (d *decider) awaitAnswer() {
 	source, intent := d.seen.Source, d.fence.Intent
 	switch {
+	case source.Held && intent.open(d.now):
+		d.wait(SwitchOffHeld, AskEvery)
 	case !source.Status.Asked.IsZero() && source.Status.Power == PowerUnknown:
 		d.wait(SourceSilent, AskEvery)
 	case intent.open(d.now) && source.saysOn(intent.NotAfter.Add(-IntentFor)): // asked after the command was stored

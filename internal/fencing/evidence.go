@@ -69,6 +69,8 @@ type Source struct {
 	Locked bool
 	// Status is the latest answer, to a question or to a command.
 	Status Answer
+	// Held is set while the fencer does not send the command that is stored (MaySwitchOff).
+	Held bool
 	// Running is set while a question or a command of this process waits for its answer.
 	Running bool
 }

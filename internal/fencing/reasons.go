@@ -51,6 +51,8 @@ const (
 	IntentOpen decision.Reason = "IntentOpen"
 	// NotOff: the command was sent, and the machine is not off.
 	NotOff decision.Reason = "NotOff"
+	// SwitchOffHeld: the command is stored, and the fencer holds it back: it hears the node itself, or its own brakes hold.
+	SwitchOffHeld decision.Reason = "SwitchOffHeld"
 	// NodeDeletedMachineOn: the Node was deleted, and its machine is not off. It is not commanded.
 	NodeDeletedMachineOn decision.Reason = "NodeDeletedMachineOn"
 	// Contradicted: the boot that was proven to have ended shows a sign of life.
@@ -81,6 +83,7 @@ var Exits = decision.Exits{
 	SourceSilent:         {By: "the power switch answers, or a person makes a statement", Timed: true},
 	IntentOpen:           {By: "the time of the intent", Timed: true},
 	NotOff:               {By: "the switch is asked again", Timed: true},
+	SwitchOffHeld:        {By: "the fencer sends the command, or the switch is asked again", Timed: true},
 	NodeDeletedMachineOn: {By: "the switch says Off when it is asked again, or the node registers again", Timed: true},
 	Contradicted:         {By: "the node shows another boot, or a person decides"},
 	AwaitingPods:         {By: "a pod is gone"},

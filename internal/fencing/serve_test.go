@@ -60,3 +60,18 @@ func TestServe(t *testing.T) {
 		}
 	}
 }
+
+// TestHeldCommand: a fence whose command the fencer holds says so, and asks for the state meanwhile.
+func TestHeldCommand(t *testing.T) {
+	for held, want := range map[bool]string{false: "NotOff", true: "SwitchOffHeld"} {
+		s := newStand(t)
+		s.fence.Phase, s.seen.Isolated = Fencing, true
+		s.fence.Intent = Intent{Nonce: "n", NotAfter: s.now.Add(IntentFor)}
+		s.seen.Source.Status = Answer{Power: PowerOn, Asked: s.now.Add(-time.Minute), Machine: s.fence.Boot.Machine}
+		s.seen.Source.Held = held
+		d := Decide(s.now, s.fence, s.seen)
+		if len(d.Steps) != 1 || d.Steps[0] != Step(Ask{}) || string(d.Reason) != want {
+			t.Errorf("held %v: %+v, want a question and %s", held, d, want)
+		}
+	}
+}

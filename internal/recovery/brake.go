@@ -7,6 +7,8 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
@@ -15,9 +17,6 @@ import (
 	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/fencing"
 )
-
-// reasonHeld is the reason of the event about a command that the fencer does not send yet.
-const reasonHeld = "SwitchOffHeld"
 
 // switchOff sends the command if the fencer itself may. While it may not, it answers what is asked.
 func (f *fencer) switchOff(ctx context.Context, state *sourceState, source *fencingv1.FenceSource, fence *fencingv1.NodeFence, r fencing.Requested) (time.Duration, error) {
@@ -28,11 +27,11 @@ func (f *fencer) switchOff(ctx context.Context, state *sourceState, source *fenc
 	case may.Suspected:
 		return lookEvery, f.call(ctx, state, source, fence, r, r.Fence.Intent.Nonce, true)
 	}
-	after := f.reportHeld(ctx, state, fence, &r, may)
-	if r.Asked(f.now()) {
-		return after, f.call(ctx, state, source, fence, r, r.Question.Nonce, false)
+	after, err := f.reportHeld(ctx, state, source, fence, &r, may)
+	if err == nil && r.Asked(f.now()) {
+		err = f.call(ctx, state, source, fence, r, r.Question.Nonce, false)
 	}
-	return after, nil
+	return after, err
 }
 
 // commandFor is the record of a command that is about to be sent. A machine that ignores a command gets it again: the fence counts from the first, as
@@ -90,20 +89,24 @@ func (f *fencer) heard(ctx context.Context, node string) (fencing.Fleet, error) 
 }
 
 // reportHeld reports once why a command is not sent yet, unless the node is about to have been silent for long enough. It returns when to look again.
-func (f *fencer) reportHeld(ctx context.Context, state *sourceState, fence *fencingv1.NodeFence, r *fencing.Requested, s fencing.Suspicion) time.Duration {
+func (f *fencer) reportHeld(ctx context.Context, state *sourceState, source *fencingv1.FenceSource, fence *fencingv1.NodeFence, r *fencing.Requested, s fencing.Suspicion) (time.Duration, error) {
 	nonce := r.Fence.Intent.Nonce
 	soon := s.Reason == fencing.SilenceTooShort && s.After > 0
 	if held := (heldCommand{nonce, s.Reason}); state.held != held {
 		state.held = held
 		log.FromContext(ctx).Info("Did not switch off yet", "reason", s.Reason, "nonce", nonce)
 		if !soon {
-			f.events.Eventf(nodeRef(r.Fence.Boot), fence, corev1.EventTypeWarning, reasonHeld, "Fence", "%s", explain.FenceHeld(s.Reason))
+			f.events.Eventf(nodeRef(r.Fence.Boot), fence, corev1.EventTypeWarning, string(fencing.SwitchOffHeld), "Fence", "%s", explain.FenceHeld(s.Reason))
 		}
 	}
 	if soon {
-		return min(s.After, lookEvery)
+		return min(s.After, lookEvery), nil
 	}
-	return lookEvery
+	before := source.DeepCopy()
+	meta.SetStatusCondition(&source.Status.Conditions, metav1.Condition{
+		Type: conditionHeld, Status: metav1.ConditionTrue, Reason: string(s.Reason), Message: explain.FenceHeld(s.Reason), ObservedGeneration: source.Generation,
+	})
+	return lookEvery, f.storeSource(ctx, source, before)
 }
 
 // heldCommand is a command that was not sent, and why.

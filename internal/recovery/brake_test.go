@@ -76,6 +76,11 @@ func TestFencerDecidesItself(t *testing.T) {
 			if _, offs := bmc.count(); offs != tt.offs {
 				t.Errorf("commanded %d times, want %d", offs, tt.offs)
 			}
+			stored := &fencingv1.FenceSource{}
+			must(t, f.client.Get(t.Context(), client.ObjectKey{Name: "n1"}, stored))
+			if held := boundSource(stored).Held; held != (tt.event != "") {
+				t.Errorf("the record says that the command is held: %v", held)
+			}
 			if refused := len(fence.Status.Evidence) == 1 && strings.HasPrefix(fence.Status.Evidence[0].Raw, "not sent"); refused != tt.refused {
 				t.Errorf("the answers are %+v", fence.Status.Evidence)
 			}
@@ -84,7 +89,7 @@ func TestFencerDecidesItself(t *testing.T) {
 			for e := range recorder.Events {
 				said += e
 			}
-			if strings.Count(said, reasonHeld) != min(len(tt.event), 1) || !strings.Contains(said, tt.event) {
+			if strings.Count(said, string(fencing.SwitchOffHeld)) != min(len(tt.event), 1) || !strings.Contains(said, tt.event) {
 				t.Errorf("events %q, want one about %q", said, tt.event)
 			}
 		})
@@ -152,7 +157,7 @@ func TestNoLeaseIsNoSilence(t *testing.T) {
 	if _, offs := bmc.count(); offs != 0 {
 		t.Errorf("commanded %d times", offs)
 	}
-	if said := <-recorder.Events; !strings.Contains(said, reasonHeld) || !strings.Contains(said, "SilenceTooShort") {
+	if said := <-recorder.Events; !strings.Contains(said, string(fencing.SwitchOffHeld)) || !strings.Contains(said, "SilenceTooShort") {
 		t.Errorf("event %q", said)
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	fencingv1 "belay.dev/belay/api/fencing/v1alpha1"
@@ -51,8 +52,8 @@ const (
 	conditionStorageFenced   = kube.ConditionStorageFenced
 )
 
-// conditionFenceReady is the condition of a FenceSource.
-const conditionFenceReady = kube.ConditionFenceReady
+// Conditions of a FenceSource. conditionHeld is there while a command is held back.
+const conditionFenceReady, conditionHeld = kube.ConditionFenceReady, "SwitchOffHeld"
 
 // taintValue is the value of the taints of a fence.
 func taintValue(epoch int64) string { return kube.FenceTaint(epoch) }
@@ -75,6 +76,7 @@ func boundSource(s *fencingv1.FenceSource) fencing.Source {
 		source.SaidOn = fencing.Boot{Node: s.Name, NodeUID: b.NodeUID, ID: b.BootID, Machine: b.MachineID}
 		source.Machine = b.HardwareID
 	}
+	source.Held = meta.IsStatusConditionTrue(s.Status.Conditions, conditionHeld)
 	return source
 }
 

@@ -229,6 +229,7 @@ func (f *fencer) call(ctx context.Context, state *sourceState, source *fencingv1
 	var command *order
 	if off {
 		source.Status.Command = f.commandFor(source, fence, nonce)
+		meta.RemoveStatusCondition(&source.Status.Conditions, conditionHeld)
 		if err := f.client.Status().Patch(ctx, source, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})); err != nil {
 			return fmt.Errorf("store that the command is about to be sent: %w", err)
 		}
@@ -329,6 +330,7 @@ func (f *fencer) exercise(ctx context.Context, state *sourceState, source *fenci
 		return lookEvery, client.IgnoreNotFound(fmt.Errorf("read node %s in the cache: %w", source.Name, err))
 	}
 	before := source.DeepCopy()
+	meta.RemoveStatusCondition(&source.Status.Conditions, conditionHeld) // no fence asks
 	f.check(ctx, source, node, quiet || !heard)
 	f.Metrics.Source(source.Name, meta.IsStatusConditionTrue(source.Status.Conditions, conditionFenceReady))
 	return lookEvery, f.storeSource(ctx, source, before)
