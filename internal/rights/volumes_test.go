@@ -47,7 +47,9 @@ func TestManyVolumesOfTenant(t *testing.T) {
 				pod.Spec.Volumes = append(pod.Spec.Volumes, volume)
 			}
 			must(t, edit.Create(t.Context(), pod))
-			t.Cleanup(func() { _ = server.Client.Delete(context.WithoutCancel(t.Context()), pod, client.GracePeriodSeconds(0)) })
+			t.Cleanup(func() {
+				_ = server.Client.Delete(context.WithoutCancel(t.Context()), pod, client.GracePeriodSeconds(0))
+			})
 		}
 	}
 
