@@ -116,12 +116,17 @@ func (x *state) missing(r Ref) error {
 	return fmt.Errorf("%s could not be read", r)
 }
 
+// TooManyVolumes is an annotation that a snapshot has on a pod of which kube.TooManyVolumes reports that. No such object is ever written.
+const TooManyVolumes = "belay.dev/too-many-volumes"
+
 func (x *state) clearPod(pod *corev1.Pod) string {
 	switch {
 	case pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed:
 		return fmt.Sprintf("pod %s has ended (%s) and needs no volume any more", pod.Name, pod.Status.Phase)
 	case mounted(pod):
 		return fmt.Sprintf("pod %s has its volumes on node %s", pod.Name, pod.Spec.NodeName)
+	case pod.Annotations[TooManyVolumes] != "":
+		return fmt.Sprintf("pod %s gets no volume attached: it has more than %d that may be, or those without a claim are too large", pod.Name, kube.MaxVolumes)
 	}
 	return fmt.Sprintf("pod %s has no volume that is attached", pod.Name)
 }

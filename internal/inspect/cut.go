@@ -11,7 +11,7 @@ import (
 	"belay.dev/belay/internal/kube"
 )
 
-// fewMarks is how many finalizers and owners of an object are kept: there are seldom more than three, and the API server sets no limit.
+// fewMarks is how many finalizers, owners and tolerations of an object are kept: there are seldom more than three, and the API server sets no limit.
 const fewMarks = 20
 
 // cut applies kube.Name and decision.Text to what a client with few rights may write into an object. Every object that enters a snapshot passes it.

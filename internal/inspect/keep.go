@@ -10,6 +10,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"belay.dev/belay/internal/diagnosis"
+	"belay.dev/belay/internal/kube"
 )
 
 // The objects of a large cluster have to fit into the memory of a laptop, beside the page that is being read. Each is copied, because
@@ -33,7 +34,10 @@ func keepPod(pod *corev1.Pod, volumes []corev1.Volume, history bool) *corev1.Pod
 	}
 	kept.Spec.NodeName = one(pod.Spec.NodeName)
 	kept.Spec.Tolerations = keepTolerations(pod.Spec.Tolerations)
-	kept.Spec.Volumes = slices.Clip(volumes)
+	kept.Spec.Volumes = volumes
+	if len(volumes) == 0 && kube.TooManyVolumes(pod) {
+		kept.Annotations = map[string]string{diagnosis.TooManyVolumes: "true"}
+	}
 	kept.Status.Phase, kept.Status.Reason = corev1.PodPhase(one(string(pod.Status.Phase))), pod.Status.Reason
 	if !history && pod.Status.Phase == corev1.PodRunning && pod.DeletionTimestamp == nil && slices.ContainsFunc(pod.Status.ContainerStatuses, runs) {
 		kept.Status.ContainerStatuses = running // as most are: what else it was and is does not matter
@@ -63,6 +67,7 @@ func keepTolerations(tolerations []corev1.Toleration) []corev1.Toleration {
 			kept = append(kept, t)
 		}
 	}
+	kept = first(kept)
 	if slices.EqualFunc(kept, usualTolerations, sameToleration) {
 		return usualTolerations
 	}

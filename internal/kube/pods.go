@@ -48,9 +48,49 @@ func podsWithVolumes(source cache.ListerWatcherWithContext) cache.ListerWatcher 
 
 // HasVolumes reports whether the pod has a volume that may be attached.
 func HasVolumes(pod *corev1.Pod) bool {
-	return slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool {
-		return v.PersistentVolumeClaim != nil || v.Ephemeral != nil || hasInlineVolume(&v)
-	})
+	for i := range pod.Spec.Volumes {
+		if mayBeAttached(&pod.Spec.Volumes[i]) {
+			return true
+		}
+	}
+	return false
+}
+
+func mayBeAttached(volume *corev1.Volume) bool {
+	return volume.PersistentVolumeClaim != nil || volume.Ephemeral != nil || hasInlineVolume(volume)
+}
+
+// A pod needs all of its volumes on one node, and its creator chooses how many there are: the API server limits only the object, to 1.5 MB
+// (k/k v1.36.3 pkg/apis/core/validation/validation.go ValidateVolumes). The documentation of Kubernetes names at most 127 attached volumes on
+// a node (https://kubernetes.io/docs/concepts/storage/storage-limits/).
+const (
+	// MaxVolumes is how many volumes of a pod may be attached.
+	MaxVolumes = 256
+	// maxInline is how large those among them are together that have no claim, in bytes as the API server stores them.
+	maxInline = 64 << 10
+)
+
+// TooManyVolumes reports whether a pod has more volumes to attach than a node has room for. It gets none. What the kubelet of its node reports as
+// mounted is never too much, because a client that creates pods cannot write that.
+func TooManyVolumes(pod *corev1.Pod) bool {
+	return tooMany(attachable(pod)) && !VolumesMounted(pod)
+}
+
+func tooMany(n, inline int) bool { return n > MaxVolumes || inline > maxInline }
+
+// attachable counts the volumes of a pod that may be attached, and the bytes of those that have no claim.
+func attachable(pod *corev1.Pod) (n, inline int) {
+	for i := range pod.Spec.Volumes {
+		v := &pod.Spec.Volumes[i]
+		if !mayBeAttached(v) {
+			continue
+		}
+		n++
+		if hasInlineVolume(v) {
+			inline += v.Size()
+		}
+	}
+	return n, inline
 }
 
 // drained is a filtered watch whose goroutine ends when it is stopped: it would wait for a reader of its last event.

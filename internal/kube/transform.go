@@ -63,31 +63,40 @@ func StripPod(pod *corev1.Pod) *corev1.Pod {
 	case VolumesMounted(pod):
 		kept.Status.Phase = corev1.PodRunning
 	}
-	for i := range pod.Spec.Volumes {
-		v := &pod.Spec.Volumes[i]
-		switch {
-		case v.PersistentVolumeClaim != nil:
-			kept.Spec.Volumes = append(kept.Spec.Volumes, corev1.Volume{
-				Name: v.Name, VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: stripClaimOf(v)},
-			})
-		case v.Ephemeral != nil:
-			kept.Spec.Volumes = append(kept.Spec.Volumes, corev1.Volume{
-				Name: v.Name, VolumeSource: corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{}},
-			})
-		case v.FC != nil:
-			kept.Spec.Volumes = append(kept.Spec.Volumes, corev1.Volume{Name: v.Name, VolumeSource: corev1.VolumeSource{FC: stripFC(v.FC)}})
-		case v.ISCSI != nil:
-			kept.Spec.Volumes = append(kept.Spec.Volumes, corev1.Volume{Name: v.Name, VolumeSource: corev1.VolumeSource{ISCSI: &corev1.ISCSIVolumeSource{
-				TargetPortal: v.ISCSI.TargetPortal, IQN: v.ISCSI.IQN, Lun: v.ISCSI.Lun,
-			}}})
-		case hasInlineVolume(v): // its translation, which the VolumeAttachment gets, has all of it
-			kept.Spec.Volumes = append(kept.Spec.Volumes, *v)
-		}
-	}
+	kept.Spec.Volumes = stripVolumes(pod)
 	// The state of containers matters only once the pod is being deleted (PodEnded), and then only whether any of them runs: one
 	// status stands for all.
 	if len(kept.Spec.Volumes) > 0 && pod.DeletionTimestamp != nil && ContainersRun(pod) {
 		kept.Status.ContainerStatuses = make([]corev1.ContainerStatus, 1)
+	}
+	return kept
+}
+
+// stripVolumes keeps the volumes that may be attached, unless there are too many.
+func stripVolumes(pod *corev1.Pod) []corev1.Volume {
+	n, inline := attachable(pod)
+	if n == 0 || tooMany(n, inline) && !VolumesMounted(pod) {
+		return nil
+	}
+	kept := make([]corev1.Volume, 0, n) // most of a pod is its volumes, and an API object of a volume is large
+	for i := range pod.Spec.Volumes {
+		v := &pod.Spec.Volumes[i]
+		short := corev1.Volume{Name: v.Name}
+		switch {
+		case v.PersistentVolumeClaim != nil:
+			short.PersistentVolumeClaim = stripClaimOf(v)
+		case v.Ephemeral != nil:
+			short.Ephemeral = &corev1.EphemeralVolumeSource{}
+		case v.FC != nil:
+			short.FC = stripFC(v.FC)
+		case v.ISCSI != nil:
+			short.ISCSI = &corev1.ISCSIVolumeSource{TargetPortal: v.ISCSI.TargetPortal, IQN: v.ISCSI.IQN, Lun: v.ISCSI.Lun}
+		case hasInlineVolume(v): // its translation, which the VolumeAttachment gets, has all of it
+			short = *v
+		default:
+			continue
+		}
+		kept = append(kept, short)
 	}
 	return kept
 }
