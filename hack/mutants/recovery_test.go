@@ -89,6 +89,8 @@ var holes = []hole{
 	{"12", "the fencer commands the machine of a deleted Node", "internal/fencing/serve.go", "r.Exists != Yes || since", "r.Exists == Yes && since", pure, "TestHostileFencerSparesADeletedNode"},
 	{"12", "the fence of a deleted Node waits for its machine for ever", decide, "back := d.seen.Exists == No ||", "back :=", pure, "TestMovedWithoutNode"},
 	{"12", "Nodes that are deleted all at once pass the brakes", suspect, "return n.Deleted || n.Heard", "return n.Heard", pure, "TestSuspectDeleted"},
+	{"17", "Nodes that are not there hold back the fence of one that is", suspect, "return beside.Deleted || !n.Deleted", "return true", pure, "TestSuspectBesideDeleted"},
+	{"12", "Nodes that are deleted all at once do not count for each other", suspect, "return beside.Deleted || !n.Deleted", "return !n.Deleted", pure, "TestSuspectDeleted"},
 	{
 		"12", "the timer takes a volume from a boot that runs", "internal/attachment/policy.go", "case UnmountTimeout, DeletedNode:\n\t\treturn n.runs(a)",
 		"case DeletedNode:\n\t\treturn n.runs(a)", "internal/attachment", "TestNodeStillRuns",

@@ -1,6 +1,7 @@
 package fencing
 
 import (
+	"fmt"
 	"testing"
 	"time"
 )
@@ -156,6 +157,48 @@ func TestSuspectDeleted(t *testing.T) {
 	} {
 		if s := Suspect(start, Default, DefaultBrakes(), c.fleet, c.node); s.Reason != c.want || s.Suspected != (c.want == Settled) {
 			t.Errorf("%s: %+v, want %v", name, s, c.want)
+		}
+	}
+}
+
+// TestSuspectBesideDeleted: Nodes that are not there hold back no fence of one that is, however many VolumeAttachments name. Silent ones that are there hold
+// back theirs.
+func TestSuspectBesideDeleted(t *testing.T) {
+	node := func(i int, silent time.Duration) Node {
+		name := fmt.Sprint("n", i)
+		n := Node{Boot: Boot{Node: name, NodeUID: name, ID: name, Machine: name}, Heard: true, Limit: time.Minute, Silent: silent, ReadAt: start}
+		if silent > 0 {
+			n.Ready = No
+		}
+		return n
+	}
+	ghosts := func(i int) Node { return Node{Boot: node(i, 0).Boot, Deleted: true, ReadAt: start} }
+	for name, c := range map[string]struct {
+		deleted, silent, well int
+		lost, gone            any
+	}{
+		"one of each":        {1, 1, 5, Settled, Settled},
+		"many are not there": {20, 1, 5, Settled, TooManySilent},
+		"many are silent":    {1, 4, 5, TooManySilent, TooManySilent},
+		"half are silent":    {0, 3, 3, TooManySilent, TooManySilent},
+		"none is heard":      {5, 1, 0, DetectorCutOff, DetectorCutOff},
+	} {
+		fleet := Fleet{}
+		for i := range c.deleted + c.silent + c.well {
+			switch {
+			case i < c.deleted:
+				fleet.Nodes = append(fleet.Nodes, ghosts(i))
+			case i < c.deleted+c.silent:
+				fleet.Nodes = append(fleet.Nodes, node(i, time.Hour))
+			default:
+				fleet.Nodes = append(fleet.Nodes, node(i, 0))
+			}
+		}
+		if s := Suspect(start, Default, DefaultBrakes(), fleet, fleet.Nodes[c.deleted]); s.Reason != c.lost {
+			t.Errorf("%s: a node that is there: %+v, want %v", name, s, c.lost)
+		}
+		if s := Suspect(start, Default, DefaultBrakes(), fleet, ghosts(0)); s.Reason != c.gone {
+			t.Errorf("%s: a deleted one: %+v, want %v", name, s, c.gone)
 		}
 	}
 }

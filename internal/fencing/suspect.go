@@ -40,7 +40,7 @@ type Node struct {
 }
 
 // quiet reports whether the node may be about to be suspected. Half of the limit: nodes that fail together go silent up to a renewal
-// apart, and the brakes must see them together. A deleted Node counts: what deletes many at once is a fault too.
+// apart, and the brakes must see them together. A deleted Node counts for the others that are deleted: what deletes many at once is a fault too.
 func (n Node) quiet() bool { return n.Deleted || n.Heard && n.Silent >= n.Limit/2 }
 
 // Brakes keep a fault of the network, of the control plane or of the detector from fencing a healthy fleet.
@@ -75,12 +75,16 @@ type Start struct {
 	At   time.Time
 }
 
+// counts reports whether what is known about the node is a reason to hold back the fence of another. A Node that is deleted, or never was, holds back no
+// fence of one that is there: all that is known of it is what VolumeAttachments say, and who can create those may name any node.
+func (n Node) counts(beside Node) bool { return beside.Deleted || !n.Deleted }
+
 // count counts the nodes, of a zone or of all, that may be fenced, and which of them are silent. The others count in neither: a kubelet writes the
 // annotations and the conditions of its own Node (kubernetes v1.36.3 plugin/pkg/admission/noderestriction/admission.go:545-561 refuses it taints,
 // owners and some labels), and what it writes there holds back the fence of no other node.
-func (f *Fleet) count(which func(Node) bool) (all, silent int) {
+func (f *Fleet) count(beside Node, which func(Node) bool) (all, silent int) {
 	for _, n := range f.Nodes {
-		if n.spared() != Settled || !which(n) {
+		if n.spared() != Settled || !n.counts(beside) || !which(n) {
 			continue
 		}
 		all++
@@ -91,9 +95,13 @@ func (f *Fleet) count(which func(Node) bool) (all, silent int) {
 	return all, silent
 }
 
-// leases counts which of all nodes are silent and heard by their leases, whatever else is known about them.
-func (f *Fleet) leases() (silent, heard int) {
+// leases counts all nodes, and which of them are silent and heard by their leases, whatever else is known about them.
+func (f *Fleet) leases(beside Node) (all, silent, heard int) {
 	for _, n := range f.Nodes {
+		if !n.counts(beside) {
+			continue
+		}
+		all++
 		switch {
 		case n.quiet():
 			silent++
@@ -101,7 +109,7 @@ func (f *Fleet) leases() (silent, heard int) {
 			heard++
 		}
 	}
-	return silent, heard
+	return all, silent, heard
 }
 
 // Suspicion is whether a node is to be fenced, and why not.
@@ -171,13 +179,13 @@ func (n Node) spared() decision.Reason {
 
 // hold returns why a node is not fenced now although it is suspicious.
 func (b Brakes) hold(now time.Time, fleet Fleet, n Node) decision.Reason {
-	quiet, heard := fleet.leases()
-	all, silent := fleet.count(func(Node) bool { return true })
-	zone, zoneSilent := fleet.count(func(other Node) bool { return n.Zone != "" && other.Zone == n.Zone })
+	nodes, quiet, heard := fleet.leases(n)
+	all, silent := fleet.count(n, func(Node) bool { return true })
+	zone, zoneSilent := fleet.count(n, func(other Node) bool { return n.Zone != "" && other.Zone == n.Zone })
 	switch {
 	case heard == 0:
 		return DetectorCutOff
-	case silent > allowed(b.Share, all) || b.half(quiet, len(fleet.Nodes)):
+	case silent > allowed(b.Share, all) || b.half(quiet, nodes):
 		return TooManySilent
 	case zoneSilent > allowed(b.ZoneShare, zone):
 		return ZoneSilent

@@ -39,7 +39,8 @@ func (d *detector) deleted(ctx context.Context, nodes map[string]*corev1.Node, s
 }
 
 // bootsWithoutNode returns, by node, the boot that VolumeAttachments record whose Node is gone: the one that the node's power switch is bound
-// to, else the one of the newest VolumeAttachment. A boot whose fence a client has deleted is none. Another attach/detach controller records none: then it is what the switch is bound to.
+// to, else the one of the newest VolumeAttachment: belay-controller alone writes that, where the drivers of the attachers' accounts are stated (policy
+// belay-driver-attachments). A boot whose fence a client has deleted is none. Another attach/detach controller records none: then it is what the switch is bound to.
 func bootsWithoutNode(attachments *storagev1.VolumeAttachmentList, nodes map[string]*corev1.Node, sources *fencingv1.FenceSourceList) map[string]fencing.Boot {
 	bound := map[string]fencing.Boot{}
 	for i := range sources.Items {

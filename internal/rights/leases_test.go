@@ -219,3 +219,25 @@ func archived(t *testing.T, packed string) map[string]string {
 		files[strings.TrimPrefix(header.Name, "belay-bundle/")] = string(content)
 	}
 }
+
+// TestLeadInANamespaceOfRecords: the chart may be installed into any namespace. In one whose name has "-records" in it, belay-controller makes its two leases, and
+// no other.
+func TestLeadInANamespaceOfRecords(t *testing.T) {
+	const user = "system:serviceaccount:medical-records:belay-controller"
+	policies(t, "records", controllerFiles+"admission-writes.yaml", "system:serviceaccount:belay-system:", "system:serviceaccount:medical-records:")
+	server.Grant(t, &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "medical-records"}, Rules: []rbacv1.PolicyRule{
+		{APIGroups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, Verbs: []string{"create"}},
+	}}, user)
+	leases := []attempt{
+		{"leads in the place of another", "create", lease("kube-system", "another"), "", "belay-records-leases"},
+		{"leads in the place of the actor", "create", lease("kube-system", "belay-recovery-actor"), "", "belay-records-leases"},
+		{"leads", "create", lease("kube-system", "belay-controller"), "", byNone},
+		{"says that all attachments are recorded", "create", lease("kube-system", "belay-controller-records"), "", byNone},
+	}
+	t.Cleanup(func() {
+		for _, a := range leases {
+			_ = server.Client.Delete(context.WithoutCancel(t.Context()), a.object)
+		}
+	})
+	attempts(t, withFences(t, server.User(t, user)), leases...)
+}

@@ -131,6 +131,7 @@ func TestTokenOfADriver(t *testing.T) {
 		attempt{"shares another's volume", "patch", otherPV, share, "belay-driver-volumes"},
 		attempt{"gives another's volume away", "patch", otherPV, `{"spec":{"claimRef":{"namespace":"default","name":"mine"}}}`, "belay-driver-volumes"},
 		attempt{"shares a Fibre Channel volume", "patch", fibre, share, "belay-driver-volumes"},
+		attempt{"shares a migrated volume of another", "patch", migrated, share, "belay-driver-volumes"},
 		attempt{"points its volume to another handle", "patch", ownPV, `{"spec":{"csi":{"volumeHandle":"other"}}}`, byRules},
 		attempt{"says that all attachments are recorded", "create", lease("belay-system", "belay-controller-records"), "", "belay-driver-leases"},
 		attempt{"makes a lease in kube-system", "create", lease("kube-system", "belay-controller-records"), "", byRBAC},
@@ -142,13 +143,11 @@ func TestTokenOfADriver(t *testing.T) {
 		attempt{"reads a Secret", "get", secret(), "", byRBAC},
 
 		attempt{"makes an API server's watch caches catch up", "patch", other, `{"metadata":{"annotations":{"` + kube.LeadingSinceAnnotation + `":"now"}}}`, byNone},
-		attempt{"keeps a migrated volume", "patch", migrated, `{"metadata":{"finalizers":["external-attacher/csi-example-com"]}}`, byNone},
 		attempt{"shares its volume", "patch", ownPV, share, byNone},
 		attempt{"leads", "create", lease("belay-system", "external-attacher-leader-csi-example-com"), "", byNone},
 		attempt{"takes back what it confirmed", "status", own, `{"status":{"attached":false}}`, byNone},
 		attempt{"releases its volume without an unpublish", "patch", own, `{"metadata":{"finalizers":null}}`, byNone},
 	)
-	must(t, server.Client.Patch(t.Context(), migrated, client.RawPatch("application/merge-patch+json", []byte(`{"metadata":{"finalizers":null}}`))))
 	must(t, server.Client.Delete(t.Context(), lease("belay-system", "external-attacher-leader-csi-example-com")))
 }
 

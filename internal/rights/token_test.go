@@ -3,6 +3,8 @@ package rights
 import (
 	"context"
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -106,6 +108,18 @@ func bound(tb testing.TB, user, file, role string) client.Client {
 	}
 	tb.Fatalf("%s has no ClusterRole %s", file, role)
 	return nil
+}
+
+// policies applies the policies of a file under other names, with other words in the place of some: the API server has those of the file already.
+func policies(t *testing.T, prefix, file string, words ...string) {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	must(t, err)
+	changed := strings.NewReplacer(append(words, "name: belay-", "name: belay-"+prefix+"-", "policyName: belay-", "policyName: belay-"+prefix+"-")...).Replace(string(text))
+	copied := filepath.Join(t.TempDir(), filepath.Base(file))
+	must(t, os.WriteFile(copied, []byte(changed), 0o600))
+	server.Start(t)
+	server.Apply(t, copied)
 }
 
 // fencingServed has the API server know the kinds of recovery, and the policy that guards statements.

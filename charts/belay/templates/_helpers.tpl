@@ -54,6 +54,12 @@ app.kubernetes.io/instance: {{ .root.Release.Name }}
 [{{ join ", " $accounts }}]
 {{- end }}
 
+{{/* What belay-controller records on a VolumeAttachment: of the machine, of the volume, and of a detach that waits. As a list in CEL. */}}
+{{- define "belay.records" -}}
+['belay.dev/volume-handle', 'belay.dev/node-uid', 'belay.dev/boot-id', 'belay.dev/system-uuid', 'belay.dev/provider-id',
+      'belay.dev/node-id-of-same-machine', 'belay.dev/detach-requested-at', 'belay.dev/detach-called-off-at', 'belay.dev/unfenced-boot']
+{{- end }}
+
 {{/* The lease by which the detector leads, as belay-controller names it. */}}
 {{- define "belay.detectorLease" -}}
 {{ if .Values.recovery.together }}belay-recovery{{ else }}belay-recovery-detector{{ end }}
