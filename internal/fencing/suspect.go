@@ -148,12 +148,12 @@ func (n Node) suspicious(p Profile) Suspicion {
 	switch {
 	case n.Deleted:
 		return Suspicion{Reason: NodeIdentityUnknown}
-	case n.spared() != Settled:
-		return Suspicion{Reason: n.spared()}
 	case !n.Heard || n.Silent < n.Limit/2:
 		return Suspicion{Reason: NodeAlive, After: max(n.Limit/2-n.Silent, 0)}
 	case n.Silent < n.Limit:
 		return Suspicion{Reason: SilenceTooShort, After: n.Limit - n.Silent}
+	case n.spared() != Settled: // there is nothing to report about one that is alive
+		return Suspicion{Reason: n.spared()}
 	case !n.Boot.Complete():
 		return Suspicion{Reason: NodeIdentityUnknown}
 	case n.answers(p):
