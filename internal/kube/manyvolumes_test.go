@@ -93,7 +93,7 @@ func TestManyVolumesTakeNoMemory(t *testing.T) {
 	}
 }
 
-// TestManyVolumesOfARunningPod: what a node has mounted is real, and all of it is kept, also when the object is stripped once more.
+// TestManyVolumesOfARunningPod: what a node has mounted is real, and all of it is kept, also when the object is stripped again.
 func TestManyVolumesOfARunningPod(t *testing.T) {
 	for name, made := range manyVolumes {
 		pod := &corev1.Pod{Spec: corev1.PodSpec{NodeName: "n", Volumes: made(0)}, Status: corev1.PodStatus{Phase: corev1.PodRunning}}
