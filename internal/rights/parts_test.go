@@ -215,8 +215,8 @@ func TestPolicyNamesEachField(t *testing.T) {
 	policy, err := os.ReadFile(recoveryFiles + "admission-roles.yaml")
 	must(t, err)
 	status := reflect.TypeFor[fencingv1.NodeFenceStatus]()
-	for i := range status.NumField() {
-		name, _, _ := strings.Cut(status.Field(i).Tag.Get("json"), ",")
+	for field := range status.Fields() {
+		name, _, _ := strings.Cut(field.Tag.Get("json"), ",")
 		same := "object.?status.?" + name + " == oldObject.?status.?" + name
 		if name == "intents" { // but for a field of the version before
 			same = "variables.intents == oldObject.?status.?intents"
