@@ -146,7 +146,7 @@ func TestTokenOfTheUninstall(t *testing.T) {
 		attempt{"labels a node", "patch", node, `{"metadata":{"labels":{"a":"b"}}}`, "belay-nodes"},
 		attempt{"cordons a node", "patch", node, `{"spec":{"unschedulable":true}}`, "belay-nodes"},
 		attempt{"reports a volume", "status", node, `{"status":{"volumesAttached":[{"name":"v","devicePath":""}]}}`, byRBAC},
-		attempt{"states that the machine is off", "patch", fence, statement("system:serviceaccount:belay-system:belay-recovery-leave", "m"), "belay-fence-statement"},
+		attempt{"states that the machine is off", "patch", fence, statement("system:serviceaccount:belay-system:belay-recovery-leave", "m"), "belay-fence-"},
 		attempt{"gives evidence", "status", fence, `{"status":{"phase":"Detaching"}}`, byRBAC},
 		attempt{"begins a fence", "create", &fencingv1.NodeFence{ObjectMeta: metav1.ObjectMeta{Name: "x"}}, "", byRBAC},
 		attempt{"deletes a fence", "delete", fence, "", byRBAC},
