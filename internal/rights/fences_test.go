@@ -211,29 +211,6 @@ func TestKubeletWritesTheEpoch(t *testing.T) {
 	f.until("victim", fencing.Fencing)
 }
 
-// TestNodesThatAreNotThere: with belay-controller's token a client makes VolumeAttachments of Nodes that do not exist, each of which is suspected. They hold
-// back the fence of no Node that is there.
-func TestNodesThatAreNotThere(t *testing.T) {
-	f := newFleet(t)
-	_, token := controllerToken(t)
-	for i := range 8 {
-		name := fmt.Sprintf("not-there-%d", i)
-		va := fixture.Attachment(name, "disk.test", name, "pv")
-		va.Annotations = map[string]string{
-			kube.NodeUIDAnnotation: "u", kube.BootIDAnnotation: fmt.Sprintf("1b4e28ba-2fa1-11d2-883f-0016d3cca42%d", i),
-			kube.SystemUUIDAnnotation: fmt.Sprintf("4c4c4544-0051-3910-8052-b4c04f4d353%d", i),
-		}
-		f.must(token.Create(t.Context(), va))
-		t.Cleanup(func() { _ = f.admin.Delete(context.Background(), va) })
-	}
-	f.dead("there")
-	f.runs("detector", recovery.Roles{Detector: true})
-	wait.Until(t, "the node is fenced", func() bool {
-		f.heldBack("there")
-		return f.admin.Get(t.Context(), client.ObjectKey{Name: "there"}, &fencingv1.NodeFence{}) == nil
-	})
-}
-
 // TestTenantNamesItsPods: a pod that uses a claim of the tenant goes with its machine, whatever the tenant wrote into it: that a DaemonSet or
 // the kubelet would make it again. The next pod of a DaemonSet stays. A finalizer of the tenant's keeps the fences of two nodes from their
 // end, and no other node from being fenced.

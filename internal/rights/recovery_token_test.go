@@ -3,6 +3,7 @@ package rights
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -103,6 +104,29 @@ func TestTokenOfTheDetector(t *testing.T) {
 	attempts(t, token, attempt{"takes the record of a fence away", "delete", fence, "", byNone})
 }
 
+// TestNodesThatAreNotThere: with belay-controller's token a client makes VolumeAttachments of Nodes that do not exist, each of which is suspected. They hold
+// back the fence of no Node that is there.
+func TestNodesThatAreNotThere(t *testing.T) {
+	f := newFleet(t)
+	_, token := controllerToken(t)
+	for i := range 8 {
+		name := fmt.Sprintf("not-there-%d", i)
+		va := fixture.Attachment(name, "disk.test", name, "pv")
+		va.Annotations = map[string]string{
+			kube.NodeUIDAnnotation: "u", kube.BootIDAnnotation: fmt.Sprintf("1b4e28ba-2fa1-11d2-883f-0016d3cca42%d", i),
+			kube.SystemUUIDAnnotation: fmt.Sprintf("4c4c4544-0051-3910-8052-b4c04f4d353%d", i),
+		}
+		f.must(token.Create(t.Context(), va))
+		t.Cleanup(func() { _ = f.admin.Delete(context.Background(), va) })
+	}
+	f.dead("there")
+	f.runs("detector", recovery.Roles{Detector: true})
+	wait.Until(t, "the node is fenced", func() bool {
+		f.heldBack("there")
+		return f.admin.Get(t.Context(), client.ObjectKey{Name: "there"}, &fencingv1.NodeFence{}) == nil
+	})
+}
+
 // TestTokenOfTheUninstall: with the token of the Job of "helm uninstall", which is there only while it runs, a client takes the taints and finalizers of any
 // fence away. It sets no taint, states nothing, and touches nothing else.
 func TestTokenOfTheUninstall(t *testing.T) {
@@ -122,7 +146,7 @@ func TestTokenOfTheUninstall(t *testing.T) {
 		attempt{"labels a node", "patch", node, `{"metadata":{"labels":{"a":"b"}}}`, "belay-nodes"},
 		attempt{"cordons a node", "patch", node, `{"spec":{"unschedulable":true}}`, "belay-nodes"},
 		attempt{"reports a volume", "status", node, `{"status":{"volumesAttached":[{"name":"v","devicePath":""}]}}`, byRBAC},
-		attempt{"states that the machine is off", "patch", fence, statement("system:serviceaccount:belay-system:belay-recovery-leave", "m"), "belay-fence-statement"},
+		attempt{"states that the machine is off", "patch", fence, statement("system:serviceaccount:belay-system:belay-recovery-leave", "m"), "belay-fence-"},
 		attempt{"gives evidence", "status", fence, `{"status":{"phase":"Detaching"}}`, byRBAC},
 		attempt{"begins a fence", "create", &fencingv1.NodeFence{ObjectMeta: metav1.ObjectMeta{Name: "x"}}, "", byRBAC},
 		attempt{"deletes a fence", "delete", fence, "", byRBAC},

@@ -39,7 +39,7 @@ type attempt struct {
 	verb    string // get, create, delete, patch, status (a patch of it), token
 	object  client.Object
 	patch   string // a merge patch
-	refused string // by whom
+	refused string // by whom; with several policies by what their names begin with, because which one the API server names is chance
 }
 
 func (a attempt) send(ctx context.Context, c client.Client, dryRun ...string) error {
@@ -72,7 +72,7 @@ func attempts(t *testing.T, token client.Client, all ...attempt) {
 		if policy {
 			wait.Until(t, a.refused+" refuses: "+a.what, func() bool {
 				err := a.send(t.Context(), token, "All")
-				return err != nil && strings.Contains(err.Error(), "'"+a.refused+"'")
+				return err != nil && strings.Contains(err.Error(), "'"+a.refused)
 			})
 		}
 		err := a.send(t.Context(), token)
