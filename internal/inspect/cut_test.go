@@ -12,7 +12,6 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes/fake"
 
 	"belay.dev/belay/internal/decision"
 	"belay.dev/belay/internal/diagnosis"
@@ -23,7 +22,7 @@ import (
 // lists of a Node stay as they are.
 func hostile(long string) []runtime.Object {
 	meta := metav1.ObjectMeta{Namespace: "a", Name: "x", UID: "1", Annotations: map[string]string{"a.example/b": long}}
-	for i := range 1000 {
+	for i := range 100 {
 		meta.OwnerReferences = append(meta.OwnerReferences, metav1.OwnerReference{
 			APIVersion: "v1", Kind: "K", Name: long, UID: types.UID(long), Controller: new(i == 0),
 		})
@@ -69,7 +68,7 @@ func hostile(long string) []runtime.Object {
 // TestLongNamesInSnapshot: what a client with few rights writes is cut before it enters a snapshot; handles and the lists of Nodes are not.
 func TestLongNamesInSnapshot(t *testing.T) {
 	long := strings.Repeat("x", 64<<10)
-	r := &Reader{clients: fake.NewClientset(hostile(long)...), clock: &kube.ServerClock{}}
+	r := served(t, hostile(long)...)
 	x := r.start()
 	x.history = true
 	x.claims(t.Context(), "")

@@ -14,8 +14,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 
 	fencingv1 "belay.dev/belay/api/fencing/v1alpha1"
@@ -26,29 +28,16 @@ import (
 )
 
 // fenceClient is a client for the API of recovery, which has no protobuf.
-func fenceClient(config *rest.Config) (rest.Interface, runtime.ParameterCodec, error) {
-	scheme := runtime.NewScheme()
-	if err := fencingv1.AddToScheme(scheme); err != nil {
-		return nil, nil, fmt.Errorf("register the API of recovery: %w", err)
+func fenceClient(config *rest.Config) (rest.Interface, error) {
+	known := runtime.NewScheme()
+	if err := fencingv1.AddToScheme(known); err != nil {
+		return nil, fmt.Errorf("register the API of recovery: %w", err)
 	}
 	config = rest.CopyConfig(config)
 	config.ContentType, config.AcceptContentTypes = runtime.ContentTypeJSON, runtime.ContentTypeJSON
 	config.APIPath, config.GroupVersion = "/apis", &fencingv1.GroupVersion
-	config.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
-	client, err := rest.RESTClientFor(config)
-	return client, runtime.NewParameterCodec(scheme), err
-}
-
-// fenceList returns a function that reads a page of objects of recovery.
-func fenceList[L any, P interface {
-	*L
-	runtime.Object
-}](r *run, resource diagnosis.Resource) func(context.Context, metav1.ListOptions) (P, error) {
-	return func(ctx context.Context, options metav1.ListOptions) (P, error) {
-		page := P(new(L))
-		err := r.fences.Get().Resource(string(resource)).VersionedParams(&options, r.parameters).Do(ctx).Into(page)
-		return page, err
-	}
+	config.NegotiatedSerializer = serializer.NewCodecFactory(known).WithoutConversion()
+	return rest.RESTClientFor(config)
 }
 
 // recovery reads the NodeFences, and what recovery says about nodes that it does not fence. Without its API there is nothing to read, and
@@ -68,14 +57,12 @@ func (r *run) anyLost() bool {
 
 // listFences reads all NodeFences, and reports whether it could.
 func (r *run) listFences(ctx context.Context) bool {
-	read := fenceList[fencingv1.NodeFenceList](r, diagnosis.Fences)
-	return listInstalled(ctx, r, diagnosis.Fences, read, storeFence)
+	return listInstalled(ctx, r, diagnosis.Fences, storeFence)
 }
 
 // listSources reads all FenceSources.
 func (r *run) listSources(ctx context.Context) {
-	read := fenceList[fencingv1.FenceSourceList](r, diagnosis.FenceSources)
-	listInstalled(ctx, r, diagnosis.FenceSources, read, storeSource)
+	listInstalled(ctx, r, diagnosis.FenceSources, storeSource)
 }
 
 // storeFence keeps a NodeFence. Of the record of who wrote what, it keeps what shows when a person's statement was written: one that expires
@@ -99,14 +86,13 @@ func storeSource(s *diagnosis.Snapshot, f *fencingv1.FenceSource) {
 }
 
 // listInstalled is listAll for a resource that may not be installed: then it is recorded as absent.
-func listInstalled[L runtime.Object, T any](ctx context.Context, r *run, resource diagnosis.Resource,
-	read func(context.Context, metav1.ListOptions) (L, error), store func(*diagnosis.Snapshot, *T),
-) bool {
+func listInstalled[T any](ctx context.Context, r *run, resource diagnosis.Resource, store func(*diagnosis.Snapshot, *T)) bool {
 	ref, absent := diagnosis.Ref{Resource: resource}, false
-	ok := list(ctx, r, ref, metav1.ListOptions{}, func(ctx context.Context, o metav1.ListOptions) (L, error) {
-		page, err := read(ctx, o)
+	read := pagesOf[T](r.fences, resource, "")
+	ok := list(ctx, r, ref, metav1.ListOptions{}, func(ctx context.Context, o metav1.ListOptions, use func(*T)) (string, error) {
+		next, err := read(ctx, o, use)
 		absent = apierrors.IsNotFound(err) || apierrors.IsForbidden(err) && r.notInstalled(ctx)
-		return page, err
+		return next, err
 	}, store)
 	switch {
 	case ok:
@@ -140,7 +126,7 @@ func (r *run) notThere(ref diagnosis.Ref) {
 func (r *run) recoveryEvents(ctx context.Context) {
 	options := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("reportingComponent", diagnosis.Recovery).String()}
 	ref := diagnosis.Ref{Resource: diagnosis.Events, Namespace: metav1.NamespaceDefault}
-	list(ctx, r, ref, options, r.clients.CoreV1().Events(metav1.NamespaceDefault).List, keepEvent)
+	list(ctx, r, ref, options, pagesOf[corev1.Event](r.clients.CoreV1().RESTClient(), diagnosis.Events, metav1.NamespaceDefault), keepEvent)
 }
 
 // Evidence reads what is known about the machine of a node.
@@ -225,7 +211,7 @@ func (r *Reader) Fence(ctx context.Context, p diagnosis.FencePlan, dryRun bool) 
 			return fmt.Errorf("encode the statement about node %s: %w", p.Node, err)
 		}
 		err = r.fences.Patch(types.MergePatchType).Resource(string(diagnosis.Fences)).Name(p.Node).
-			VersionedParams(&metav1.PatchOptions{DryRun: all}, r.parameters).Body(patch).Do(ctx).Error()
+			SpecificallyVersionedParams(&metav1.PatchOptions{DryRun: all}, scheme.ParameterCodec, schema.GroupVersion{Version: "v1"}).Body(patch).Do(ctx).Error()
 		if err != nil {
 			return fmt.Errorf("write the statement into NodeFence %s: %w", p.Node, err)
 		}

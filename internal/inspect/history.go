@@ -64,13 +64,13 @@ func (r *run) past(ctx context.Context) {
 // attaches reads the events of the attaches in a namespace.
 func (r *run) attaches(ctx context.Context, namespace string) {
 	options := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("reason", explain.SuccessfulAttachVolume).String()}
-	list(ctx, r, diagnosis.Ref{Resource: diagnosis.Events, Namespace: namespace}, options, r.clients.CoreV1().Events(namespace).List, keepEvent)
+	list(ctx, r, diagnosis.Ref{Resource: diagnosis.Events, Namespace: namespace}, options, pagesOf[corev1.Event](r.clients.CoreV1().RESTClient(), diagnosis.Events, namespace), keepEvent)
 }
 
 // eventsOfPod reads the events of the pods of a name: some components leave the UID out.
 func (r *run) eventsOfPod(ctx context.Context, pod diagnosis.Ref) {
 	options := metav1.ListOptions{FieldSelector: fields.Set{"involvedObject.kind": "Pod", "involvedObject.name": pod.Name}.String()}
-	list(ctx, r, diagnosis.Ref{Resource: diagnosis.Events, Namespace: pod.Namespace}, options, r.clients.CoreV1().Events(pod.Namespace).List, keepEvent)
+	list(ctx, r, diagnosis.Ref{Resource: diagnosis.Events, Namespace: pod.Namespace}, options, pagesOf[corev1.Event](r.clients.CoreV1().RESTClient(), diagnosis.Events, pod.Namespace), keepEvent)
 }
 
 // earlierUsers returns the last pods that one of the volumes was attached for.

@@ -22,10 +22,13 @@ func one(text string) string { return unique.Make(text).Value() }
 func keepMeta(m metav1.ObjectMeta) metav1.ObjectMeta {
 	m.ManagedFields, m.Labels, m.Annotations, m.GenerateName = nil, nil, nil, ""
 	m.Namespace = one(m.Namespace)
+	for i := range m.Finalizers {
+		m.Finalizers[i] = one(m.Finalizers[i])
+	}
 	return m
 }
 
-// keepPod drops what a diagnosis does not need, which is most of a pod. The volumes are those of kube.StripPod. With history it keeps all
+// keepPod drops what a diagnosis does not need, which is most of a pod. The volumes are those of kube.StripVolumes. With history it keeps all
 // conditions and containers.
 func keepPod(pod *corev1.Pod, volumes []corev1.Volume, history bool) *corev1.Pod {
 	kept := &corev1.Pod{ObjectMeta: keepMeta(pod.ObjectMeta)}

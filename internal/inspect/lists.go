@@ -15,7 +15,7 @@ import (
 )
 
 func (r *run) attachments(ctx context.Context) {
-	listAll(ctx, r, diagnosis.Attachments, r.clients.StorageV1().VolumeAttachments().List, func(s *diagnosis.Snapshot, va *storagev1.VolumeAttachment) {
+	listAll(ctx, r, diagnosis.Attachments, pagesOf[storagev1.VolumeAttachment](r.clients.StorageV1().RESTClient(), diagnosis.Attachments, ""), func(s *diagnosis.Snapshot, va *storagev1.VolumeAttachment) {
 		s.Attachments = append(s.Attachments, keepAttachment(va, r.history))
 	})
 }
@@ -26,7 +26,7 @@ func (r *run) leases(ctx context.Context, nodes bool) {
 	if !nodes {
 		options.FieldSelector = fields.OneTermNotEqualSelector("metadata.namespace", corev1.NamespaceNodeLease).String()
 	}
-	if !list(ctx, r, diagnosis.Ref{Resource: diagnosis.Leases}, options, r.clients.CoordinationV1().Leases("").List, keepLease) {
+	if !list(ctx, r, diagnosis.Ref{Resource: diagnosis.Leases}, options, pagesOf[coordinationv1.Lease](r.clients.CoordinationV1().RESTClient(), diagnosis.Leases, ""), keepLease) {
 		r.leasesIn(ctx, metav1.NamespaceSystem) // a reader without the right to list all may be allowed to read these
 		if nodes {
 			r.leasesIn(ctx, corev1.NamespaceNodeLease)
@@ -63,7 +63,7 @@ func (r *run) countLeases(ctx context.Context) {
 }
 
 func (r *run) leasesIn(ctx context.Context, namespace string) {
-	list(ctx, r, diagnosis.Ref{Resource: diagnosis.Leases, Namespace: namespace}, metav1.ListOptions{}, r.clients.CoordinationV1().Leases(namespace).List, keepLease)
+	list(ctx, r, diagnosis.Ref{Resource: diagnosis.Leases, Namespace: namespace}, metav1.ListOptions{}, pagesOf[coordinationv1.Lease](r.clients.CoordinationV1().RESTClient(), diagnosis.Leases, namespace), keepLease)
 }
 
 // heartbeat reads the lease of one node.
@@ -78,31 +78,31 @@ func keepLease(s *diagnosis.Snapshot, lease *coordinationv1.Lease) {
 }
 
 func (r *run) drivers(ctx context.Context) {
-	listAll(ctx, r, diagnosis.Drivers, r.clients.StorageV1().CSIDrivers().List, func(s *diagnosis.Snapshot, d *storagev1.CSIDriver) {
+	listAll(ctx, r, diagnosis.Drivers, pagesOf[storagev1.CSIDriver](r.clients.StorageV1().RESTClient(), diagnosis.Drivers, ""), func(s *diagnosis.Snapshot, d *storagev1.CSIDriver) {
 		s.Drivers = append(s.Drivers, d)
 	})
 }
 
 func (r *run) csiNodes(ctx context.Context) {
-	listAll(ctx, r, diagnosis.CSINodes, r.clients.StorageV1().CSINodes().List, func(s *diagnosis.Snapshot, n *storagev1.CSINode) {
+	listAll(ctx, r, diagnosis.CSINodes, pagesOf[storagev1.CSINode](r.clients.StorageV1().RESTClient(), diagnosis.CSINodes, ""), func(s *diagnosis.Snapshot, n *storagev1.CSINode) {
 		n.ObjectMeta = keepMeta(n.ObjectMeta)
 		s.CSINodes = append(s.CSINodes, n)
 	})
 }
 
 func (r *run) nodes(ctx context.Context) {
-	listAll(ctx, r, diagnosis.Nodes, r.clients.CoreV1().Nodes().List, func(s *diagnosis.Snapshot, n *corev1.Node) { s.Nodes = append(s.Nodes, keepNode(n)) })
+	listAll(ctx, r, diagnosis.Nodes, pagesOf[corev1.Node](r.clients.CoreV1().RESTClient(), diagnosis.Nodes, ""), func(s *diagnosis.Snapshot, n *corev1.Node) { s.Nodes = append(s.Nodes, keepNode(n)) })
 }
 
 func (r *run) volumes(ctx context.Context) {
-	listAll(ctx, r, diagnosis.Volumes, r.clients.CoreV1().PersistentVolumes().List, func(s *diagnosis.Snapshot, pv *corev1.PersistentVolume) {
+	listAll(ctx, r, diagnosis.Volumes, pagesOf[corev1.PersistentVolume](r.clients.CoreV1().RESTClient(), diagnosis.Volumes, ""), func(s *diagnosis.Snapshot, pv *corev1.PersistentVolume) {
 		s.Volumes = append(s.Volumes, keepVolume(pv))
 	})
 }
 
 // claims reads the claims of a namespace, or of all for "".
 func (r *run) claims(ctx context.Context, namespace string) {
-	if list(ctx, r, diagnosis.Ref{Resource: diagnosis.Claims, Namespace: namespace}, metav1.ListOptions{}, r.clients.CoreV1().PersistentVolumeClaims(namespace).List,
+	if list(ctx, r, diagnosis.Ref{Resource: diagnosis.Claims, Namespace: namespace}, metav1.ListOptions{}, pagesOf[corev1.PersistentVolumeClaim](r.clients.CoreV1().RESTClient(), diagnosis.Claims, namespace),
 		func(s *diagnosis.Snapshot, c *corev1.PersistentVolumeClaim) {
 			s.Claims = append(s.Claims, keepClaim(c))
 		}) {
@@ -143,7 +143,7 @@ func (r *run) podsUsing(ctx context.Context, namespace string, claims []string) 
 
 // podsThat reads the pods of a namespace and reports whether it has.
 func (r *run) podsThat(ctx context.Context, namespace string, keep func(*diagnosis.Snapshot, *corev1.Pod)) bool {
-	if !list(ctx, r, diagnosis.Ref{Resource: diagnosis.Pods, Namespace: namespace}, metav1.ListOptions{}, r.clients.CoreV1().Pods(namespace).List, keep) {
+	if !list(ctx, r, diagnosis.Ref{Resource: diagnosis.Pods, Namespace: namespace}, metav1.ListOptions{}, pagesOf[corev1.Pod](r.clients.CoreV1().RESTClient(), diagnosis.Pods, namespace), keep) {
 		return false
 	}
 	if namespace != "" {
@@ -160,7 +160,7 @@ func (r *run) podsOn(ctx context.Context, node, namespace string) {
 		return
 	}
 	options := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("spec.nodeName", node).String()}
-	if list(ctx, r, diagnosis.Ref{Resource: diagnosis.Pods}, options, r.clients.CoreV1().Pods("").List, r.keepPod) {
+	if list(ctx, r, diagnosis.Ref{Resource: diagnosis.Pods}, options, pagesOf[corev1.Pod](r.clients.CoreV1().RESTClient(), diagnosis.Pods, ""), r.keepPod) {
 		r.add(func(s *diagnosis.Snapshot) { s.Absent = append(s.Absent, ref) })
 		r.mayName("")
 	} else if namespace != "" && r.once(diagnosis.PodsIn(namespace)) {
@@ -170,7 +170,7 @@ func (r *run) podsOn(ctx context.Context, node, namespace string) {
 
 // keepPod stores a pod that uses a volume. Those that are in several lists are sorted out by merge.
 func (r *run) keepPod(s *diagnosis.Snapshot, pod *corev1.Pod) {
-	if volumes := kube.StripPod(pod).Spec.Volumes; len(volumes) > 0 {
+	if volumes := kube.StripVolumes(pod); len(volumes) > 0 {
 		s.Pods = append(s.Pods, keepPod(pod, volumes, r.history))
 	}
 }
@@ -178,19 +178,19 @@ func (r *run) keepPod(s *diagnosis.Snapshot, pod *corev1.Pod) {
 // warnings reads the warnings of a namespace, or of all for "".
 func (r *run) warnings(ctx context.Context, namespace string) {
 	options := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("type", corev1.EventTypeWarning).String()}
-	list(ctx, r, diagnosis.Ref{Resource: diagnosis.Events, Namespace: namespace}, options, r.clients.CoreV1().Events(namespace).List, keepEvent)
+	list(ctx, r, diagnosis.Ref{Resource: diagnosis.Events, Namespace: namespace}, options, pagesOf[corev1.Event](r.clients.CoreV1().RESTClient(), diagnosis.Events, namespace), keepEvent)
 }
 
 // eventsOf reads the events of one object.
 func (r *run) eventsOf(ctx context.Context, namespace, uid string) {
 	options := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("involvedObject.uid", uid).String()}
-	list(ctx, r, diagnosis.Ref{Resource: diagnosis.Events, Namespace: namespace}, options, r.clients.CoreV1().Events(namespace).List, keepEvent)
+	list(ctx, r, diagnosis.Ref{Resource: diagnosis.Events, Namespace: namespace}, options, pagesOf[corev1.Event](r.clients.CoreV1().RESTClient(), diagnosis.Events, namespace), keepEvent)
 }
 
 // eventsWith reads the events of a namespace with a reason.
 func (r *run) eventsWith(ctx context.Context, namespace, reason string) {
 	options := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("reason", reason).String()}
-	list(ctx, r, diagnosis.Ref{Resource: diagnosis.Events, Namespace: namespace}, options, r.clients.CoreV1().Events(namespace).List, keepEvent)
+	list(ctx, r, diagnosis.Ref{Resource: diagnosis.Events, Namespace: namespace}, options, pagesOf[corev1.Event](r.clients.CoreV1().RESTClient(), diagnosis.Events, namespace), keepEvent)
 }
 
 func keepEvent(s *diagnosis.Snapshot, e *corev1.Event) {

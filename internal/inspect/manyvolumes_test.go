@@ -8,7 +8,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes/fake"
 
 	"belay.dev/belay/internal/diagnosis"
 	"belay.dev/belay/internal/kube"
@@ -24,7 +23,7 @@ func TestManyVolumesInSnapshot(t *testing.T) {
 		}})
 		pod.Spec.Tolerations = append(pod.Spec.Tolerations, corev1.Toleration{Operator: corev1.TolerationOpExists, TolerationSeconds: new(int64(i))})
 	}
-	r := &Reader{clients: fake.NewClientset(pod), clock: &kube.ServerClock{}}
+	r := served(t, pod)
 	subject := diagnosis.Ref{Resource: diagnosis.Pods, Namespace: "a", Name: "many"}
 	x := r.start()
 	x.subject(t.Context(), subject)

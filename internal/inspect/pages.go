@@ -2,12 +2,9 @@ package inspect
 
 import (
 	"context"
-	"fmt"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 
 	"belay.dev/belay/internal/diagnosis"
 )
@@ -26,20 +23,13 @@ const (
 )
 
 // list reads objects, and reports whether all were read: otherwise, what it stored is some of them.
-func list[L runtime.Object, T any](ctx context.Context, r *run, ref diagnosis.Ref, options metav1.ListOptions,
-	read func(context.Context, metav1.ListOptions) (L, error), store func(*diagnosis.Snapshot, *T),
-) bool {
+func list[T any](ctx context.Context, r *run, ref diagnosis.Ref, options metav1.ListOptions, read pager[T], store func(*diagnosis.Snapshot, *T)) bool {
 	part := &diagnosis.Snapshot{}
 	n := 0
-	add := func(o runtime.Object) error {
-		object, ok := any(o).(*T)
-		if !ok {
-			return fmt.Errorf("the list of %s has an object of type %T", ref.Resource, o)
-		}
+	add := func(object *T) {
 		cut(object)
 		store(part, object)
 		n++
-		return nil
 	}
 	var err error
 	for attempt := range pagedAttempts + 1 {
@@ -54,10 +44,10 @@ func list[L runtime.Object, T any](ctx context.Context, r *run, ref diagnosis.Re
 		default:
 			options.Limit = pageSize
 		}
-		err = eachPage(ctx, r, options, read, func(page runtime.Object) error {
-			err := meta.EachListItem(page, add)
+		err = eachPage(ctx, r, options, func(ctx context.Context, options metav1.ListOptions) (next string, err error) {
+			next, err = read(ctx, options, add)
 			r.progress(string(ref.Resource), n)
-			return err
+			return next, err
 		})
 		if !apierrors.IsResourceExpired(err) {
 			break
@@ -72,9 +62,7 @@ func list[L runtime.Object, T any](ctx context.Context, r *run, ref diagnosis.Re
 }
 
 // eachPage reads the pages of a list, one after another.
-func eachPage[L runtime.Object](ctx context.Context, r *run, options metav1.ListOptions, read func(context.Context, metav1.ListOptions) (L, error),
-	use func(runtime.Object) error,
-) error {
+func eachPage(ctx context.Context, r *run, options metav1.ListOptions, read func(context.Context, metav1.ListOptions) (next string, err error)) error {
 	one := func() (next string, err error) {
 		select {
 		case r.pages <- struct{}{}:
@@ -82,15 +70,7 @@ func eachPage[L runtime.Object](ctx context.Context, r *run, options metav1.List
 			return "", ctx.Err()
 		}
 		defer func() { <-r.pages }()
-		page, err := read(ctx, options)
-		if err != nil {
-			return "", err
-		}
-		accessor, err := meta.ListAccessor(page)
-		if err != nil {
-			return "", err
-		}
-		return accessor.GetContinue(), use(page)
+		return read(ctx, options)
 	}
 	for {
 		next, err := one()

@@ -23,24 +23,23 @@ type shelf struct {
 	calls int
 }
 
-func (s *shelf) list(_ context.Context, o metav1.ListOptions) (*corev1.PodList, error) {
+func (s *shelf) list(_ context.Context, o metav1.ListOptions, use func(*corev1.Pod)) (next string, err error) {
 	s.calls++
 	if err := s.fail(s.calls, o); err != nil {
-		return nil, err
+		return "", err
 	}
 	from, _ := strconv.Atoi(o.Continue)
 	to := len(s.pods)
-	page := &corev1.PodList{}
 	if o.Limit > 0 && from+3 < to {
 		to = from + 3
-		page.Continue = strconv.Itoa(to)
+		next = strconv.Itoa(to)
 	}
 	for _, name := range s.pods[from:to] {
 		pod := corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(name)}}
 		pod.Spec.Volumes = []corev1.Volume{{VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "data"}}}}
-		page.Items = append(page.Items, pod)
+		use(&pod)
 	}
-	return page, nil
+	return next, nil
 }
 
 func names(pods []*corev1.Pod) []string {

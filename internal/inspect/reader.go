@@ -23,9 +23,8 @@ import (
 type Reader struct {
 	clients kubernetes.Interface
 	// fences serves NodeFences and FenceSources, where recovery is installed.
-	fences     rest.Interface
-	parameters runtime.ParameterCodec
-	clock      *kube.ServerClock
+	fences rest.Interface
+	clock  *kube.ServerClock
 	// Progress, if not nil, is called with what is being read; it must be safe for concurrent use.
 	Progress func(what string, objects int)
 	// Sources is set to read all FenceSources too, with all objects of a cluster.
@@ -44,11 +43,11 @@ func New(config *rest.Config) (*Reader, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make a client: %w", err)
 	}
-	fences, parameters, err := fenceClient(config)
+	fences, err := fenceClient(config)
 	if err != nil {
 		return nil, fmt.Errorf("make a client for NodeFences: %w", err)
 	}
-	return &Reader{clients: clients, fences: fences, parameters: parameters, clock: clock}, nil
+	return &Reader{clients: clients, fences: fences, clock: clock}, nil
 }
 
 // run is one reading. Its methods may be called in parallel.
@@ -73,9 +72,10 @@ func (r *Reader) start() *run {
 
 // finish returns what was read.
 func (r *run) finish() *diagnosis.Snapshot {
-	r.into.Now = r.clock.Now()
-	slices.SortStableFunc(r.into.Unread, func(a, b diagnosis.Unread) int { return strings.Compare(a.Rule(), b.Rule()) })
-	return &r.into
+	into := r.into // a pointer into r would keep all of it in memory
+	into.Now = r.clock.Now()
+	slices.SortStableFunc(into.Unread, func(a, b diagnosis.Unread) int { return strings.Compare(a.Rule(), b.Rule()) })
+	return &into
 }
 
 // once reports whether the object was not asked for before.
@@ -132,9 +132,7 @@ func get[T any](ctx context.Context, r *run, ref diagnosis.Ref, read func(contex
 }
 
 // listAll reads all objects of a resource, and records it if it has.
-func listAll[L runtime.Object, T any](ctx context.Context, r *run, resource diagnosis.Resource,
-	read func(context.Context, metav1.ListOptions) (L, error), store func(*diagnosis.Snapshot, *T),
-) {
+func listAll[T any](ctx context.Context, r *run, resource diagnosis.Resource, read pager[T], store func(*diagnosis.Snapshot, *T)) {
 	if list(ctx, r, diagnosis.Ref{Resource: resource}, metav1.ListOptions{}, read, store) {
 		r.whole(resource)
 	}

@@ -66,7 +66,7 @@ func (r *run) subject(ctx context.Context, ref diagnosis.Ref) {
 // storePod keeps the pod that was asked about even if it uses no volume, with its finalizers and grace period.
 func storePod(r *run) func(*diagnosis.Snapshot, *corev1.Pod) {
 	return func(s *diagnosis.Snapshot, pod *corev1.Pod) {
-		s.Pods = append(s.Pods, keepPod(pod, kube.StripPod(pod).Spec.Volumes, r.history))
+		s.Pods = append(s.Pods, keepPod(pod, kube.StripVolumes(pod), r.history))
 	}
 }
 

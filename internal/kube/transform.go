@@ -63,7 +63,7 @@ func StripPod(pod *corev1.Pod) *corev1.Pod {
 	case VolumesMounted(pod):
 		kept.Status.Phase = corev1.PodRunning
 	}
-	kept.Spec.Volumes = stripVolumes(pod)
+	kept.Spec.Volumes = StripVolumes(pod)
 	// The state of containers matters only once the pod is being deleted (PodEnded), and then only whether any of them runs: one
 	// status stands for all.
 	if len(kept.Spec.Volumes) > 0 && pod.DeletionTimestamp != nil && ContainersRun(pod) {
@@ -72,8 +72,8 @@ func StripPod(pod *corev1.Pod) *corev1.Pod {
 	return kept
 }
 
-// stripVolumes keeps the volumes that may be attached, unless there are too many.
-func stripVolumes(pod *corev1.Pod) []corev1.Volume {
+// StripVolumes returns the volumes of a pod that may be attached, unless there are too many.
+func StripVolumes(pod *corev1.Pod) []corev1.Volume {
 	n, inline := attachable(pod)
 	if n == 0 || tooMany(n, inline) && !VolumesMounted(pod) {
 		return nil

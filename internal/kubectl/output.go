@@ -83,20 +83,22 @@ func addConfirm(c *cobra.Command, confirm *bool) {
 
 // print prints an answer as a document, or as text.
 func (o output) print(out io.Writer, answer any, text func() error) error {
-	var document []byte
-	var err error
 	switch o {
-	case formatJSON:
-		document, err = json.MarshalIndent(answer, "", "  ")
-		document = append(document, '\n')
+	case formatJSON: // json.MarshalIndent has three copies of a document, which is as large as the snapshot
+		encoder := json.NewEncoder(out)
+		encoder.SetIndent("", "  ")
+		if err := encoder.Encode(answer); err != nil {
+			return fmt.Errorf("print the output: %w", err)
+		}
+		return nil
 	case formatYAML:
-		document, err = printable.YAML(answer)
+		document, err := printable.YAML(answer)
+		if err != nil {
+			return fmt.Errorf("encode the output: %w", err)
+		}
+		_, err = out.Write(document)
+		return err
 	default:
 		return text()
 	}
-	if err != nil {
-		return fmt.Errorf("encode the output: %w", err)
-	}
-	_, err = out.Write(document)
-	return err
 }

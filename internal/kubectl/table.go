@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"runtime"
 	"slices"
 	"strings"
 	"unicode/utf8"
@@ -18,6 +19,9 @@ import (
 // printList prints an answer as a document, its names, or a table.
 func (o output) printList(out io.Writer, answer any, names []string, table func() error) error {
 	if o != formatName {
+		if o == formatJSON || o == formatYAML {
+			runtime.GC() // the snapshot is no longer needed, and the document needs nearly as much
+		}
 		return o.print(out, answer, table)
 	}
 	for _, n := range names {
