@@ -17,6 +17,7 @@ type reach int
 const (
 	group   reach = iota // it is the group of the expression
 	word                 // behind what matches, a word or a text in quotes
+	words                // behind what matches, a word, and the next one if the first may be a scheme of HTTP; or a text in quotes
 	rest                 // behind what matches, a text in quotes or the rest of the line
 	element              // behind what matches, up to the next tag
 )
@@ -25,18 +26,22 @@ const (
 	// Names that begin with these words have a secret.
 	secretName = `(?:passw(?:or)?d|passphrase|passcode|pwd|token|credentials?|secret|community(?: string)?|signature)[\w.-]*` //nolint:gosec // an expression
 	// Names that end with these words have one too. All that end with key are among them: some, such as volumeKey, are no secrets.
-	secretEnd = `(?:[\w.-]*(?:pass|sig|sess(?:ion)?[-_]?id)|[\w.-]+key(?:id|s)?(?:[-_][\w-]*)?)` //nolint:gosec // an expression
+	secretEnd = `(?:[\w.-]*(?:pass|pw|psk|sig|sess(?:ion)?[-_]?id)|[\w.-]+key(?:id|s)?(?:[-_][\w-]*)?)` //nolint:gosec // an expression
+	// Names of options and of variables end with these words too.
+	secretOption = `[\w.-]*(?:` + secretName + `|pass|pw|psk|key)` //nolint:gosec // an expression
 	// is stands between a name and its value: in a query, also an encoded one, in JSON, also where %q has put backslashes before its
-	// quotes, in YAML and in a Go map.
-	is = `\\*["']?\s*(?:=>|=|:|%3d)\s*`
+	// quotes, in YAML and in a Go map. %q writes the end of a line as \n.
+	is = `\\*["']?\s*(?:=>|=|:|%3d)(?:\s|\\+[nrt])*`
 	// next stands between a flag and its value, also in a list of arguments that Go or JSON has written.
 	next = `\\*["']?(?:\s*,\s*|\s+)`
+	// to stands between a flag and its value that is not in the next word either.
+	to = `(?:=|` + next + `)`
 	// flag begins a flag.
 	flag = `(?:^|[^\w-])`
 )
 
 // nameHints are the hints of what secretName and secretEnd match.
-var nameHints = []string{"pass", "pwd", "token", "credential", "secret", "community", "sig", "sess", "key"}
+var nameHints = []string{"pass", "pw", "psk", "token", "credential", "secret", "community", "sig", "sess", "key"}
 
 // table is what looks like a secret in a line. A row is tried on a line that has one of its hints, in lower case.
 var table = []struct {
@@ -47,16 +52,23 @@ var table = []struct {
 	{[]string{"://"}, regexp.MustCompile(`://([^\s/:@"'<>]*:[^\s"'<>]*|[^\s/"'<>]*)@`), group},
 	{[]string{"cookie"}, regexp.MustCompile(`(?i)cookie2?` + is), rest},
 	{[]string{"digest"}, regexp.MustCompile(`(?i)\bdigest\s+(\w+\s*=.*)`), group},
-	{[]string{"authorization"}, regexp.MustCompile(`(?i)authorization[\w.-]*` + is + `\\*["'\[]*(?:(?:bearer|basic|digest|negotiate|ntlm)\s+)?`), word},
+	{[]string{"authorization"}, regexp.MustCompile(`(?i)authorization[\w.-]*` + is + `\\*["'\[]*(?:(?:bearer|basic|digest|negotiate|ntlm|token|api-?key)\s+)?`), words},
 	{[]string{"bearer", "basic", "negotiate", "ntlm"}, regexp.MustCompile(`(?i)\b(?:bearer|basic|negotiate|ntlm)\s+([A-Za-z0-9._~+/=-]{8,})`), group},
 	{nameHints, regexp.MustCompile(`(?i)(?:` + secretName + `|\b` + secretEnd + `)` + is), word},
 	{[]string{"key"}, regexp.MustCompile(`(?i)` + flag + `key` + is + `\\*["']?([A-Za-z0-9+/_-]{16}[^\s"',;&]*)`), group},
 	{[]string{"pass", "community"}, regexp.MustCompile(`(?i)(?:password|passphrase|community(?: string)?)\s+(?:is\s+)?\\*["']([^"']+)["']`), group},
-	{[]string{"value"}, regexp.MustCompile(`(?i)name` + is + `\\*["']?[\w.-]*(?:` + secretName + `|pass|key)\\*["']?[\s,]+\\*["']?value` + is), word},
+	// A word that is not one of a language: a password is wrong, or it is x7!.
+	{[]string{"pass"}, regexp.MustCompile(`(?i)\bpass(?:word|phrase|code)\s+(?:(?:for|of)\s+(?:[^\s"']+\s+){1,3})?is:?\s+([^\s"']*[0-9@#$%^&*_+=~|]\S*)`), group},
+	// The name and its value, each the value of a field or of a flag: of Kubernetes, iscsiadm.
+	{[]string{"value"}, regexp.MustCompile(`(?i)(?:name|key)` + is + `\\*["']?` + secretOption + `\\*["']?[\s,]+\\*["']?value` + is), word},
+	{nameHints, regexp.MustCompile(`(?i)` + flag + `(?:-n|--[\w-]*(?:name|key))` + to + `\\*["']?` + secretOption + `\\*["']?[\s,](?:.*?[^\w-])??(?:-v|--value)` + to), word},
 	{[]string{"</"}, regexp.MustCompile(`(?i)<[\w:.-]*(?:` + secretName + `|pass|key)(?:\s[^<>]*)?>`), element},
-	{nameHints, regexp.MustCompile(`(?i)` + flag + `--?[\w-]*(?:` + secretName + `|pass|key)` + next), word},
-	{[]string{"-p"}, regexp.MustCompile(flag + `-P(?:` + next + `)?`), word},                                         // of ipmitool
-	{[]string{"-u", "--user"}, regexp.MustCompile(flag + `(?:-u|--user)(?:=|` + next + `)\\*["']?[^\s:"']+:`), word}, // of curl
+	{nameHints, regexp.MustCompile(`(?i)` + flag + `--?` + secretOption + to), word},
+	{[]string{"-p"}, regexp.MustCompile(flag + `-P(?:` + next + `)?`), word}, // of ipmitool
+	// Of fence agents and sshpass: for many other programs it is a port.
+	{[]string{"fence_", "sshpass"}, regexp.MustCompile(`(?:fence_\w+|sshpass)\\*["']?[\s,](?:.*?[^\w-])??-p(?:` + next + `)?`), word},
+	{[]string{"-u", "--user"}, regexp.MustCompile(flag + `(?:-u|--user)` + to + `\\*["']?[^\s:"']+:`), word},           // of curl
+	{[]string{"-u", "--user"}, regexp.MustCompile(flag + `(?:-U|--user)` + to + `\\*["']?[^\s%"']*[^\s%"'\d]%`), word}, // of Samba
 	// Of net-snmp: the community string, and the passphrases of version 3.
 	{[]string{"snmp"}, snmp("c"), word}, {[]string{"snmp"}, snmp("A"), word}, {[]string{"snmp"}, snmp("X"), word},
 	// Known by their form; last, for they may be a part of a longer secret.
@@ -65,7 +77,7 @@ var table = []struct {
 }
 
 func snmp(name string) *regexp.Regexp {
-	return regexp.MustCompile(`(?i:snmp)\w*\\*["']?[\s,](?:.*?[^\w-])?-` + name + next)
+	return regexp.MustCompile(`(?i:snmp)\w*\\*["']?[\s,](?:.*?[^\w-])??-` + name + next)
 }
 
 // block is what has several lines.
@@ -80,14 +92,52 @@ func Secrets(text string) string {
 		return inLine(text)
 	}
 	var out strings.Builder
+	var below below
 	for line := range strings.Lines(text) {
 		content, ended := strings.CutSuffix(line, "\n")
-		out.WriteString(inLine(content))
+		if from := below.value(content); from < 0 {
+			out.WriteString(inLine(content))
+		} else {
+			out.WriteString(content[:from] + Removed)
+		}
 		if ended {
 			out.WriteByte('\n')
 		}
 	}
 	return out.String()
+}
+
+var (
+	// named is a line that ends with the name of a secret, whose value is in the next ones: in YAML, with | or > also if it has several.
+	named = regexp.MustCompile(`(?i)(?:` + secretName + `|\b` + secretEnd + `)\\*["']?\s*:\s*([|>][-+\d]*)?\s*$`)
+	// field is a line of an object or of a list of objects, which has a secret if it says so itself.
+	field = regexp.MustCompile(`^\s*(?:-\s+)*["']?[\w./-]+["']?\s*:(?:\s|$)`)
+	// item begins a line of a list.
+	item = regexp.MustCompile(`^\s*-\s+`)
+)
+
+// below knows, from one line to the next, whether the value of a secret follows.
+type below struct {
+	name, text bool // a line has named a secret, and its value is a text of several lines
+	indent     int  // of that line
+}
+
+// value returns where the value begins that a line is, for which an earlier line has the name; -1 for another line.
+func (b *below) value(line string) int {
+	from := len(line) - len(strings.TrimLeft(line, " \t"))
+	listed := b.name && !b.text && from == b.indent && item.MatchString(line)
+	if strings.TrimSpace(line) == "" {
+		return -1
+	}
+	if b.name && (from > b.indent || listed) && (b.text || !field.MatchString(line)) {
+		if !b.text {
+			from = max(from, len(item.FindString(line)))
+		}
+		return from
+	}
+	found := named.FindStringSubmatchIndex(line)
+	*b = below{name: found != nil, text: found != nil && found[2] >= 0, indent: from}
+	return -1
 }
 
 // inLine takes secrets out of a line.
@@ -149,7 +199,11 @@ func secret(line string, from int, r reach) (begin, end int) {
 	if r == rest {
 		return from, len(line)
 	}
-	return from, wordEnd(line, from)
+	end = wordEnd(line, from)
+	if r == words && end < len(line) && line[end] == ' ' && scheme.MatchString(line[from:end]) {
+		end = wordEnd(line, end+1)
+	}
+	return from, end
 }
 
 // closing returns the end of a text in quotes: where its closing quote begins, with as many backslashes as the opening one has. Those of a
@@ -174,6 +228,9 @@ var (
 	separated = regexp.MustCompile(`^[,;&](?:$|\s|\\*["']?[\w.-]+\\*["']?\s*[=:])`)
 	closed    = regexp.MustCompile(`^(?:[\]})]|\\*["'])(?:$|[\s,;&}\])"'.:\\])`)
 )
+
+// scheme is what may be a scheme of authentication.
+var scheme = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9-]*$`)
 
 // wordEnd returns the end of a value without quotes.
 func wordEnd(line string, from int) int {

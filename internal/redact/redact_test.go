@@ -85,6 +85,31 @@ var carriers = []struct {
 	{"level=error msg=THIS code=3", func(s string) string { return strconv.Quote("body " + quotedJSON(s)) }, " code=3"},
 	{"password: THIS", strconv.Quote, "password: "},
 	{`{Password:THIS User:u}`, asIs, " User:u}"},
+	{"iscsiadm -m node -T iqn.x -p 10.0.0.1 --op update -n node.session.auth.password -v THIS -d 8", asIs, " -d 8"},
+	{"iscsiadm --mode node --op=update --name node.session.auth.password --value=THIS", asIs, "--op=update --name node.session.auth.password --value="},
+	{`exec ["iscsiadm" "-n" "node.session.auth.password" "-v" THIS "-d"]`, strconv.Quote, ` "-d"]`},
+	{"aws ssm put-parameter --name db-password --type SecureString --value THIS", asIs, "--type SecureString --value "},
+	{"fence_ipmilan -a 10.0.0.1 -l root -p THIS -o status", asIs, "-a 10.0.0.1 -l root -p "},
+	{"/usr/sbin/fence_apc -a h -pTHIS -o status", asIs, " -o status"},
+	{`["fence_apc", "-a", "h", "-p", THIS, "-o"]`, jsonText, `, "-o"]`},
+	{"sshpass -p THIS ssh -p 22 root@bmc", asIs, " ssh -p 22 root@bmc"},
+	{"sshpass -pTHIS ssh root@bmc", asIs, " ssh root@bmc"},
+	{"smbclient //s/share -U user%THIS -c ls", asIs, "//s/share -U user%"},
+	{"ceph --key=AQCTHIS ls", asIs, "ceph --key="},
+	{"login:\n  password:\n    THIS\n  user: u", asIs, "\n  user: u"},
+	{"password: |-\n  THIS\n  THIS\nuser: u", asIs, "\nuser: u"},
+	{"passwords:\n- THIS\n- THIS\nuser: u", asIs, "\nuser: u"},
+	{`msg="password:\n  THIS"`, asIs, "msg="},
+	{`{"key":"password","value":THIS}`, jsonText, `{"key":"password","value":`},
+	{`<add key="Password" value=THIS/>`, func(s string) string { return `"` + strings.ReplaceAll(noTag(s), `"`, "") + `"` }, `<add key="Password" value="`},
+	{"Authorization: Token THIS", asIs, "Authorization: Token "},
+	{`"Authorization":["Token token=THIS"], "Host":"h"`, asIs, `"Host":"h"`},
+	{"Authorization: Scheme THIS", asIs, "Authorization: "},
+	{"Password for root is THIS", asIs, "Password for root is "},
+	{"the passphrase of the key is THIS", asIs, "the passphrase of the key is "},
+	{"pw=THIS", asIs, "pw="},
+	{"wpa_psk=THIS", asIs, "wpa_psk="},
+	{"tool --pw THIS --quiet", asIs, " --quiet"},
 }
 
 // TestSecrets: whatever carries a secret, the secret goes and what is beside it stays.
@@ -110,7 +135,10 @@ func TestHarmless(t *testing.T) {
 		`Get "https://10.0.0.1:443/api/v1/nodes?limit=500": dial tcp 10.0.0.1:443: connect: connection refused`,
 		"kubectl belay stuck -A -o wide", "kubectl get pods -n prod -l app=db", "4 checks passed: ok", "config: a, design=b", "compare the keys of both",
 		`secrets "db" not found`, "MountVolume.SetUp failed for volume \"a\": exit status 32", "mount -t nfs -o rw,vers=4.1 10.0.0.1:/x /y",
-		"tokens expire", "password is wrong", "the bypass was closed", "iqn.2004-10.com.example:storage.disk1",
+		"tokens expire", "password is wrong", "password for root is wrong, and the token of the pod is not valid", "the password for user root has expired", "password:\nlogin failed",
+		"kubectl get secret -n prod -o yaml", "iscsiadm -m node -T iqn.x -p 10.0.0.1 --op update -n node.startup -v automatic", "ssh -p 22 root@h", "nc -p 8080",
+		"ipmitool -H h -U root power status", "secretRef:\n  name: db\n  namespace: prod", "secrets:\n- name: db", "sudo -u db psql", "disk is 80% full -U x",
+		"token for the pod is being renewed", "key: name, value: a", `{"name":"HOST","value":"db-0"}`, "fence_ipmilan: the switch says Off -o status", "the bypass was closed", "iqn.2004-10.com.example:storage.disk1",
 	} {
 		if got := Secrets(text); got != text {
 			t.Errorf("%s\nbecame %s", text, got)
