@@ -285,28 +285,6 @@ func (x *state) fenceClock(node string) []string {
 	return nil
 }
 
-// heldBack is why recovery does not fence a node that is silent, as it reported since the node was heard last.
-func (x *state) heldBack(node string) (decision.Reason, *corev1.Event) {
-	if !slices.Contains(x.Whole, Fences) || x.fenceOf(node) != nil {
-		return "", nil
-	}
-	n := x.node(node)
-	if n.State == NodeReady && !x.silentNode(n) {
-		return "", nil
-	}
-	for _, e := range x.events[eventKey("Node", "", node)] {
-		at := eventTime(e)
-		if e.ReportingController != Recovery && e.Source.Component != Recovery {
-			continue
-		}
-		if r := decision.Reason(e.Reason); explain.IsNotFenced(r) && (n.LastHeartbeat == nil || !at.Before(*n.LastHeartbeat)) {
-			return r, e
-		}
-		return "", nil // what it said after that counts
-	}
-	return "", nil
-}
-
 // recoveryFacts is what recovery said last about a node that it does not fence, and what it did before.
 func (x *state) recoveryFacts(node string) []Fact {
 	if r, e := x.heldBack(node); r != "" {

@@ -1,0 +1,90 @@
+package rights
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"belay.dev/belay/internal/diagnosis"
+	"belay.dev/belay/internal/fencing"
+	"belay.dev/belay/internal/preflight"
+)
+
+// TestEventOfAKubeletIsNoWordOfRecovery: a kubelet may create Events about any Node. What it says in the name of recovery is not what "kubectl belay explain" says
+// that recovery does, where the Node says otherwise.
+func TestEventOfAKubeletIsNoWordOfRecovery(t *testing.T) {
+	f := newFleet(t)
+	evil, err := client.New(kubelet(t, "event-evil"), client.Options{})
+	must(t, err)
+	f.dead("event-victim")
+	now := metav1.Now()
+	detector := lease(metav1.NamespaceSystem, diagnosis.Recovery+"-detector")
+	detector.Spec = coordinationv1.LeaseSpec{HolderIdentity: new("d"), LeaseDurationSeconds: new(int32(300)), RenewTime: &metav1.MicroTime{Time: now.Time}}
+	create(t, detector)
+	for i, reason := range []string{string(fencing.NodeUnderMaintenance), string(fencing.NodeOptedOut), string(fencing.NodeIdentityUnknown), string(fencing.NoSecondSignal)} {
+		must(t, evil.Create(t.Context(), &corev1.Event{
+			ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: fmt.Sprintf("event-victim.%d", i)}, Reason: reason, Type: corev1.EventTypeWarning, Message: "m",
+			Source: corev1.EventSource{Component: diagnosis.Recovery}, ReportingController: diagnosis.Recovery, FirstTimestamp: now, LastTimestamp: now,
+			InvolvedObject: corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: "event-victim"},
+		}))
+	}
+	for _, command := range [][]string{{"explain", "node/event-victim"}, {"evidence", "event-victim"}, {"fence", "event-victim"}, {"check"}} {
+		for line := range strings.Lines(printedBy(t, command...)) {
+			if lie := strings.Contains(line, "does not fence it"); lie || strings.Contains(line, "aintenance") {
+				t.Errorf("%s: %s", command[0], line)
+			}
+		}
+	}
+}
+
+// TestEventOfATenantStopsNoTakeOver: an Event that a tenant writes into its own namespace says nothing about who attaches volumes.
+func TestEventOfATenantStopsNoTakeOver(t *testing.T) {
+	config := tenant(t, "event-tenant")
+	config.QPS, config.Burst = 5, 1
+	edit, err := client.New(config, client.Options{})
+	must(t, err)
+	edit = client.WithFieldOwner(edit, "kube-controller-manager")
+	run := func(phase preflight.Phase) preflight.Check {
+		report := preflight.Run(t.Context(), preflight.Config{Clients: kubernetes.NewForConfigOrDie(server.Config()), Phase: phase, Observe: 3 * time.Second})
+		i := slices.IndexFunc(report.Checks, func(c preflight.Check) bool { return c.Name == "attach/detach events" })
+		return report.Checks[i]
+	}
+	if c := run(preflight.TakeOver); c.Result != preflight.OK {
+		t.Fatalf("before: %+v", c)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() { // as fast as the limit of the client lets it
+		defer close(ended)
+		for i := 0; ctx.Err() == nil; i++ {
+			now := metav1.Now()
+			_ = edit.Create(ctx, &corev1.Event{
+				ObjectMeta: metav1.ObjectMeta{Namespace: "event-tenant", Name: fmt.Sprintf("e-%d", i)}, Reason: "SuccessfulAttachVolume", Type: corev1.EventTypeNormal, Message: "m",
+				Source: corev1.EventSource{Component: "attachdetach-controller"}, FirstTimestamp: now, LastTimestamp: now,
+				InvolvedObject: corev1.ObjectReference{Kind: "Pod", Namespace: "event-tenant", Name: "p"},
+			})
+		}
+	}()
+	defer func() {
+		stop()
+		<-ended
+	}()
+	for _, phase := range []preflight.Phase{preflight.Prepare, preflight.TakeOver} {
+		c := run(phase)
+		if c.Result != preflight.OK {
+			t.Errorf("%s: a tenant's Event: %s: %s", phase, c.Result, c.Message)
+		}
+		if phase == preflight.TakeOver && (len(c.Objects) == 0 || !strings.Contains(c.Message, "may write")) {
+			t.Errorf("%s: no hint names the Event: %+v", phase, c)
+		}
+	}
+}
