@@ -97,8 +97,8 @@ func TestEventsThatTheObjectsContradict(t *testing.T) {
 	}
 }
 
-// TestALieHidesNoReason: an event that the objects contradict is passed over, and what recovery has said stays its last word.
-func TestALieHidesNoReason(t *testing.T) {
+// TestContradictedEventHidesNoReason: an event that the objects contradict is passed over, and what recovery has said stays its last word.
+func TestContradictedEventHidesNoReason(t *testing.T) {
 	s := newScene()
 	s.silent()
 	s.reports(fencing.SignOfLife, fencing.NodeUnderMaintenance, fencing.NodeOptedOut)

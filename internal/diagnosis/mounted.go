@@ -2,6 +2,7 @@ package diagnosis
 
 import (
 	"slices"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -57,7 +58,7 @@ func (x *state) ofMounted(pod *corev1.Pod) []Finding {
 			w.reason, w.detail = explain.NodeSilent, "it last renewed its lease at "+stamp(*h.Node.LastHeartbeat)
 		case x.takes(x.fenceOf(h.Node.Name), v.key.Driver):
 			w.reason = explain.NodeOutOfService
-		case x.detachedUnder(pod, &h):
+		case x.detachedUnder(pod, v.key, &h):
 			w.reason = explain.UsedWithoutAttachment
 			if h.Since != nil {
 				w.since = *h.Since // the VolumeAttachment of now was created when the earlier one was gone
@@ -79,10 +80,53 @@ func (x *state) ofMounted(pod *corev1.Pod) []Finding {
 }
 
 // detachedUnder reports whether the VolumeAttachment of a mounted volume was deleted. One that was created again does not repair the
-// mount, and only the event of belay-controller shows that there was another before.
-func (x *state) detachedUnder(pod *corev1.Pod, h *Holder) bool {
+// mount, and only the event of belay-controller says that there was another before. Anybody who may write Events about the pod may say so: it counts
+// if there is no VolumeAttachment, or one that is younger than the mount.
+func (x *state) detachedUnder(pod *corev1.Pod, key attachment.VolumeKey, h *Holder) bool {
+	all := slices.Contains(x.Whole, Attachments)
 	if slices.ContainsFunc(x.events[string(pod.UID)], func(e *corev1.Event) bool { return e.Reason == explain.VolumeDetachedInUse }) {
-		return true
+		va, has := x.attachmentOn(key, pod.Spec.NodeName)
+		since := mountedBy(pod)
+		if !has && all || has && since != nil && va.CreationTimestamp.After(*since) {
+			return true
+		}
 	}
-	return h.InUse == "yes" && !h.Attached && slices.Contains(x.Whole, Attachments)
+	return h.InUse == "yes" && !h.Attached && all
+}
+
+// mountedBy is the first sign of a container in the status of a pod: the kubelet starts one once all volumes are mounted. It is nil without one.
+func mountedBy(pod *corev1.Pod) (first *time.Time) {
+	for _, c := range pod.Status.Conditions {
+		if c.Type == corev1.PodReadyToStartContainers && c.Status == corev1.ConditionTrue {
+			first = earlier(first, timePointer(c.LastTransitionTime.Time))
+		}
+	}
+	if at, ok := firstStart(pod); ok {
+		first = earlier(first, &at)
+	}
+	return first
+}
+
+// firstStart is when the first container of a pod started, as its status has it: the status keeps the last two starts.
+func firstStart(pod *corev1.Pod) (time.Time, bool) {
+	var first time.Time
+	for _, c := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) {
+		state := c.State
+		if c.RestartCount == 1 {
+			state = c.LastTerminationState
+		}
+		var at time.Time
+		switch {
+		case c.RestartCount > 1:
+			return time.Time{}, false
+		case state.Running != nil:
+			at = state.Running.StartedAt.Time
+		case state.Terminated != nil:
+			at = state.Terminated.StartedAt.Time
+		}
+		if !at.IsZero() && (first.IsZero() || at.Before(first)) {
+			first = at
+		}
+	}
+	return first, !first.IsZero()
 }

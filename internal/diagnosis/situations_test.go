@@ -102,6 +102,12 @@ func (s scene) full(limits map[string]int32) {
 	}
 }
 
+// torn has an event say that the volume was detached under the holder, whose container started a minute after the attach.
+func (s scene) torn() {
+	s.holder.Status.ContainerStatuses[0].State.Running.StartedAt = metav1.NewTime(s.Now.Add(-9 * time.Minute))
+	s.Events = []*corev1.Event{{InvolvedObject: corev1.ObjectReference{Kind: "Pod", Namespace: "ns", Name: "holder", UID: "holder"}, Reason: explain.VolumeDetachedInUse}}
+}
+
 // TestSituations holds what the lab showed to be answered wrongly, and the neighbors of these situations.
 func TestSituations(t *testing.T) {
 	waiter, holder := Ref{Pods, "ns", "waiter"}, Ref{Pods, "ns", "holder"}
@@ -110,18 +116,19 @@ func TestSituations(t *testing.T) {
 		subject Ref
 		want    decision.Reason
 	}{
-		"the holder runs":                         {func(scene) {}, waiter, explain.HeldByRunningPod},
-		"two replicas of one template":            {func(s scene) { s.replicated("1", "1") }, waiter, explain.HeldByRunningPod},
-		"an update of a Deployment":               {func(s scene) { s.replicated("1", "2") }, waiter, explain.RollingUpdateDeadlock},
-		"an attach elsewhere without an answer":   {func(s scene) { s.va.Status.Attached = false; s.holder.Status = s.waiter.Status }, waiter, attachment.OtherWriterAttached},
-		"mounted, and all is well":                {func(scene) {}, holder, attachment.Settled},
-		"mounted, and the node is silent":         {func(s scene) { s.a.Status.Conditions[0].Status = corev1.ConditionUnknown }, holder, explain.NodeNotReady},
-		"mounted, and the Node is gone":           {func(s scene) { s.Nodes = s.Nodes[1:] }, holder, attachment.NodeGone},
-		"mounted, and not attached":               {func(s scene) { s.va.Status.Attached = false }, holder, explain.UsedWithoutAttachment},
-		"mounted, and without a VolumeAttachment": {func(s scene) { s.Attachments = nil }, holder, explain.UsedWithoutAttachment},
-		"mounted, and attached again": {func(s scene) {
-			s.Events = []*corev1.Event{{InvolvedObject: corev1.ObjectReference{Kind: "Pod", Namespace: "ns", Name: "holder", UID: "holder"}, Reason: explain.VolumeDetachedInUse}}
-		}, holder, explain.UsedWithoutAttachment},
+		"the holder runs":                               {func(scene) {}, waiter, explain.HeldByRunningPod},
+		"two replicas of one template":                  {func(s scene) { s.replicated("1", "1") }, waiter, explain.HeldByRunningPod},
+		"an update of a Deployment":                     {func(s scene) { s.replicated("1", "2") }, waiter, explain.RollingUpdateDeadlock},
+		"an attach elsewhere without an answer":         {func(s scene) { s.va.Status.Attached = false; s.holder.Status = s.waiter.Status }, waiter, attachment.OtherWriterAttached},
+		"mounted, and all is well":                      {func(scene) {}, holder, attachment.Settled},
+		"mounted, and the node is silent":               {func(s scene) { s.a.Status.Conditions[0].Status = corev1.ConditionUnknown }, holder, explain.NodeNotReady},
+		"mounted, and the Node is gone":                 {func(s scene) { s.Nodes = s.Nodes[1:] }, holder, attachment.NodeGone},
+		"mounted, and not attached":                     {func(s scene) { s.va.Status.Attached = false }, holder, explain.UsedWithoutAttachment},
+		"mounted, and without a VolumeAttachment":       {func(s scene) { s.Attachments = nil }, holder, explain.UsedWithoutAttachment},
+		"mounted, and attached again":                   {func(s scene) { s.torn(); s.va.CreationTimestamp = metav1.NewTime(s.Now.Add(-time.Minute)) }, holder, explain.UsedWithoutAttachment},
+		"mounted, and an event says detached":           {func(s scene) { s.torn() }, holder, attachment.Settled},
+		"mounted, and the event is all of it":           {func(s scene) { s.torn(); s.Attachments, s.a.Status.VolumesInUse = nil, nil }, holder, explain.UsedWithoutAttachment},
+		"mounted, and since when is not known":          {func(s scene) { s.torn(); s.holder.Status.ContainerStatuses[0].RestartCount = 2 }, holder, attachment.Settled},
 		"mounted, and the VolumeAttachments are unread": {func(s scene) { s.Attachments, s.Whole = nil, nil }, holder, attachment.Settled},
 		"beside the VolumeAttachment of another client": {func(s scene) {
 			own := s.va.DeepCopy()

@@ -82,7 +82,8 @@ func TestAttachmentRemovedUnderUse(t *testing.T) {
 func TestAttachedAgainUnderUse(t *testing.T) {
 	s := newScene()
 	s.Pods = []*corev1.Pod{s.holder}
-	s.Events = []*corev1.Event{{InvolvedObject: corev1.ObjectReference{Kind: "Pod", UID: s.holder.UID}, Reason: explain.VolumeDetachedInUse, LastTimestamp: metav1.NewTime(s.Now)}}
+	s.torn()
+	s.va.CreationTimestamp = metav1.NewTime(s.Now)
 	for _, r := range []Ref{{Pods, "ns", "holder"}, {Volumes, "", "pv"}, {Attachments, "", s.va.Name}, nodeA} {
 		if got := reasonFor(t, s, r); got != explain.UsedWithoutAttachment {
 			t.Errorf("%s: %s", r, got)

@@ -454,39 +454,7 @@ func (m *mover) mountedBy() *time.Time {
 			first = earlier(first, timePointer(e.FirstTimestamp.Time))
 		}
 	}
-	for _, c := range m.pod.Status.Conditions {
-		if c.Type == corev1.PodReadyToStartContainers && c.Status == corev1.ConditionTrue {
-			first = earlier(first, timePointer(c.LastTransitionTime.Time))
-		}
-	}
-	if at, ok := m.firstStart(); ok {
-		first = earlier(first, &at)
-	}
-	return first
-}
-
-// firstStart is when the first container of the pod started, as its status has it: the status keeps the last two starts.
-func (m *mover) firstStart() (time.Time, bool) {
-	var first time.Time
-	for _, c := range slices.Concat(m.pod.Status.InitContainerStatuses, m.pod.Status.ContainerStatuses) {
-		state := c.State
-		if c.RestartCount == 1 {
-			state = c.LastTerminationState
-		}
-		var at time.Time
-		switch {
-		case c.RestartCount > 1:
-			return time.Time{}, false
-		case state.Running != nil:
-			at = state.Running.StartedAt.Time
-		case state.Terminated != nil:
-			at = state.Terminated.StartedAt.Time
-		}
-		if !at.IsZero() && (first.IsZero() || at.Before(first)) {
-			first = at
-		}
-	}
-	return first, !first.IsZero()
+	return earlier(first, mountedBy(m.pod))
 }
 
 func (m *mover) mountHops() {
@@ -527,7 +495,7 @@ func (m *mover) notMounted() string {
 }
 
 func (m *mover) started() Hop {
-	if at, ok := m.firstStart(); ok {
+	if at, ok := firstStart(m.pod); ok {
 		return done(HopStarted, at, "status.containerStatuses: the first startedAt")
 	}
 	for _, e := range slices.Backward(m.events[string(m.pod.UID)]) { // the oldest comes first
@@ -561,7 +529,7 @@ func (m *mover) ready() Hop {
 
 // readyBefore reports whether the condition Ready became False at a time after the containers had started, so that it was True before.
 func (m *mover) readyBefore(changed time.Time) bool {
-	started, ok := m.firstStart()
+	started, ok := firstStart(m.pod)
 	return ok && changed.After(started)
 }
 

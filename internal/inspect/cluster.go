@@ -28,5 +28,6 @@ func (r *Reader) Cluster(ctx context.Context, namespace string) *diagnosis.Snaps
 			}
 		},
 	)
+	x.torn(ctx)
 	return x.finish()
 }

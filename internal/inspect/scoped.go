@@ -37,6 +37,7 @@ func (r *run) about(ctx context.Context, subject diagnosis.Ref) {
 	)
 	r.sources(ctx, subject)
 	r.surroundings(ctx, subject)
+	r.torn(ctx)
 	if slices.Contains(r.into.Whole, diagnosis.Fences) && r.anyLost() {
 		r.recoveryEvents(ctx)
 		if subject.Resource == diagnosis.Nodes {

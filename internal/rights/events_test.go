@@ -15,8 +15,11 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"belay.dev/belay/internal/diagnosis"
+	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/fencing"
+	"belay.dev/belay/internal/kube"
 	"belay.dev/belay/internal/preflight"
+	"belay.dev/belay/internal/testing/fixture"
 )
 
 // TestEventOfAKubeletIsNoWordOfRecovery: a kubelet may create Events about any Node. What it says in the name of recovery is not what "kubectl belay explain" says
@@ -85,6 +88,51 @@ func TestEventOfATenantStopsNoTakeOver(t *testing.T) {
 		}
 		if phase == preflight.TakeOver && (len(c.Objects) == 0 || !strings.Contains(c.Message, "may write")) {
 			t.Errorf("%s: no hint names the Event: %+v", phase, c)
+		}
+	}
+}
+
+// TestEventOfAKubeletDeletesNoPod: a kubelet may create Events about the pods of other nodes. explain, stuck and check take a volume for detached under a pod, which is
+// then to be deleted, only where its VolumeAttachment is younger than its containers.
+func TestEventOfAKubeletDeletesNoPod(t *testing.T) {
+	evil, err := client.New(kubelet(t, "torn-evil"), client.Options{})
+	must(t, err)
+	create(t, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "torn"}})
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "torn-node"}}
+	create(t, node)
+	node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
+	must(t, server.Client.Status().Update(t.Context(), node))
+	boundVolume(t, "torn", fixture.PersistentVolume("torn-pv", "torn.example.com", "h"))
+	va := fixture.Attachment(kube.AttachmentName("h", "torn.example.com", node.Name), "torn.example.com", node.Name, "torn-pv")
+	create(t, va)
+	va.Status.Attached = true
+	must(t, server.Client.Status().Update(t.Context(), va))
+	pod := fixture.Pod("torn", "db", node.Name, "torn-pv")
+	create(t, pod)
+	started := func(after time.Duration) {
+		t.Helper()
+		pod.Status.Phase = corev1.PodRunning
+		pod.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: pod.Spec.Containers[0].Name, State: corev1.ContainerState{
+			Running: &corev1.ContainerStateRunning{StartedAt: metav1.NewTime(va.CreationTimestamp.Add(after))},
+		}}}
+		must(t, server.Client.Status().Update(t.Context(), pod))
+	}
+	must(t, evil.Create(t.Context(), &corev1.Event{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "torn", Name: "db.1"}, Reason: explain.VolumeDetachedInUse, Type: corev1.EventTypeWarning, Message: "m",
+		Source: corev1.EventSource{Component: "attachdetach-controller"}, FirstTimestamp: va.CreationTimestamp, LastTimestamp: va.CreationTimestamp,
+		InvolvedObject: corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: "torn", Name: "db", UID: pod.UID},
+	}))
+	commands := [][]string{{"explain", "pod/db", "-n", "torn"}, {"stuck", "-A"}, {"check"}}
+	started(time.Minute)
+	for _, command := range commands {
+		if out := printedBy(t, command...); strings.Contains(out, string(explain.UsedWithoutAttachment)) {
+			t.Errorf("%s believes the event:\n%s", command[0], out)
+		}
+	}
+	started(-time.Minute)
+	for _, command := range commands {
+		if out := printedBy(t, command...); !strings.Contains(out, string(explain.UsedWithoutAttachment)) {
+			t.Errorf("%s does not say that the VolumeAttachment is younger than the mount:\n%s", command[0], out)
 		}
 	}
 }
