@@ -110,7 +110,12 @@ func TestSituations(t *testing.T) {
 		subject Ref
 		want    decision.Reason
 	}{
-		"the holder runs":                         {func(scene) {}, waiter, explain.HeldByRunningPod},
+		"the holder runs": {func(scene) {}, waiter, explain.HeldByRunningPod},
+		"the waiter names a volume of another namespace": {func(s scene) {
+			s.Volumes[0].Spec.PersistentVolumeSource = corev1.PersistentVolumeSource{FC: &corev1.FCVolumeSource{TargetWWNs: []string{"5006"}, Lun: new(int32(1))}}
+			s.Volumes[0].Spec.ClaimRef.Namespace = "other"
+			s.waiter.Spec.Volumes[0].VolumeSource = corev1.VolumeSource{FC: s.Volumes[0].Spec.FC}
+		}, waiter, explain.VolumeOfAnotherNamespace},
 		"two replicas of one template":            {func(s scene) { s.replicated("1", "1") }, waiter, explain.HeldByRunningPod},
 		"an update of a Deployment":               {func(s scene) { s.replicated("1", "2") }, waiter, explain.RollingUpdateDeadlock},
 		"an attach elsewhere without an answer":   {func(s scene) { s.va.Status.Attached = false; s.holder.Status = s.waiter.Status }, waiter, attachment.OtherWriterAttached},
