@@ -34,6 +34,8 @@ var holes = []hole{
 		`boot != "" && node.Annotations[FencedBootAnnotation] == boot`, "true || boot == \"\"", "internal/kube", "TestOutOfServiceOfAFence",
 	},
 	{"3", "another machine under the name counts as the same machine", boot, "return OtherMachine", "return Rebooted", pure, "TestReplacedNode"},
+	{"3", "a kubelet that claims the UUID of a machine keeps its fence from its end", "internal/recovery/observe.go", " || fence.Proven() {", " {", shell, "TestClaimedUUIDKeepsNoFence"},
+	{"3", "who claims a UUID does not matter before the boot has ended", "internal/recovery/observe.go", " || fence.Proven() {", " || fence.Boot.Complete() {", shell, "TestSharedUUIDProvesNoRestart"},
 	{"4", "an old answer authorizes", evidence, "now.Sub(a.Asked) <= FreshFor", "true", pure, "TestOldAnswer"},
 	{"4", "an old answer On takes the evidence back", decide, "return source.Status.fresh(d.now) && source.Status.Power == PowerOn", "return source.Status.Power == PowerOn", pure, "TestDoubt"},
 	{"4", "a statement that has expired still counts in Tainting", decide, " || !d.fence.stated(d.now)", "", pure, "TestDoubt"},

@@ -23,6 +23,9 @@ type demand struct {
 	pods map[attachment.NodeName][]*corev1.Pod
 	// inline is the inline volume of the oldest pod of a node, if that pod uses no PersistentVolume.
 	inline map[attachment.NodeName]kube.InlineVolume
+	// refused are the pods that wait for the volume in vain: they name it in their spec, and may not have it so (kube.MayName). Oldest first, at most
+	// podsOfNode: they get events.
+	refused []*corev1.Pod
 	// declared holds, for each of volumes, whether it allows several nodes; asked the same for each inline volume of a pod.
 	declared, asked []bool
 }
@@ -57,7 +60,28 @@ func (w *clusterState) demandFor(k key) demand {
 		pods = slices.CompactFunc(pods, func(a, b *corev1.Pod) bool { return a.UID == b.UID }) // one may use several PersistentVolumes
 		d.pods[node] = slices.Clip(pods[:min(len(pods), podsOfNode)])
 	}
+	d.refused = w.refused(k, d.volumes)
 	return d
+}
+
+// refused returns demand.refused.
+func (w *clusterState) refused(k key, volumes []*corev1.PersistentVolume) (pods []*corev1.Pod) {
+	if len(volumes) == 0 {
+		return nil
+	}
+	needed := w.attachNeeded(k)
+	for _, pod := range w.naming(k) {
+		if !kube.PodEnded(pod) && !kube.VolumesMounted(pod) && !kube.MirrorPod(pod) && !kube.MayName(pod, volumes) && needed(pod) {
+			pods = append(pods, pod)
+		}
+	}
+	slices.SortFunc(pods, older)
+	return pods[:min(len(pods), podsOfNode)]
+}
+
+// naming returns the pods whose spec names the volume.
+func (w *clusterState) naming(k key) []*corev1.Pod {
+	return list[*corev1.Pod](w.pods, byVolume, kube.UniqueVolumeName(k.Driver, k.Handle))
 }
 
 // volumeUse is how a pod uses a volume: through a PersistentVolume or as an inline volume.
@@ -77,9 +101,8 @@ func (w *clusterState) needs(k key, volumes []*corev1.PersistentVolume) iter.Seq
 				}
 			}
 		}
-		for _, pod := range list[*corev1.Pod](w.pods, byVolume, kube.UniqueVolumeName(k.Driver, k.Handle)) {
-			// A kubelet makes its mirror pods itself: what they name is a claim of the node on a volume that another client may have made.
-			if kube.PodEnded(pod) || len(volumes) > 0 && kube.MirrorPod(pod) {
+		for _, pod := range w.naming(k) {
+			if kube.PodEnded(pod) || !kube.MayName(pod, volumes) {
 				continue
 			}
 			for _, v := range kube.InlineVolumes(pod) {

@@ -303,6 +303,52 @@ func TestMirrorPodWantsNoPersistentVolume(t *testing.T) {
 	}
 }
 
+// A pod names a Fibre Channel volume in its spec, and came before the pod of the claim. It gets the volume if no claim is bound to it, or one of its
+// own namespace.
+func TestPodNamesNoVolumeOfAnotherNamespace(t *testing.T) {
+	for name, tt := range map[string]struct {
+		namespace string // of the pod; the claim's is ns
+		change    func(m *model, pv *corev1.PersistentVolume)
+		gets      bool
+	}{
+		"of another namespace": {namespace: "other"},
+		"of its own":           {namespace: "ns", gets: true},
+		"bound to no claim": {namespace: "other", gets: true, change: func(m *model, pv *corev1.PersistentVolume) {
+			pv.Spec.ClaimRef = nil
+			m.put(pv)
+		}},
+		"the claim was deleted": {namespace: "other", change: func(m *model, _ *corev1.PersistentVolume) { m.remove(aClaim("fc")) }},
+		"its own claim has the volume too": {namespace: "other", gets: true, change: func(m *model, pv *corev1.PersistentVolume) {
+			twin := pv.DeepCopy()
+			twin.Name, twin.UID, twin.Spec.ClaimRef.Namespace = "fc-twin", "uid-twin", "other"
+			m.put(twin)
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := newModel(t)
+			k, unique := aFibreVolume(m)
+			m.put(aNode("evil", isReady))
+			m.put(aNode("b", isReady))
+			thief := aPod("thief", "evil", corev1.VolumeSource{FC: &corev1.FCVolumeSource{TargetWWNs: []string{"5006"}, Lun: new(int32(1))}})
+			thief.Namespace, thief.CreationTimestamp = tt.namespace, metav1.Unix(1, 0)
+			m.put(thief)
+			if tt.change != nil {
+				tt.change(m, list[*corev1.PersistentVolume](m.clusterState.volumes, byVolume, unique)[0].DeepCopy())
+			}
+			d := m.decide(k)
+			if got := slices.Contains(attaches(d), "evil"); got != tt.gets {
+				t.Errorf("the pod gets the volume: %v, want %v: %+v", got, tt.gets, d.Steps)
+			}
+			if got := len(m.clusterState.demandFor(k).refused); (got == 0) != tt.gets {
+				t.Errorf("%d pods get the event that they do not get the volume", got)
+			}
+			if m.put(aPod("p", "b", byClaimOf("fc"))); name == "of another namespace" && !slices.Contains(attaches(m.decide(k)), "b") {
+				t.Error("the pod of the claim does not get the volume")
+			}
+		})
+	}
+}
+
 // An orphan (upstream's VolumeAttachment, whose PersistentVolume was recreated for another handle) waits while its node
 // uses the PersistentVolume's present volume. The event that ends this wait wakes it.
 func TestOrphanIsWokenWhenItsWaitEnds(t *testing.T) {

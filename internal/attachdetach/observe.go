@@ -27,6 +27,8 @@ type snapshot struct {
 	pods map[attachment.NodeName][]*corev1.Pod
 	// inline holds the inline volumes of those pods by node.
 	inline map[attachment.NodeName]kube.InlineVolume
+	// refused is that of demand.
+	refused []*corev1.Pod
 	// volumeName is the name of the volume in events: its PersistentVolume, or its handle.
 	volumeName string
 	// migrated reports whether the volume is an in-tree volume that was migrated to CSI.
@@ -93,7 +95,7 @@ func (w *clusterState) snapshotOf(key attachment.VolumeKey, reads *nodeReads, d 
 		return w.observeOrphan(key, reads, d)
 	}
 	demand := w.demandFor(key)
-	s := snapshot{volumeName: demand.name(key), wants: demand.wants, pods: demand.pods, inline: demand.inline}
+	s := snapshot{volumeName: demand.name(key), wants: demand.wants, pods: demand.pods, inline: demand.inline, refused: demand.refused}
 	_, s.driverAgain = w.attachAnswer(key.Driver)
 	s.seen.Volume, s.seen.Newest = key, w.newest()
 	s.migrated = slices.ContainsFunc(demand.volumes, kube.Migrated) || len(demand.inline) > 0 && !kube.NoAttacher(key.Driver)

@@ -159,7 +159,27 @@ func (w *work) emitPodEvents(steps []attachment.Step, refusal error) (again time
 			again = sooner(again, old.at.Add(repeatInterval))
 		}
 	}
+	again = sooner(again, w.emitRefused(before, after, now))
 	a.remember(w.key, after)
+	return again
+}
+
+// emitRefused emits on the pods that name the volume of another namespace in their spec that they do not get it.
+func (w *work) emitRefused(before, after map[types.UID]emittedEvent, now time.Time) (again time.Time) {
+	for _, pod := range w.now.refused {
+		old := before[pod.UID]
+		if old.cause != string(explain.VolumeOfAnotherNamespace) || now.Sub(old.at) >= repeatInterval {
+			for _, v := range kube.InlineVolumes(pod) {
+				if v.Key == w.key {
+					w.events().failed(pod, explain.VolumeOfAnotherNamespace, explain.AttachFailed(v.Name, explain.OfAnotherNamespace))
+					break
+				}
+			}
+			old = emittedEvent{string(explain.VolumeOfAnotherNamespace), now}
+		}
+		after[pod.UID] = old
+		again = sooner(again, old.at.Add(repeatInterval))
+	}
 	return again
 }
 

@@ -4,11 +4,13 @@ import (
 	"fmt"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/tools/record"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"belay.dev/belay/internal/attachment"
 	"belay.dev/belay/internal/decision"
+	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/kube"
 	"belay.dev/belay/internal/testing/cputime"
 	"belay.dev/belay/internal/testing/wait"
@@ -55,6 +57,32 @@ func TestEventsOfWaitingPodsCostTheirNodes(t *testing.T) {
 	t.Logf("%v allocations for one pod per node, %v for 50", few, many)
 	if many > few+nodes {
 		t.Errorf("%v allocations for %d nodes with 50 pods each, %v with one", many, nodes, few)
+	}
+}
+
+// TestPodThatNamesAnothersVolumeGetsAnEvent: once for the cause, and few of many such pods. It names neither the claim nor its namespace.
+func TestPodThatNamesAnothersVolumeGetsAnEvent(t *testing.T) {
+	m := newModel(t)
+	k, _ := aFibreVolume(m)
+	for i := range 1000 {
+		thief := aPod(fmt.Sprint("thief-", i), "evil", corev1.VolumeSource{FC: &corev1.FCVolumeSource{TargetWWNs: []string{"5006"}, Lun: new(int32(1))}})
+		thief.Namespace = "other"
+		m.put(thief)
+	}
+	c := m.controllerOf()
+	events := record.NewFakeRecorder(2000)
+	c.eventEmitter = newEventEmitter(events)
+	w := &work{Controller: c, key: k, log: log.Log}
+	for range 2 {
+		w.now = m.observe(k, &nodeReads{}, noDoubts{})
+		w.emitEvents(attachment.Decide(modelTime, w.now.want, w.now.seen, c.policy).Steps, nil)
+	}
+	if n := len(events.Events); n != podsOfNode {
+		t.Fatalf("%d events, want those of %d pods", n, podsOfNode)
+	}
+	want := "Warning FailedAttachVolume " + explain.AttachFailed("v0", explain.OfAnotherNamespace) + " map[" + kube.ReasonAnnotation + ":VolumeOfAnotherNamespace]"
+	if got := <-events.Events; got != want {
+		t.Errorf("event %q, want %q", got, want)
 	}
 }
 

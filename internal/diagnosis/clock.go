@@ -54,7 +54,7 @@ func (x *state) clock(key attachment.VolumeKey, h *Holder, w wait) []string {
 	if lostReasons[w.reason] {
 		lines = x.fenceClock(h.Node.Name)
 	}
-	if f := x.fenceOf(h.Node.Name); f != nil && f.proven() {
+	if f := x.fenceOf(h.Node.Name); f != nil && f.Proven() {
 		return lines // the attach/detach controller detaches because of the fence
 	}
 	switch w.reason {

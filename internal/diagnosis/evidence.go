@@ -301,7 +301,7 @@ func (x *state) judgeFence(e *NodeEvidence, f *fence) {
 		state = Contradicted
 	case f.ends():
 		state = BeingReleased
-	case f.proven():
+	case f.Proven():
 		state = ProvenOff
 	case v == Unsafe: // nothing is taken from the node without evidence: the wait is safe
 		v = Blocked

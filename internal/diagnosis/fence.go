@@ -118,11 +118,6 @@ func conditionSince(f *fencingv1.NodeFence, name string) time.Time {
 	return time.Time{}
 }
 
-// proven reports whether the fence has taken something from the node, which it does on a proof alone.
-func (f *fence) proven() bool {
-	return slices.Contains([]fencing.Phase{fencing.Evicting, fencing.Detaching, fencing.Moved, fencing.Releasing, fencing.Released}, f.Phase)
-}
-
 // takes reports whether the fence explains that a volume of the driver is not attached to the boot that the Node shows: this boot is proven to
 // have ended, or the storage refuses it.
 func (x *state) takes(f *fence, driver string) bool {
@@ -130,7 +125,7 @@ func (x *state) takes(f *fence, driver string) bool {
 		return false
 	}
 	of := x.drivers[driver]
-	return x.beingFenced(f.object.Name) && (f.proven() || f.StorageProven && of != nil && kube.CutsAtUnpublish(of))
+	return x.beingFenced(f.object.Name) && (f.Proven() || f.StorageProven && of != nil && kube.CutsAtUnpublish(of))
 }
 
 // beingFenced reports whether recovery fences the boot that a Node shows, which may count as Ready for a while after it fell silent.
@@ -185,9 +180,9 @@ func (x *state) fenceVerdict(f *fence) Verdict {
 		return Unsafe
 	case soon[f.reason] && f.since.IsZero() && x.recoveryRuns(roleActor) != decision.No, soon[f.reason] && !f.since.IsZero() && x.Now.Sub(f.since) < unmountUsual:
 		return InProgress
-	case f.proven() && f.reason == fencing.AwaitingBoot:
+	case f.Proven() && f.reason == fencing.AwaitingBoot:
 		return Clear
-	case f.proven():
+	case f.Proven():
 		return Blocked
 	}
 	return Unsafe
@@ -259,7 +254,7 @@ const answerLate = 15 * time.Second
 // unanswered is when a question was asked that the fencer should have answered; zero if there is none.
 func (x *state) unanswered(f *fence) time.Time {
 	q := f.object.Status.Question
-	if q == nil || f.proven() || q.Time.IsZero() || x.Now.Sub(q.Time.Time) < answerLate {
+	if q == nil || f.Proven() || q.Time.IsZero() || x.Now.Sub(q.Time.Time) < answerLate {
 		return time.Time{}
 	}
 	for i := range f.object.Status.Evidence {

@@ -48,7 +48,7 @@ func (x *state) considerFence(p *ForcePlan, f *fence) {
 		p.Action, p.Does, p.Refusal = "", nil, "the machine of node "+f.object.Name+" runs: its power switch said On at "+stamp(on.Time.Time)+
 			". Recovery detaches the volume when the switch says Off: no force is needed"
 		p.Risks = []string{"the machine runs: if it writes while another node mounts the volume, the file system is corrupted"}
-	case f.proven():
+	case f.Proven():
 		p.Does = append(p.Does, "recovery is about to do the same by itself, because the boot that has the volume is proven to have ended: no force is needed")
 		if off := x.saysLately(f, powerOff); off != nil && x.unheard(f) {
 			p.Risks = nil

@@ -381,7 +381,7 @@ func checkRecovery(t *testing.T, seed uint64, s *Snapshot) {
 		if state.Action != "" && (x.node(node).State == NodeReady || over(x.fenceOf(node)) || x.fenceOf(node).Boot.Machine == "") {
 			t.Errorf("seed %d: a statement is planned about a node that may live, or was released: %+v", seed, state)
 		}
-		if f := x.fenceOf(node); release.Action != "" && (f.Intent.Nonce != "" && f.Phase == fencing.Tainting || f.proven()) && (f.Phase != fencing.Moved || !f.ManualRelease) {
+		if f := x.fenceOf(node); release.Action != "" && (f.Intent.Nonce != "" && f.Phase == fencing.Tainting || f.Proven()) && (f.Phase != fencing.Moved || !f.ManualRelease) {
 			t.Errorf("seed %d: a release is planned that would change nothing: %+v", seed, release)
 		}
 	}

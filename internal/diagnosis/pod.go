@@ -390,6 +390,8 @@ func (x *state) waitFor(pod *corev1.Pod, key attachment.VolumeKey) (wait, *Holde
 			return w, h, nil
 		}
 		return x.ownWait(pod, key, va, since), nil, va
+	case x.namesAnothers(pod, key):
+		return wait{reason: explain.VolumeOfAnotherNamespace, since: since}, nil, nil
 	case !slices.Contains(x.Whole, Attachments):
 		return wait{reason: explain.Incomplete, detail: "the VolumeAttachments could not be read", since: since}, nil, nil
 	}
@@ -409,6 +411,11 @@ func (x *state) waitFor(pod *corev1.Pod, key attachment.VolumeKey) (wait, *Holde
 		w.reason = explain.NoAttachController
 	}
 	return w, nil, nil
+}
+
+// namesAnothers reports whether a pod names the volume in its spec, and may not have it so.
+func (x *state) namesAnothers(pod *corev1.Pod, key attachment.VolumeKey) bool {
+	return slices.ContainsFunc(kube.InlineVolumes(pod), func(v kube.InlineVolume) bool { return v.Key == key }) && !kube.MayName(pod, x.byKey[key])
 }
 
 // blockedBeside returns the holder of an exclusive volume that keeps the VolumeAttachment for the pod's own node from being attached:

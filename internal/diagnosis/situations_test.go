@@ -116,19 +116,24 @@ func TestSituations(t *testing.T) {
 		subject Ref
 		want    decision.Reason
 	}{
-		"the holder runs":                               {func(scene) {}, waiter, explain.HeldByRunningPod},
-		"two replicas of one template":                  {func(s scene) { s.replicated("1", "1") }, waiter, explain.HeldByRunningPod},
-		"an update of a Deployment":                     {func(s scene) { s.replicated("1", "2") }, waiter, explain.RollingUpdateDeadlock},
-		"an attach elsewhere without an answer":         {func(s scene) { s.va.Status.Attached = false; s.holder.Status = s.waiter.Status }, waiter, attachment.OtherWriterAttached},
-		"mounted, and all is well":                      {func(scene) {}, holder, attachment.Settled},
-		"mounted, and the node is silent":               {func(s scene) { s.a.Status.Conditions[0].Status = corev1.ConditionUnknown }, holder, explain.NodeNotReady},
-		"mounted, and the Node is gone":                 {func(s scene) { s.Nodes = s.Nodes[1:] }, holder, attachment.NodeGone},
-		"mounted, and not attached":                     {func(s scene) { s.va.Status.Attached = false }, holder, explain.UsedWithoutAttachment},
-		"mounted, and without a VolumeAttachment":       {func(s scene) { s.Attachments = nil }, holder, explain.UsedWithoutAttachment},
-		"mounted, and attached again":                   {func(s scene) { s.torn(); s.va.CreationTimestamp = metav1.NewTime(s.Now.Add(-time.Minute)) }, holder, explain.UsedWithoutAttachment},
-		"mounted, and an event says detached":           {func(s scene) { s.torn() }, holder, attachment.Settled},
-		"mounted, and the event is all of it":           {func(s scene) { s.torn(); s.Attachments, s.a.Status.VolumesInUse = nil, nil }, holder, explain.UsedWithoutAttachment},
-		"mounted, and since when is not known":          {func(s scene) { s.torn(); s.holder.Status.ContainerStatuses[0].RestartCount = 2 }, holder, attachment.Settled},
+		"the holder runs":                         {func(scene) {}, waiter, explain.HeldByRunningPod},
+		"two replicas of one template":            {func(s scene) { s.replicated("1", "1") }, waiter, explain.HeldByRunningPod},
+		"an update of a Deployment":               {func(s scene) { s.replicated("1", "2") }, waiter, explain.RollingUpdateDeadlock},
+		"an attach elsewhere without an answer":   {func(s scene) { s.va.Status.Attached = false; s.holder.Status = s.waiter.Status }, waiter, attachment.OtherWriterAttached},
+		"mounted, and all is well":                {func(scene) {}, holder, attachment.Settled},
+		"mounted, and the node is silent":         {func(s scene) { s.a.Status.Conditions[0].Status = corev1.ConditionUnknown }, holder, explain.NodeNotReady},
+		"mounted, and the Node is gone":           {func(s scene) { s.Nodes = s.Nodes[1:] }, holder, attachment.NodeGone},
+		"mounted, and not attached":               {func(s scene) { s.va.Status.Attached = false }, holder, explain.UsedWithoutAttachment},
+		"mounted, and without a VolumeAttachment": {func(s scene) { s.Attachments = nil }, holder, explain.UsedWithoutAttachment},
+		"mounted, and attached again":             {func(s scene) { s.torn(); s.va.CreationTimestamp = metav1.NewTime(s.Now.Add(-time.Minute)) }, holder, explain.UsedWithoutAttachment},
+		"mounted, and an event says detached":     {func(s scene) { s.torn() }, holder, attachment.Settled},
+		"mounted, and the event is all of it":     {func(s scene) { s.torn(); s.Attachments, s.a.Status.VolumesInUse = nil, nil }, holder, explain.UsedWithoutAttachment},
+		"mounted, and since when is not known":    {func(s scene) { s.torn(); s.holder.Status.ContainerStatuses[0].RestartCount = 2 }, holder, attachment.Settled},
+		"the waiter names a volume of another namespace": {func(s scene) {
+			s.Volumes[0].Spec.PersistentVolumeSource = corev1.PersistentVolumeSource{FC: &corev1.FCVolumeSource{TargetWWNs: []string{"5006"}, Lun: new(int32(1))}}
+			s.Volumes[0].Spec.ClaimRef.Namespace = "other"
+			s.waiter.Spec.Volumes[0].VolumeSource = corev1.VolumeSource{FC: s.Volumes[0].Spec.FC}
+		}, waiter, explain.VolumeOfAnotherNamespace},
 		"mounted, and the VolumeAttachments are unread": {func(s scene) { s.Attachments, s.Whole = nil, nil }, holder, attachment.Settled},
 		"beside the VolumeAttachment of another client": {func(s scene) {
 			own := s.va.DeepCopy()

@@ -36,6 +36,9 @@ func AttachFailed(volume, cause string) string {
 	return fmt.Sprintf("AttachVolume.Attach failed for volume %q : %s", volume, cause)
 }
 
+// OfAnotherNamespace is the cause, for AttachFailed, if a pod names a volume in its spec that is another namespace's. It does not say whose.
+const OfAnotherNamespace = "its PersistentVolume is bound to a claim of another namespace, and pods get it through that claim alone"
+
 // CreateFailed is the cause, for AttachFailed, if the API server refused the VolumeAttachment (k/k pkg/volume/csi csi_attacher.go).
 func CreateFailed(err error) string {
 	return fmt.Sprintf("kubernetes.io/csi: attacher.Attach failed: %v", err)

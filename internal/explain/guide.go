@@ -54,6 +54,8 @@ const (
 	ClaimNotBound decision.Reason = "ClaimNotBound"
 	// PersistentVolumeMissing: the claim is bound to a PersistentVolume that does not exist.
 	PersistentVolumeMissing decision.Reason = "PersistentVolumeMissing"
+	// VolumeOfAnotherNamespace: the pod names a volume in its spec whose PersistentVolume is bound to a claim of another namespace.
+	VolumeOfAnotherNamespace decision.Reason = "VolumeOfAnotherNamespace"
 	// ReadWriteOncePodInUse: another pod uses a claim that only one pod may use.
 	ReadWriteOncePodInUse decision.Reason = "ReadWriteOncePodInUse"
 	// VolumeTopologyConflict: no node fits the pod from which its volume can be reached.

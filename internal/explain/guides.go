@@ -56,6 +56,15 @@ var guides = map[decision.Reason]Guide{
 			return []Step{{Text: "Create the claim, or correct its name in the pod's template.", Command: in(s.Namespace, "kubectl get pvc")}}
 		},
 	},
+	VolumeOfAnotherNamespace: {
+		Title: "The pod names a volume of another namespace",
+		Summary: func(s Situation) string {
+			return fmt.Sprintf("%s names a volume in its spec whose PersistentVolume is bound to a claim of another namespace: belay-controller attaches it through that claim alone", subject(s))
+		},
+		Next: func(s Situation) []Step {
+			return []Step{{Text: "Use a claim of the pod's own namespace in its spec.", Command: in(s.Namespace, "kubectl get pvc")}}
+		},
+	},
 	ClaimNotBound: {
 		Title: "The claim has no volume yet",
 		Summary: func(s Situation) string {

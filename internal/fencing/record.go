@@ -74,6 +74,11 @@ func (f Fence) InFlight() bool {
 	return !waits && !f.NodeDeleted
 }
 
+// Proven reports whether the fence has been through the bracket, after which it cannot be cancelled: its boot has ended.
+func (f Fence) Proven() bool {
+	return slices.Contains([]Phase{Evicting, Detaching, Moved, Releasing, Released}, f.Phase)
+}
+
 // open reports whether the command may still be carried out.
 func (i Intent) open(now time.Time) bool { return i.Nonce != "" && now.Before(i.NotAfter) }
 

@@ -109,3 +109,22 @@ func MirrorPod(pod *corev1.Pod) bool {
 	_, ok := pod.Annotations[corev1.MirrorPodAnnotationKey]
 	return ok
 }
+
+// MayName reports whether a pod may have a volume with these PersistentVolumes because its spec names the volume, without a claim. Who creates
+// pods in a namespace has a right to what the claims of that namespace are bound to, and to no PersistentVolume that another namespace's claim is
+// bound to, or was. What a mirror pod names is a claim of the node on a volume that another client has made.
+func MayName(pod *corev1.Pod, volumes []*corev1.PersistentVolume) bool {
+	if len(volumes) > 0 && MirrorPod(pod) {
+		return false
+	}
+	bound := false
+	for _, pv := range volumes {
+		if ref := pv.Spec.ClaimRef; ref != nil {
+			if ref.Namespace == pod.Namespace {
+				return true
+			}
+			bound = true
+		}
+	}
+	return !bound
+}

@@ -2,6 +2,7 @@ package recovery
 
 import (
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -114,6 +115,37 @@ func TestClaimedUUIDSharesNoSwitch(t *testing.T) {
 		must(t, f.client.Get(t.Context(), client.ObjectKeyFromObject(n1), source))
 		if shared, err := f.shared(t.Context(), source); err != nil || shared != (c.one == reasonShared) {
 			t.Errorf("%s: for a command, shared is %v, %v", name, shared, err)
+		}
+	}
+}
+
+// TestClaimedUUIDKeepsNoFence: n1 has no power switch. Its boot has ended, as a person said, and the machine is back under another Node object with
+// another boot. A kubelet that claims its system UUID for a Node of its own does not keep the fence from its end, and not in a phase before that
+// either. While the boot of the fence has not ended, such a Node is a sign of life: TestSharedUUIDProvesNoRestart.
+func TestClaimedUUIDKeepsNoFence(t *testing.T) {
+	for _, phase := range []fencing.Phase{fencing.Fencing, fencing.Tainting, fencing.Evicting, fencing.Detaching, fencing.Moved, fencing.Releasing} {
+		for _, claimed := range []bool{false, true} {
+			s := newStage(t, phase)
+			must(t, s.client.Delete(t.Context(), sourceOf("n1", "bmc")))
+			must(t, s.client.Delete(t.Context(), nodeOf("n1", 1)))
+			back := nodeOf("n1", 1)
+			back.UID, back.Status.NodeInfo.BootID = "uid-n1-again", "boot-2"
+			back.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
+			must(t, s.client.Create(t.Context(), back))
+			if claimed {
+				evil := nodeOf("evil", 0)
+				evil.Status.NodeInfo.SystemUUID = "hw-n1"
+				must(t, s.client.Create(t.Context(), evil))
+			}
+			for range 20 {
+				s.renews()
+				s.clock = s.clock.Add(30 * time.Second)
+				s.ear.silences.Tick(s.clock)
+				s.turns()
+			}
+			if f := s.fence(); !finished(f) {
+				t.Errorf("from %s, claimed by another kubelet %v: ten minutes after the machine is back the fence is %s, and misses %v", phase, claimed, f.Status.Phase, f.Status.Missing)
+			}
 		}
 	}
 }

@@ -95,10 +95,11 @@ func (p *parts) describe(node *corev1.Node) fencing.Node {
 
 // mayBeAnother reports whether the later boot that a Node shows may be another machine's, because other Nodes have its system UUID too. About
 // the Node object of the fence itself the UUID says what it says. Where the hardware behind the node's own switch has confirmed it, another Node must
-// have the same from its own.
+// have the same from its own. Once evidence has ended the boot of the fence, another boot under the name is not that one, whichever machine runs it:
+// the fence takes nothing more, and a kubelet that claims the UUID does not keep it from its end.
 func (t *turn) mayBeAnother(ctx context.Context, shown fencing.Boot) bool {
-	fenced := fenceState(t.fence).Boot
-	if shown.NodeUID == fenced.NodeUID || shown.Since(fenced) != fencing.Rebooted {
+	fence := fenceState(t.fence)
+	if shown.NodeUID == fence.Boot.NodeUID || shown.Since(fence.Boot) != fencing.Rebooted || fence.Proven() {
 		return false
 	}
 	source := &fencingv1.FenceSource{}

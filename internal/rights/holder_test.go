@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -20,6 +21,7 @@ import (
 
 	"belay.dev/belay/internal/attachdetach"
 	"belay.dev/belay/internal/attachment"
+	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/kube"
 	"belay.dev/belay/internal/testing/fixture"
 	"belay.dev/belay/internal/testing/wait"
@@ -150,4 +152,65 @@ func TestKubeletsStatusMakesNoHolder(t *testing.T) {
 	awaitAttachment(t, disk, "holder-good")
 	awaitAttachment(t, fc, "holder-good")
 	awaitAttachment(t, evilVolume, "evil") // and what was taken over stays
+}
+
+// TestTenantNamesNoVolumeOfAnother: a tenant names the LUN of another namespace's PersistentVolume inline in a pod, on any node. It neither obtains the volume
+// nor keeps it from the pod that has the claim: who can create pods has no right to a volume that has a PersistentVolume.
+func TestTenantNamesNoVolumeOfAnother(t *testing.T) {
+	edit, err := client.New(tenant(t, "names-inline"), client.Options{})
+	must(t, err)
+	create(t, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "inline-owner"}})
+	managed := map[string]string{kube.ManagedAttachAnnotation: "true"}
+	for _, n := range []string{"inline-evil", "inline-good"} {
+		create(t, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n, Annotations: managed}})
+	}
+	key := attachment.VolumeKey{Driver: kube.FibreChannelPlugin, Handle: "[500a]:1"}
+	pv := fixture.PersistentVolume("inline-fc", "", "")
+	pv.Spec.PersistentVolumeSource = corev1.PersistentVolumeSource{FC: &corev1.FCVolumeSource{TargetWWNs: []string{"500a"}, Lun: new(int32(1))}}
+	boundVolume(t, "inline-owner", pv)
+	aws := fixture.PersistentVolume("inline-aws", "ebs.csi.aws.com", "vol-0123456789")
+	boundVolume(t, "inline-owner", aws)
+	disk := attachment.VolumeKey{Driver: "ebs.csi.aws.com", Handle: "vol-0123456789"}
+	pod := fixture.Pod("names-inline", "thief", "inline-evil")
+	pod.Spec.Volumes = []corev1.Volume{
+		{Name: "fc", VolumeSource: corev1.VolumeSource{FC: pv.Spec.FC}},
+		{Name: "aws", VolumeSource: corev1.VolumeSource{AWSElasticBlockStore: &corev1.AWSElasticBlockStoreVolumeSource{VolumeID: "vol-0123456789"}}},
+	}
+	must(t, edit.Create(t.Context(), pod))
+	t.Cleanup(func() {
+		_ = server.Client.Delete(context.WithoutCancel(t.Context()), pod, client.GracePeriodSeconds(0))
+	})
+	t.Cleanup(func() { noLeader(t) })
+	lead(t, server.Config())
+	at := func(k attachment.VolumeKey) (nodes []string) {
+		all := &storagev1.VolumeAttachmentList{}
+		must(t, server.Client.List(t.Context(), all))
+		for i := range all.Items {
+			if found, ok := kube.VolumeOfAttachment(&all.Items[i]); ok && found == k {
+				nodes = append(nodes, all.Items[i].Spec.NodeName)
+			}
+		}
+		return nodes
+	}
+	wait.Until(t, "the controller leads", func() bool { return server.Client.Get(t.Context(), recordsLease, &coordinationv1.Lease{}) == nil })
+	served(t, "inline-owner", "inline-good", "inline.example.com") // it works through what there is
+	create(t, fixture.Pod("inline-owner", "good", "inline-good", "inline-fc", "inline-aws"))
+	var fc, ebs []string
+	wait.Until(t, "both volumes are attached somewhere", func() bool {
+		fc, ebs = at(key), at(disk)
+		return len(fc) > 0 && len(ebs) > 0
+	})
+	wait.Until(t, "the tenant reads why its pod waits", func() bool {
+		events := &corev1.EventList{}
+		must(t, edit.List(t.Context(), events, client.InNamespace(pod.Namespace)))
+		return slices.ContainsFunc(events.Items, func(e corev1.Event) bool {
+			return e.InvolvedObject.UID == pod.UID && e.Reason == explain.FailedAttachVolume && strings.Contains(e.Message, explain.OfAnotherNamespace)
+		})
+	})
+	if slices.Contains(fc, "inline-evil") {
+		t.Errorf("the tenant has the Fibre Channel volume of another namespace, whose own pod waits: attached to %v", fc)
+	}
+	if slices.Contains(ebs, "inline-evil") {
+		t.Errorf("the tenant has the disk of another namespace, whose own pod waits: attached to %v", ebs)
+	}
 }
