@@ -104,3 +104,21 @@ func powerName(p fencing.Power) string {
 
 // micro is a time as it is stored.
 func micro(t time.Time) metav1.MicroTime { return metav1.NewMicroTime(t) }
+
+// recordZone records the zone that a Node names, if none is recorded of this Node object.
+func recordZone(s *fencingv1.FenceSource, node *corev1.Node) {
+	name := node.Labels[corev1.LabelTopologyZone]
+	if z := s.Status.Zone; name != "" && (z == nil || z.NodeUID != string(node.UID)) {
+		s.Status.Zone = &fencingv1.RecordedZone{NodeUID: string(node.UID), Name: name}
+	}
+}
+
+// recordedZone is the zone of a Node for the brakes: the one that the fencer recorded when the Node's switch was first bound, empty if there is none.
+// The Node's kubelet may change the label (kubelet v0.36.3 pkg/apis/well_known_labels.go:37), and could so make the nodes of another zone too many to be
+// fenced. It cannot recreate the Node: it may delete none (k/k v1.36.3 plugin/pkg/auth/authorizer/rbac/bootstrappolicy/policy.go:211-213).
+func recordedZone(s *fencingv1.FenceSource, boot fencing.Boot) string {
+	if z := s.Status.Zone; z != nil && z.NodeUID == boot.NodeUID {
+		return z.Name
+	}
+	return ""
+}

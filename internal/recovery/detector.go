@@ -42,18 +42,10 @@ type detector struct {
 	began map[types.UID]fencing.Start
 	// unanswered has when a create of a NodeFence was sent whose outcome is unknown, by node.
 	unanswered map[string]time.Time
-	// zones has the zone of each Node, by its name.
-	zones map[string]zone
 
 	mu sync.Mutex
 	// answered has when the kubelet of a silent boot last answered.
 	answered map[fencing.Boot]time.Time
-}
-
-// zone is the first zone that this process saw of a Node object.
-type zone struct {
-	uid  types.UID
-	name string
 }
 
 type hold struct {
@@ -159,7 +151,6 @@ func (d *detector) fleet(ctx context.Context) (fencing.Fleet, map[string]*corev1
 		objects[node.Name] = node
 		fleet.Nodes = append(fleet.Nodes, d.node(node, switches[node.Name]))
 	}
-	maps.DeleteFunc(d.zones, func(name string, _ zone) bool { return objects[name] == nil })
 	deleted, err := d.deleted(ctx, objects, sources)
 	for _, n := range deleted {
 		objects[n.Boot.Node] = nodeRef(n.Boot)
@@ -219,25 +210,11 @@ func (d *detector) countLive(ctx context.Context, fleet *fencing.Fleet, node str
 // node returns what is known about a node without asking.
 func (d *detector) node(node *corev1.Node, source *fencingv1.FenceSource) fencing.Node {
 	n := d.describe(node)
-	n.Zone = d.zone(node)
 	if source != nil {
+		n.Zone = recordedZone(source, n.Boot)
 		n.PowerOff, n.Key = d.powerOff(node.Name, source.Status.Power, n.Silent), rememberedKey(source, n.Boot)
 	}
 	return n
-}
-
-// zone returns the zone of a Node: the first that it had. Its kubelet may change the label (kubelet v0.36.3 pkg/apis/well_known_labels.go:37), and could
-// so make the nodes of another zone too many to be fenced.
-func (d *detector) zone(node *corev1.Node) string {
-	first := d.zones[node.Name]
-	if now := node.Labels[corev1.LabelTopologyZone]; first.uid != node.UID || first.name == "" {
-		first = zone{node.UID, now}
-	}
-	if d.zones == nil {
-		d.zones = map[string]zone{}
-	}
-	d.zones[node.Name] = first
-	return first.name
 }
 
 // powerOff is what the fencer recorded since the silence began, on the clock of this process.

@@ -267,16 +267,22 @@ func TestDryRunReportsOnce(t *testing.T) {
 	}
 }
 
-// TestZoneOfANodeIsTheFirst: a silent node whose kubelet has written the zone of another into its label holds back no fence there.
-func TestZoneOfANodeIsTheFirst(t *testing.T) {
-	objects, zones := []client.Object{}, map[string]string{"n1": "a", "n2": "a", "n3": "b", "liar": "b", "n5": "b", "n6": "b", "n7": "b", "n8": "b"}
+// TestZoneIsWhatTheFencerRecorded: a silent node whose kubelet has written the zone of another into its label holds back no fence there, whether its
+// zone is recorded or not.
+func TestZoneIsWhatTheFencerRecorded(t *testing.T) {
+	objects, zones := []client.Object{}, map[string]string{"n1": "a", "n2": "a", "n3": "b", "liar": "b", "n5": "b", "n6": "b", "n7": "b", "n8": "b", "n9": "b", "n10": "b", "new": "a"}
 	for name, zone := range zones {
 		n := nodeOf(name, 0)
 		n.Labels = map[string]string{corev1.LabelTopologyZone: zone}
-		if name == "n1" || name == "liar" {
+		if name == "n1" || name == "liar" || name == "new" {
 			setReady(n, corev1.ConditionUnknown)
 		}
 		objects = append(objects, n)
+		if name != "new" {
+			source := sourceOf(name, name)
+			recordZone(source, n)
+			objects = append(objects, source)
+		}
 	}
 	p := partsOver(nil, objects...)
 	p.Profile, p.Brakes = fencing.Default, fencing.DefaultBrakes()
@@ -304,9 +310,9 @@ func TestZoneOfANodeIsTheFirst(t *testing.T) {
 			p.ear.silences.Renewed(p.now().Add(-time.Minute), name, "before", 40*time.Second)
 		}
 	}
-	label("a", "n1", "liar")
+	label("a", "n1", "liar", "new")
 	if s := suspicion(); !s.Suspected {
-		t.Errorf("held back by a node that says it is in the zone: %s", s.Reason)
+		t.Errorf("held back by nodes that say they are in the zone: %s", s.Reason)
 	}
 	label("b", "n2")
 	if s := suspicion(); s.Reason != fencing.ZoneSilent {

@@ -486,6 +486,7 @@ func (f *fencer) bind(ctx context.Context, source *fencingv1.FenceSource, node *
 			KubeletKey: f.kubeletKey(ctx, boot, bound),
 		}
 		keepTime(source.Status.Bound, bound, f.now())
+		recordZone(source, node)
 		if twin, err := f.twin(ctx, source); err != nil || twin {
 			set(metav1.ConditionFalse, reasonShared, sharedMessage)
 			return

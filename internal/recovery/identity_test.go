@@ -149,3 +149,30 @@ func TestClaimedUUIDKeepsNoFence(t *testing.T) {
 		}
 	}
 }
+
+// TestFirstZoneIsRecorded: the zone that a Node names while its switch is bound for the first time stays recorded, whatever its kubelet does to the label,
+// and to the bond, until the Node is recreated.
+func TestFirstZoneIsRecorded(t *testing.T) {
+	f := newFencer(partsOver(dialing(map[string]Switch{"a": &machine{uuid: aUUID, power: fencing.PowerOn}}), sourceOf("n1", "a")))
+	for _, c := range []struct{ uid, uuid, label, want string }{
+		{"1", "other", "liar", ""}, // another machine, as its hardware says
+		{"1", aUUID, "", ""},
+		{"1", aUUID, "a", "a"},
+		{"1", aUUID, "b", "a"},
+		{"1", "other", "b", "a"},
+		{"1", aUUID, "b", "a"},
+		{"2", "other", "b", ""},
+		{"2", aUUID, "b", "b"},
+	} {
+		node := shows("n1", c.uid, "boot", c.uuid)
+		node.Labels = map[string]string{corev1.LabelTopologyZone: c.label}
+		source := &fencingv1.FenceSource{}
+		must(t, f.client.Get(t.Context(), client.ObjectKeyFromObject(node), source))
+		before := source.DeepCopy()
+		f.check(t.Context(), source, node, false)
+		must(t, f.storeSource(t.Context(), source, before))
+		if got := recordedZone(source, bootOf(node)); got != c.want {
+			t.Errorf("%+v: the zone is %q", c, got)
+		}
+	}
+}

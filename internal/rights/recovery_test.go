@@ -4,13 +4,17 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	fencingv1 "belay.dev/belay/api/fencing/v1alpha1"
+	"belay.dev/belay/internal/fencing"
 	"belay.dev/belay/internal/kube"
+	"belay.dev/belay/internal/testing/wait"
 )
 
 // TestWhatAKubeletSaysOfItself: what recovery lets count against no other node is what a kubelet can write, and what it trusts is what a kubelet
@@ -49,4 +53,32 @@ func TestWhatAKubeletSaysOfItself(t *testing.T) {
 	if err := c.Status().Patch(t.Context(), source, merge(`{"status": {"bound": {"kubeletKey": "sha256:0"}}}`)); !apierrors.IsForbidden(err) {
 		t.Errorf("a kubelet wrote the key that is remembered of it: %v", err)
 	}
+}
+
+// TestZoneOfALabelHoldsBackNoFence: a kubelet moves its Node into the zone of others, and falls silent. A detector that begins to lead after that has seen no other
+// zone of it. The silent node of that zone is fenced all the same: what a node writes itself holds back no fence of others.
+func TestZoneOfALabelHoldsBackNoFence(t *testing.T) {
+	f := newFleet(t)
+	in := func(name string) {
+		t.Helper()
+		f.must(f.admin.Patch(t.Context(), f.node(name), client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"labels":{"`+corev1.LabelTopologyZone+`":"b"}}}`))))
+	}
+	create(t, f.node("zone-alive"))
+	f.lease("zone-alive", 3600)
+	in("zone-alive")
+	f.dead("zone-victim")
+	in("zone-victim")
+	liar := f.dead("zone-liar") // of another zone
+	f.must(liar.Patch(t.Context(), f.node("zone-liar"), client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"labels":{"`+corev1.LabelTopologyZone+`":"b"}}}`))))
+	f.recovers()
+	wait.Until(t, "the victim is fenced", func() bool {
+		events := &eventsv1.EventList{}
+		f.must(f.admin.List(t.Context(), events))
+		for _, e := range events.Items {
+			if e.Regarding.Name == "zone-victim" && e.Reason == string(fencing.ZoneSilent) {
+				t.Fatalf("zone-victim is not fenced: %s: %s", e.Reason, e.Note)
+			}
+		}
+		return f.admin.Get(t.Context(), client.ObjectKey{Name: "zone-victim"}, &fencingv1.NodeFence{}) == nil
+	})
 }

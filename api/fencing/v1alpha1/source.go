@@ -92,6 +92,9 @@ type FenceSourceStatus struct {
 	// Bound is the boot during which the source last said On while the node renewed its lease.
 	// +optional
 	Bound *Bound `json:"bound,omitempty"`
+	// Zone is the zone of the Node as it was while its source was bound for the first time. The brakes of the detector count the nodes of a zone by it.
+	// +optional
+	Zone *RecordedZone `json:"zone,omitempty"`
 	// Power is what the source said when the node was silent.
 	// +optional
 	Power *PowerState `json:"power,omitempty"`
@@ -140,6 +143,18 @@ type Bound struct {
 	Generation int64 `json:"generation,omitempty"`
 	// Time is when it said so.
 	Time metav1.MicroTime `json:"time"`
+}
+
+// RecordedZone is the first value of the label topology.kubernetes.io/zone that the fencer saw of a Node. A kubelet may change that label of its own
+// Node: what is recorded stays until the Node is recreated.
+type RecordedZone struct {
+	// NodeUID is the UID of the Node object.
+	// +kubebuilder:validation:MaxLength=128
+	NodeUID string `json:"nodeUID"`
+	// Name is the zone.
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=63
+	Name string `json:"name"`
 }
 
 // SentCommand is a command that a fencer was about to send.
