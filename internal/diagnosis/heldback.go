@@ -63,19 +63,14 @@ func (x *state) inFlight(object *fencingv1.NodeFence) bool {
 	return !kube.FenceFinished(object) && kube.FenceState(object).InFlight()
 }
 
-// othersHeard reports whether all other nodes renew their leases, and none of them counts as silent because it is fenced, or was deleted and may still
-// have volumes.
+// othersHeard reports whether all other nodes renew their leases, and none of them counts as silent because it is fenced. Beside a Node that exists no
+// deleted one counts.
 func (x *state) othersHeard(name string) bool {
-	if !slices.Contains(x.Whole, Nodes) || !slices.Contains(x.Whole, Attachments) {
+	if x.nodes[name] == nil || !slices.Contains(x.Whole, Nodes) {
 		return false
 	}
 	for other := range x.nodes {
 		if at := x.node(other).LastHeartbeat; other != name && (at == nil || x.Now.Sub(*at) > silence/2) {
-			return false
-		}
-	}
-	for _, va := range x.Attachments {
-		if x.nodes[va.Spec.NodeName] == nil {
 			return false
 		}
 	}
