@@ -47,7 +47,10 @@ func served(t *testing.T, objects ...apiruntime.Object) *Reader {
 			kind := all[0].GetObjectKind().GroupVersionKind().Kind + "List"
 			answer = map[string]any{"kind": kind, "metadata": map[string]any{}, "items": all}
 		} else if named := lists[path.Base(path.Dir(r.URL.Path))]; len(named) > 0 {
-			answer = named[0]
+			answer = named[max(0, slices.IndexFunc(named, func(o apiruntime.Object) bool {
+				m, err := meta.Accessor(o)
+				return err == nil && m.GetName() == path.Base(r.URL.Path)
+			}))]
 		}
 		if err := json.NewEncoder(w).Encode(answer); err != nil {
 			t.Error(err)

@@ -7,8 +7,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes/fake"
 
 	"belay.dev/belay/internal/explain"
 )
@@ -20,21 +20,21 @@ func TestTornPodsHaveTheirTimes(t *testing.T) {
 	for _, torn := range []int{0, 1, few, few + 1, 3 * few} {
 		for _, namespaces := range []int{1, 2 * few} {
 			t.Run(fmt.Sprintf("%d in %d", torn, namespaces), func(t *testing.T) {
-				clients := fake.NewClientset()
-				r := (&Reader{clients: clients}).start()
+				var pods []runtime.Object
+				var events []*corev1.Event
 				for i := range torn + 2 {
 					pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: fmt.Sprintf("ns-%d", i%namespaces), Name: fmt.Sprintf("p-%d", i), UID: types.UID(fmt.Sprint(i))}}
 					pod.Spec.Volumes = []corev1.Volume{{Name: "v", VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "data"}}}}
 					pod.Status = corev1.PodStatus{Phase: corev1.PodRunning, ContainerStatuses: []corev1.ContainerStatus{{State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: began}}}}}
-					if err := clients.Tracker().Add(pod); err != nil {
-						t.Fatal(err)
-					}
+					pods = append(pods, pod)
 					reason := explain.VolumeDetachedInUse
 					if i >= torn {
 						reason = "FailedMount"
 					}
-					r.into.Events = append(r.into.Events, &corev1.Event{Reason: reason, InvolvedObject: corev1.ObjectReference{Kind: "Pod", UID: pod.UID}})
+					events = append(events, &corev1.Event{Reason: reason, InvolvedObject: corev1.ObjectReference{Kind: "Pod", UID: pod.UID}})
 				}
+				r := served(t, pods...).start()
+				r.into.Events = events
 				r.pods(t.Context(), "")
 				r.torn(t.Context())
 				if len(r.into.Pods) != torn+2 || len(r.into.Unread) > 0 {
