@@ -25,45 +25,29 @@ func attachmentVolume(obj any) ([]string, error) {
 // by its name among the volumes that its node lists. If these differ, for example after the PersistentVolume was
 // recreated for another volume, it returns all of them. An attachment whose name matches no volume is an orphan.
 func (w *clusterState) keysOfAttachment(va *storagev1.VolumeAttachment) []key {
-	var keys []key
-	confirmed := false
-	add := func(k key, ok bool) {
-		if ok {
-			keys = append(keys, k)
-			confirmed = confirmed || kube.IsAttachmentOf(va, k)
+	pv, _ := get[*corev1.PersistentVolume](w.volumes, kube.SourceName(va))
+	keys := kube.VolumesOf(va, pv, func(yield func(key) bool) {
+		if k, ok := w.unidentified.volume(va.Name); !ok || yield(k) {
+			kube.Named(w.listedBy(va.Spec.NodeName))(yield)
 		}
-	}
-	add(kube.VolumeOfAttachment(va))
-	if pv, ok := get[*corev1.PersistentVolume](w.volumes, kube.SourceName(va)); ok {
-		add(kube.KeyOfVolume(pv))
-	}
-	if !confirmed {
-		add(w.unidentified.volume(va.Name))
-	}
-	if !confirmed && kube.IsAttachmentName(va.Name) {
-		add(w.listedAs(va))
-	}
-	if !confirmed && isUnidentified(va) {
+	})
+	confirmed := func(k key) bool { return kube.IsAttachmentOf(va, k) }
+	if isUnidentified(va) && !slices.ContainsFunc(keys, confirmed) {
 		keys = append(keys, orphanKey(va))
 	}
-	return distinct(keys)
+	return keys
 }
 
-// listedAs finds the volume of an attachment by its name among the volumes that its node lists or last listed.
-func (w *clusterState) listedAs(va *storagev1.VolumeAttachment) (key, bool) {
-	node, ok := w.nodes.Get(va.Spec.NodeName)
+// listedBy returns the names of the volumes that a Node lists or last listed.
+func (w *clusterState) listedBy(name string) []string {
+	node, ok := w.nodes.Get(name)
 	if !ok {
-		if node, ok = w.lastSeen(va.Spec.NodeName); !ok {
-			return key{}, false
+		if node, ok = w.lastSeen(name); !ok {
+			return nil
 		}
 	}
 	names, _ := nodeVolumes(node)
-	for _, name := range names {
-		if k, ok := keyOfName(name); ok && kube.IsAttachmentOf(va, k) {
-			return k, true
-		}
-	}
-	return key{}, false
+	return names
 }
 
 func keyOfName(unique string) (key, bool) {

@@ -10,6 +10,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 
 	"belay.dev/belay/internal/attachment"
+	"belay.dev/belay/internal/decision"
 	"belay.dev/belay/internal/kube"
 )
 
@@ -26,8 +27,8 @@ type demand struct {
 	// refused are the pods that wait for the volume in vain: they name it in their spec, and may not have it so (kube.MayName). Oldest first, at most
 	// podsOfNode: they get events.
 	refused []*corev1.Pod
-	// declared holds, for each of volumes, whether it allows several nodes; asked the same for each inline volume of a pod.
-	declared, asked []bool
+	// asked is set when pods use the volume without a PersistentVolume, exclusive when one of them asks for it at one node at a time.
+	asked, exclusive bool
 }
 
 // podsOfNode limits the events and the log lines for the pods of one node that need one volume. A tenant may create any number of pods with a
@@ -44,12 +45,9 @@ func (w *clusterState) demandFor(k key) demand {
 		inline:  map[attachment.NodeName]kube.InlineVolume{},
 	}
 	slices.SortFunc(d.volumes, func(a, b *corev1.PersistentVolume) int { return cmp.Compare(a.Name, b.Name) })
-	for _, pv := range d.volumes {
-		d.declared = append(d.declared, attachment.AllowsSeveralNodes(pv.Spec.AccessModes))
-	}
 	for pod, by := range w.needs(k, d.volumes) {
 		if by.pv == nil {
-			d.asked = append(d.asked, by.inline.Spec == nil || attachment.AllowsSeveralNodes(by.inline.Spec.AccessModes))
+			d.exclusive, d.asked = d.exclusive || by.inline.Exclusive(), true
 			d.add(pod, "", by.inline)
 		} else {
 			d.add(pod, by.pv.Name, kube.InlineVolume{})
@@ -186,28 +184,19 @@ func (w *clusterState) podsOf(pv *corev1.PersistentVolume) iter.Seq[*corev1.Pod]
 // if one source is, and unknown without a source or if the PersistentVolume of an attachment is gone. Upstream treats
 // unknown as shared.
 func (d *demand) sharing(attachments []*storagev1.VolumeAttachment, seen []attachment.Attachment) (shared, attached attachment.Knowledge) {
-	ways, asked := d.declared, d.asked
-	if len(ways) > 0 {
-		asked = nil
-	} else {
-		for _, va := range attachments {
-			if inline := va.Spec.Source.InlineVolumeSpec; inline != nil {
-				ways = append(ways, attachment.AllowsSeveralNodes(inline.AccessModes))
-			}
-		}
+	unsure := slices.ContainsFunc(seen, func(a attachment.Attachment) bool { return a.VolumeGone })
+	attached = kube.Sharing(d.volumes, slices.Values(attachments))
+	shared = attached
+	if len(d.volumes) == 0 && d.asked {
+		shared = decision.Known(attached != attachment.No && !d.exclusive)
 	}
-	gone := slices.ContainsFunc(seen, func(a attachment.Attachment) bool { return a.VolumeGone })
-	return sharedBy(slices.Concat(ways, asked), gone), sharedBy(ways, gone)
-}
-
-func sharedBy(ways []bool, unsure bool) attachment.Knowledge {
-	switch {
-	case slices.Contains(ways, false):
-		return attachment.No
-	case len(ways) == 0, unsure:
-		return attachment.Unknown
+	if unsure && shared == attachment.Yes {
+		shared = attachment.Unknown
 	}
-	return attachment.Yes
+	if unsure && attached == attachment.Yes {
+		attached = attachment.Unknown
+	}
+	return shared, attached
 }
 
 // podsWaitFor reports whether pods wait for the volume: it is needed on a node and not reported there. For a shared
@@ -217,9 +206,9 @@ func (w *clusterState) podsWaitFor(k key, at string) bool {
 	volumes := list[*corev1.PersistentVolume](w.volumes, byVolume, unique)
 	waits := func(name string) bool {
 		node, ok := w.nodes.Get(name)
-		return ok && !w.largeNodes.of(node, unique).reported
+		return ok && !w.largeNodes.of(node, unique).Reported
 	}
-	if at != "" && len(volumes) > 0 && !slices.ContainsFunc(volumes, isExclusive) {
+	if at != "" && len(volumes) > 0 && !slices.ContainsFunc(volumes, kube.Exclusive) {
 		return waits(at) && slices.ContainsFunc(list[*corev1.Pod](w.pods, byNode, at), func(pod *corev1.Pod) bool {
 			return !kube.PodEnded(pod) && slices.Contains(w.keysOfPod(pod), k)
 		})
@@ -230,8 +219,4 @@ func (w *clusterState) podsWaitFor(k key, at string) bool {
 		}
 	}
 	return false
-}
-
-func isExclusive(pv *corev1.PersistentVolume) bool {
-	return !attachment.AllowsSeveralNodes(pv.Spec.AccessModes)
 }

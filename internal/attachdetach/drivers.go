@@ -72,16 +72,12 @@ func (w *clusterState) attachRequired(driver string) bool {
 // never. As upstream, a driver without a CSIDriver requires attach, unless it has just been deleted.
 func (w *clusterState) attachAnswer(driver string) (required bool, again time.Time) {
 	if d, ok := get[*storagev1.CSIDriver](w.drivers, driver); ok {
-		required = requiresAttach(d)
+		required = kube.AttachRequired(d)
 		w.withoutAttach.seen(driver, required)
 		return required, time.Time{}
 	}
 	again = w.withoutAttach.deleted(driver, w.clock.Now())
 	return again.IsZero(), again
-}
-
-func requiresAttach(d *storagev1.CSIDriver) bool {
-	return d == nil || d.Spec.AttachRequired == nil || *d.Spec.AttachRequired
 }
 
 // attachNeeded returns which pods need the volume to be attached. If the driver requires no attach, those do that began
@@ -105,7 +101,7 @@ func (w *clusterState) driverChanged(before, after *storagev1.CSIDriver) []key {
 	name := cmp.Or(after, before).Name
 	remembered := before == nil && w.withoutAttach.has(name) // of one that was deleted
 	w.attachRequired(name)                                   // records the answer
-	if required := requiresAttach(before) && !remembered; required == requiresAttach(after) {
+	if required := kube.AttachRequired(before) && !remembered; required == kube.AttachRequired(after) {
 		return nil
 	}
 	var keys []key

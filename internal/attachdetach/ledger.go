@@ -114,7 +114,7 @@ func (w *clusterState) adopt(recorded bool) {
 				continue
 			}
 			_, attached := w.attachments.Get(kube.AttachmentName(k.Handle, k.Driver, node.Name))
-			if s := w.largeNodes.of(node, unique); !attached && s.inUse && (!recorded || w.usedByPod(k, node.Name)) {
+			if s := w.largeNodes.of(node, unique); !attached && s.InUse && (!recorded || w.usedByPod(k, node.Name)) {
 				w.ledger.addReported(unique, node, s)
 			}
 		}
@@ -126,7 +126,7 @@ func (w *clusterState) adopt(recorded bool) {
 func (w *clusterState) dropWithdrawn(node *corev1.Node) {
 	for _, k := range w.ledger.on(node.Name) {
 		unique := kube.UniqueVolumeName(k.Driver, k.Handle)
-		if !w.largeNodes.of(node, unique).reported {
+		if !w.largeNodes.of(node, unique).Reported {
 			w.ledger.remove(unique, node.Name)
 		}
 	}
@@ -134,10 +134,10 @@ func (w *clusterState) dropWithdrawn(node *corev1.Node) {
 
 // addReported adds a volume that a Node reports, and nothing says under which Node object it was attached. If a detach is requested and
 // the Node does not list the volume in use, that was an earlier one, and the machine is unknown.
-func (l *ledger) addReported(unique string, node *corev1.Node, s volumeStatus) {
+func (l *ledger) addReported(unique string, node *corev1.Node, s kube.Listing) {
 	h := entryFor(node)
 	h.inDoubt = true
-	if s.requested != "" && !s.inUse {
+	if s.DetachRequested != "" && !s.InUse {
 		h = ledgerEntry{}
 	}
 	l.add(unique, node.Name, h)
@@ -145,12 +145,12 @@ func (l *ledger) addReported(unique string, node *corev1.Node, s volumeStatus) {
 
 // forgetWithdrawn removes, on a standby, the entries of volumes that the leader withdrew: no longer reported and not in
 // use. A leader restores a report that was removed by another client.
-func (w *clusterState) forgetWithdrawn(node string, was, is map[string]volumeStatus) {
+func (w *clusterState) forgetWithdrawn(node string, was, is map[string]kube.Listing) {
 	if w.leads.Load() {
 		return
 	}
 	for unique, before := range was {
-		if before.reported && !is[unique].reported && !is[unique].inUse {
+		if before.Reported && !is[unique].Reported && !is[unique].InUse {
 			w.ledger.remove(unique, node)
 		}
 	}
@@ -165,9 +165,9 @@ func (w *clusterState) recordLost(va *storagev1.VolumeAttachment) {
 	}
 	for _, k := range w.keysOfAttachment(va) {
 		unique := kube.UniqueVolumeName(k.Driver, k.Handle)
-		if s := w.largeNodes.of(node, unique); kube.IsAttachmentOf(va, k) && s.reported {
+		if s := w.largeNodes.of(node, unique); kube.IsAttachmentOf(va, k) && s.Reported {
 			h := ledgerEntry{machine: kube.RecordedMachine(va), created: va.CreationTimestamp.Time}
-			n, a := stateOf(node, s), attachment.Attachment{Node: attachment.NodeName(node.Name), Machine: h.machine, Created: h.created}
+			n, a := kube.NodeFacts(node, s), attachment.Attachment{Node: attachment.NodeName(node.Name), Machine: h.machine, Created: h.created}
 			if n.Shared = w.shared(node); n.Another(&a) {
 				h = entryFor(node) // without Node and VolumeAttachment, the earlier machine is unknown
 			}

@@ -178,47 +178,15 @@ func (s *snapshot) addImplied(implied []attachment.Attachment) {
 }
 
 func (w *clusterState) attachment(key attachment.VolumeKey, va *storagev1.VolumeAttachment, doubtful bool) attachment.Attachment {
-	a := attachment.Attachment{
-		Ref:                 refOf(va),
-		Node:                attachment.NodeName(va.Spec.NodeName),
-		PersistentVolume:    kube.SourceName(va),
-		Computed:            kube.IsAttachmentOf(va, key),
-		Finalized:           kube.UnpublishPrecedesRemoval(va),
-		Deleting:            va.DeletionTimestamp != nil,
-		DeleteMayBeUnderway: doubtful,
-		Created:             va.CreationTimestamp.Time,
-		DetachRequested:     kube.DetachRequested(va),
-		Machine:             kube.RecordedMachine(va),
-		NodeID:              va.Annotations[kube.NodeIDAnnotation],
-		SameMachineAs:       va.Annotations[kube.SameMachineAnnotation],
-	}
-	if at := va.DeletionTimestamp; at != nil && at.Unix() != 0 { // 0: our own delete, not yet in the cache
-		a.DeletingSince = at.Time
-	}
-	if va.Status.Attached || kube.NoAttacher(key.Driver) {
-		a.Confirmed = attachment.Yes
-	}
+	a := kube.AttachmentFacts(va, key)
+	a.DeleteMayBeUnderway = doubtful
 	a.Recreated = a.Confirmed != attachment.Yes && a.Computed && w.ledger.has(kube.UniqueVolumeName(key.Driver, key.Handle), va.Spec.NodeName)
 	if a.PersistentVolume != "" {
 		_, exists := get[*corev1.PersistentVolume](w.volumes, a.PersistentVolume)
 		a.VolumeGone = !exists
 	}
-	if e := va.Status.AttachError; e != nil {
-		a.AttachError = explain.DriverError(orUnnamed(e.Message))
-	}
-	if e := va.Status.DetachError; e != nil {
-		a.DetachError = explain.DriverError(orUnnamed(e.Message))
-	}
+	a.AttachError, a.DetachError = explain.DriverError(a.AttachError), explain.DriverError(a.DetachError)
 	return a
-}
-
-// orUnnamed prevents an error without a message from reading as no error.
-func orUnnamed(message string) string {
-	return cmp.Or(message, "the driver gave no reason")
-}
-
-func refOf(va *storagev1.VolumeAttachment) attachment.Ref {
-	return attachment.Ref{Name: va.Name, UID: string(va.UID), ResourceVersion: va.ResourceVersion}
 }
 
 // writeTime keeps fractions of a second, so that no timeout ends early.
@@ -233,7 +201,7 @@ func (w *clusterState) node(name, unique string, reads *nodeReads, d writeTracke
 		n.Checked, n.Proof, n.Life = answered, w.proof(name), w.life(name, n)
 		return n
 	}
-	n := stateOf(node, w.largeNodes.of(node, unique))
+	n := kube.NodeFacts(node, w.largeNodes.of(node, unique))
 	n.Checked, n.Proof, n.Life = answered, w.proof(name), w.life(name, n)
 	n.WriteMayBeUnderway = d.writeMayBeUnderway(node)
 	return w.kubelets.describe(name, unique, n)
@@ -252,24 +220,7 @@ func (w *clusterState) departedNode(name string, cached *corev1.Node, unique str
 	}
 	n.Machine, n.Created = kube.MachineOf(last), last.CreationTimestamp.Time
 	if cached == nil {
-		n.InUse = decision.Known(w.largeNodes.of(last, unique).inUse)
+		n.InUse = decision.Known(w.largeNodes.of(last, unique).InUse)
 	}
 	return n
-}
-
-// stateOf returns the state of an existing node with regard to a volume.
-func stateOf(node *corev1.Node, s volumeStatus) attachment.Node {
-	return attachment.Node{
-		Exists:          attachment.Yes,
-		Machine:         kube.MachineOf(node),
-		Created:         node.CreationTimestamp.Time,
-		Managed:         kube.Managed(node),
-		Reported:        s.reported,
-		InUse:           decision.Known(s.inUse),
-		Healthy:         decision.Known(kube.Ready(node)),
-		DetachRequested: kube.ParseTime(s.requested),
-		OutOfService:    kube.OutOfService(node),
-		TaintedByFence:  kube.OutOfServiceByFence(node),
-		Isolated:        kube.Isolated(node),
-	}
 }

@@ -250,7 +250,7 @@ func (r *reporter) plan(node *corev1.Node, batch []*change) (p plan, allowed []b
 		case annotating:
 			p.request(c.volume, c.requested)
 		case withdrawing:
-			if allowed[i] = stateOf(node, statuses[c.volume]).Facts() == c.expect; !allowed[i] {
+			if allowed[i] = kube.NodeFacts(node, statuses[c.volume]).Facts() == c.expect; !allowed[i] {
 				continue
 			}
 			p.withdraw(c.volume)

@@ -13,7 +13,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	toolscache "k8s.io/client-go/tools/cache"
 
-	"belay.dev/belay/internal/attachment"
 	"belay.dev/belay/internal/kube"
 )
 
@@ -63,7 +62,7 @@ func (w *clusterState) sharedInUse() []string {
 	for _, item := range w.volumes.List() {
 		pv := item.(*corev1.PersistentVolume)
 		k, ok := kube.KeyOfVolume(pv)
-		if !ok || !attachment.AllowsSeveralNodes(pv.Spec.AccessModes) {
+		if !ok || kube.Exclusive(pv) {
 			continue
 		}
 		unique := kube.UniqueVolumeName(k.Driver, k.Handle)

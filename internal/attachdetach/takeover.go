@@ -174,7 +174,7 @@ func newAttachment(k key, node string, machine attachment.Machine, source storag
 func (w *clusterState) modes(k key) []corev1.PersistentVolumeAccessMode {
 	volumes := list[*corev1.PersistentVolume](w.volumes, byVolume, kube.UniqueVolumeName(k.Driver, k.Handle))
 	for _, pv := range volumes {
-		if !attachment.AllowsSeveralNodes(pv.Spec.AccessModes) {
+		if kube.Exclusive(pv) {
 			return []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}
 		}
 	}

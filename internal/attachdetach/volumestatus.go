@@ -9,25 +9,19 @@ import (
 	"belay.dev/belay/internal/kube"
 )
 
-// volumeStatus is the state of one volume in a Node object.
-type volumeStatus struct {
-	reported, inUse bool
-	requested       string
-}
-
-func volumeStatuses(node *corev1.Node) map[string]volumeStatus {
-	all := map[string]volumeStatus{}
+func volumeStatuses(node *corev1.Node) map[string]kube.Listing {
+	all := map[string]kube.Listing{}
 	for name, since := range kube.DetachesRequested(node) {
-		all[name] = volumeStatus{requested: since}
+		all[name] = kube.Listing{DetachRequested: since}
 	}
 	for _, v := range node.Status.VolumesAttached {
 		s := all[string(v.Name)]
-		s.reported = true
+		s.Reported = true
 		all[string(v.Name)] = s
 	}
 	for _, v := range node.Status.VolumesInUse {
 		s := all[string(v)]
-		s.inUse = true
+		s.InUse = true
 		all[string(v)] = s
 	}
 	return all
@@ -43,16 +37,16 @@ type largeNodes struct {
 
 type largeNode struct {
 	node *corev1.Node
-	all  map[string]volumeStatus
+	all  map[string]kube.Listing
 }
 
 // Thresholds of volumes and of annotation bytes for a large Node.
 const largeNodeVolumes, largeNodeBytes = 500, 32 << 10
 
-func (l *largeNodes) of(node *corev1.Node, unique string) volumeStatus {
+func (l *largeNodes) of(node *corev1.Node, unique string) kube.Listing {
 	listed, requests := len(node.Status.VolumesAttached)+len(node.Status.VolumesInUse), node.Annotations[kube.DetachesRequestedAnnotation]
 	if listed <= largeNodeVolumes && len(requests) <= largeNodeBytes {
-		return volumeStatus{reported: kube.Reported(node, unique), inUse: kube.InUse(node, unique), requested: kube.DetachesRequested(node)[unique]}
+		return kube.ListingOf(node, unique)
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -72,7 +66,7 @@ func (l *largeNodes) forget(name string) {
 }
 
 // changedStatuses returns the states in two versions of a Node, or nil if they are the same, as in most updates.
-func changedStatuses(before, after *corev1.Node) (was, is map[string]volumeStatus) {
+func changedStatuses(before, after *corev1.Node) (was, is map[string]kube.Listing) {
 	if slices.Equal(before.Status.VolumesAttached, after.Status.VolumesAttached) &&
 		slices.Equal(before.Status.VolumesInUse, after.Status.VolumesInUse) &&
 		before.Annotations[kube.DetachesRequestedAnnotation] == after.Annotations[kube.DetachesRequestedAnnotation] {
@@ -82,7 +76,7 @@ func changedStatuses(before, after *corev1.Node) (was, is map[string]volumeStatu
 }
 
 // changedVolumes returns the volumes whose state differs.
-func changedVolumes(was, is map[string]volumeStatus) []string {
+func changedVolumes(was, is map[string]kube.Listing) []string {
 	var names []string
 	for name := range was {
 		if _, both := is[name]; !both {

@@ -246,7 +246,7 @@ func (w *clusterState) nodeChanged(before, after *corev1.Node) []key {
 	was, is := changedStatuses(before, after)
 	names := changedVolumes(was, is)
 	for _, name := range names {
-		if was[name].inUse != is[name].inUse {
+		if was[name].InUse != is[name].InUse {
 			w.kubelets.listed(after.Name, name)
 		}
 	}

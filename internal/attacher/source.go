@@ -151,26 +151,9 @@ func (s source) identityAnnotations(secret *corev1.SecretReference) map[string]a
 // annotation is recognized by the attachment's name alone.
 func (s source) mustRecord() bool { return s.pv != nil && len(s.handle) <= kube.MaxRecordedHandle }
 
-// exclusive reports whether a volume may be attached to one node only. Several PersistentVolumes may share a handle: the volume is exclusive if
-// one of them is, or if none is known. An inline source, which anyone can write who can create a pod, counts only where there is none.
+// exclusive reports whether a volume may be attached to one node only. One of which that is unknown counts as exclusive.
 func (o *objects) exclusive(handle string) bool {
-	shared := false
-	for _, pv := range o.volumes.byIndex(indexHandle, handle) {
-		if !attachment.AllowsSeveralNodes(pv.Spec.AccessModes) {
-			return true
-		}
-		shared = true
-	}
-	if shared {
-		return false
-	}
-	for _, va := range o.attachments.byIndex(indexInline, handle) {
-		if !attachment.AllowsSeveralNodes(va.Spec.Source.InlineVolumeSpec.AccessModes) {
-			return true
-		}
-		shared = true
-	}
-	return !shared
+	return kube.Sharing(o.volumes.byIndex(indexHandle, handle), slices.Values(o.attachments.byIndex(indexInline, handle))) != attachment.Yes
 }
 
 // publishRequest returns the request without secrets.

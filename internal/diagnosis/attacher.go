@@ -1,7 +1,6 @@
 package diagnosis
 
 import (
-	"cmp"
 	"fmt"
 	"slices"
 	"time"
@@ -171,7 +170,7 @@ func (x *state) failed(w wait, driver string, call drivers.Call, e *storagev1.Vo
 		return w
 	}
 	reason, said := reasonOf(e, driver, call)
-	w.reason, w.detail = reason, x.foreign(cmp.Or(e.Message, unnamed))
+	w.reason, w.detail = reason, x.foreign(kube.ErrorText(e))
 	if said != "" {
 		w.detail += " (" + said + ")"
 	}
@@ -216,7 +215,7 @@ func (x *state) attacherFacts(va *storagev1.VolumeAttachment) []Fact {
 		err  *storagev1.VolumeError
 	}{{"attach", va.Status.AttachError}, {"detach", va.Status.DetachError}} {
 		if e.err != nil {
-			facts = append(facts, Fact{Component: "attacher", Message: fmt.Sprintf("%s failed: %s", e.what, x.foreign(cmp.Or(e.err.Message, unnamed))), At: timePointer(e.err.Time.Time)})
+			facts = append(facts, Fact{Component: "attacher", Message: fmt.Sprintf("%s failed: %s", e.what, x.foreign(kube.ErrorText(e.err))), At: timePointer(e.err.Time.Time)})
 		}
 	}
 	switch runs, detail := x.attacherState(va.Spec.Attacher); {

@@ -157,7 +157,7 @@ func (x *state) goneAttachment(va *storagev1.VolumeAttachment) GoneAttachment {
 		a.Handle = key.Handle
 	}
 	if e := va.Status.DetachError; e != nil {
-		a.DetachError = x.foreign(cmp.Or(e.Message, unnamed))
+		a.DetachError = x.foreign(kube.ErrorText(e))
 	}
 	if va.DeletionTimestamp != nil {
 		a.Deleting = timePointer(va.DeletionTimestamp.Time)

@@ -10,6 +10,7 @@ import (
 	"belay.dev/belay/internal/attachment"
 	"belay.dev/belay/internal/decision"
 	"belay.dev/belay/internal/explain"
+	"belay.dev/belay/internal/kube"
 )
 
 // TestReadWriteOncePodOnLostNode: a pod that has the only use of a claim on a node that is lost cannot end: deleting it is no step, and
@@ -56,5 +57,19 @@ func TestShortestToleration(t *testing.T) {
 	}
 	if clock := strings.Join(e.Findings[0].Clock, "\n"); !strings.Contains(clock, "is deleted at 2026-11-01T11:01:00Z, 60 s after") {
 		t.Errorf("the clock: %s", clock)
+	}
+}
+
+// TestIsolatedNode: a node from which recovery took the volume, and which lists it in use from before that, gets no VolumeAttachment; that is no fault
+// of the controller.
+func TestIsolatedNode(t *testing.T) {
+	s := newScene()
+	b := s.Nodes[1]
+	b.Spec.Taints = []corev1.Taint{{Key: kube.IsolationTaint, Value: "belay-1", Effect: corev1.TaintEffectNoSchedule}}
+	b.Status.VolumesInUse, s.a.Status = s.a.Status.VolumesInUse, b.Status
+	s.Attachments, s.Pods = nil, s.Pods[1:]
+	e, err := Explain(s.Snapshot, Ref{Pods, "ns", "waiter"})
+	if err != nil || e.Reason != attachment.NodeIsolated {
+		t.Errorf("%s: %s (%v), want %s", e.Reason, e.Summary, err, attachment.NodeIsolated)
 	}
 }

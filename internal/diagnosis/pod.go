@@ -407,6 +407,8 @@ func (x *state) waitFor(pod *corev1.Pod, key attachment.VolumeKey) (wait, *Holde
 	switch state := x.node(pod.Spec.NodeName).State; {
 	case state != NodeReady && state != NodeUnknown:
 		w.reason = explain.PodNodeNotReady
+	case x.keptFrom(key, pod.Spec.NodeName) != "":
+		w.reason = x.keptFrom(key, pod.Spec.NodeName)
 	case x.Now.Sub(since) > usual:
 		w.reason = explain.NoAttachController
 	}
@@ -416,6 +418,20 @@ func (x *state) waitFor(pod *corev1.Pod, key attachment.VolumeKey) (wait, *Holde
 // namesAnothers reports whether a pod names the volume in its spec, and may not have it so.
 func (x *state) namesAnothers(pod *corev1.Pod, key attachment.VolumeKey) bool {
 	return slices.ContainsFunc(kube.InlineVolumes(pod), func(v kube.InlineVolume) bool { return v.Key == key }) && !kube.MayName(pod, x.byKey[key])
+}
+
+// keptFrom returns what about a node keeps the controller's own rules from attaching the volume to it; empty for nothing. blockedBy has the
+// other nodes.
+func (x *state) keptFrom(key attachment.VolumeKey, node string) decision.Reason {
+	if x.nodes[node] == nil {
+		return ""
+	}
+	for _, step := range x.decide(key).Steps {
+		if w, ok := step.(attachment.Wait); ok && w.Wanted && string(w.Node) == node && w.Reason != attachment.OtherWriterAttached {
+			return w.Reason
+		}
+	}
+	return ""
 }
 
 // blockedBeside returns the holder of an exclusive volume that keeps the VolumeAttachment for the pod's own node from being attached:

@@ -176,22 +176,16 @@ func (x *state) volumeOfClaim(namespace, name string) (attachment.VolumeKey, *co
 // volumeOf returns the volume of a VolumeAttachment: by its own data, by its PersistentVolume, else by its name among the volumes
 // that its node lists.
 func (x *state) volumeOf(va *storagev1.VolumeAttachment) (attachment.VolumeKey, bool) {
-	if key, ok := kube.VolumeOfAttachment(va); ok {
-		return key, true
-	}
-	if pv := x.volumes[kube.SourceName(va)]; pv != nil {
-		if key, ok := kube.KeyOfVolume(pv); ok {
-			return key, true
+	keys := kube.VolumesOf(va, x.volumes[kube.SourceName(va)], func(yield func(attachment.VolumeKey) bool) {
+		if node := x.nodes[va.Spec.NodeName]; node != nil {
+			kube.Named(volumesOf(node))(yield)
 		}
+	})
+	if i := slices.IndexFunc(keys, func(key attachment.VolumeKey) bool { return kube.IsAttachmentOf(va, key) }); i > 0 {
+		return keys[i], true
 	}
-	if node := x.nodes[va.Spec.NodeName]; node != nil {
-		for _, name := range volumesOf(node) {
-			if driver, handle, ok := kube.ParseUniqueVolumeName(name); ok {
-				if key := (attachment.VolumeKey{Driver: driver, Handle: handle}); kube.IsAttachmentOf(va, key) {
-					return key, true
-				}
-			}
-		}
+	if len(keys) > 0 {
+		return keys[0], true
 	}
 	return attachment.VolumeKey{}, false
 }
@@ -259,10 +253,9 @@ func (x *state) lastEvent(uid string, reasons ...string) *corev1.Event {
 	return nil
 }
 
-// attachRequired reports whether the driver's volumes are attached. As upstream, a driver without a CSIDriver object requires attach.
+// attachRequired is kube.AttachRequired.
 func (x *state) attachRequired(driver string) bool {
-	d := x.drivers[driver]
-	return d == nil || d.Spec.AttachRequired == nil || *d.Spec.AttachRequired
+	return kube.AttachRequired(x.drivers[driver])
 }
 
 // node describes a node and whether it is alive.

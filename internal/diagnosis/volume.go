@@ -1,7 +1,6 @@
 package diagnosis
 
 import (
-	"cmp"
 	"slices"
 	"strings"
 	"time"
@@ -45,25 +44,7 @@ func (x *state) volume(key attachment.VolumeKey) *corev1.PersistentVolume {
 
 // shared reports whether the volume may be attached to several nodes; Unknown if its PersistentVolume is.
 func (x *state) shared(key attachment.VolumeKey) decision.Knowledge {
-	known := decision.Unknown
-	for _, pv := range x.byKey[key] {
-		if !attachment.AllowsSeveralNodes(pv.Spec.AccessModes) {
-			return decision.No
-		}
-		known = decision.Yes
-	}
-	if known == decision.Yes {
-		return known // inline volumes do not count beside a PersistentVolume
-	}
-	for _, va := range x.attached[key] {
-		if inline := va.Spec.Source.InlineVolumeSpec; inline != nil {
-			if !attachment.AllowsSeveralNodes(inline.AccessModes) {
-				return decision.No
-			}
-			known = decision.Yes
-		}
-	}
-	return known
+	return kube.Sharing(x.byKey[key], slices.Values(x.attached[key]))
 }
 
 // decide asks the controller's own rules what they would do about the volume. They see what the objects show: what only the memory
@@ -137,34 +118,10 @@ func (x *state) attachmentOn(key attachment.VolumeKey, node string) (found *stor
 }
 
 func (x *state) attachmentOf(key attachment.VolumeKey, va *storagev1.VolumeAttachment) attachment.Attachment {
-	a := attachment.Attachment{
-		Ref:              attachment.Ref{Name: va.Name, UID: string(va.UID), ResourceVersion: va.ResourceVersion},
-		Node:             n2(va.Spec.NodeName),
-		PersistentVolume: kube.SourceName(va),
-		Computed:         kube.IsAttachmentOf(va, key),
-		Deleting:         va.DeletionTimestamp != nil,
-		Created:          va.CreationTimestamp.Time,
-		DetachRequested:  kube.DetachRequested(va),
-		Machine:          kube.RecordedMachine(va),
-		NodeID:           va.Annotations[kube.NodeIDAnnotation],
-		SameMachineAs:    va.Annotations[kube.SameMachineAnnotation],
-	}
-	if va.DeletionTimestamp != nil {
-		a.DeletingSince = va.DeletionTimestamp.Time
-	}
-	if va.Status.Attached {
-		a.Confirmed = attachment.Yes
-	}
-	if e := va.Status.AttachError; e != nil {
-		a.AttachError = cmp.Or(e.Message, unnamed)
-	}
-	if e := va.Status.DetachError; e != nil {
-		a.DetachError = cmp.Or(e.Message, unnamed)
-	}
+	a := kube.AttachmentFacts(va, key)
+	a.VolumeGone = a.PersistentVolume != "" && x.exists(Ref{Resource: Volumes, Name: a.PersistentVolume}) == decision.No
 	return a
 }
-
-const unnamed = "the driver gave no reason"
 
 // facts returns what is known about a node with regard to a volume. A Node that is Ready, and older than twice the time that a kubelet needs,
 // counts as one that has not listed the volume lately, if it does not list it now.
@@ -177,11 +134,8 @@ func (x *state) facts(name, unique string) attachment.Node {
 		}
 		return n
 	}
-	n := attachment.Node{
-		Exists: attachment.Yes, Machine: kube.MachineOf(node), Shared: x.sharedIdentities(node), Created: node.CreationTimestamp.Time, Managed: kube.Managed(node),
-		Reported: kube.Reported(node, unique), InUse: decision.Known(kube.InUse(node, unique)), Healthy: decision.Known(kube.Ready(node)),
-		DetachRequested: kube.ParseTime(kube.DetachesRequested(node)[unique]), OutOfService: kube.OutOfService(node), Checked: true,
-	}
+	n := kube.NodeFacts(node, kube.ListingOf(node, unique))
+	n.Shared, n.Checked = x.sharedIdentities(node), true
 	if kube.Ready(node) && x.Now.Sub(n.Created) > 2*attachment.SyncWindow {
 		n.QuietSince, n.QuietUntil = n.Created.Add(attachment.SyncWindow), x.Now
 	}

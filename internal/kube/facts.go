@@ -47,7 +47,7 @@ func OutOfServiceByFence(node *corev1.Node) bool {
 // CutsAtUnpublish reports whether the driver was declared to cut a node off before it confirms the unpublish of a volume. A driver without
 // attach has no unpublish.
 func CutsAtUnpublish(driver *storagev1.CSIDriver) bool {
-	return driver.Annotations[CutsAtUnpublishAnnotation] == "true" && (driver.Spec.AttachRequired == nil || *driver.Spec.AttachRequired)
+	return driver.Annotations[CutsAtUnpublishAnnotation] == "true" && AttachRequired(driver)
 }
 
 // ControlPlane reports whether the node runs the control plane. Its kubelet cannot write the label (kubernetes v1.36.3

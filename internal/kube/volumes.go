@@ -69,6 +69,11 @@ type InlineVolume struct {
 	Spec *corev1.PersistentVolumeSpec
 }
 
+// Exclusive reports whether the pod asks for the volume at one node at a time. One without a spec is shared, as upstream has it.
+func (v InlineVolume) Exclusive() bool {
+	return v.Spec != nil && !attachment.AllowsSeveralNodes(v.Spec.AccessModes)
+}
+
 // InlineVolumes returns the volumes in the pod's spec that a controller attaches: in-tree ones of migrated plugins, Fibre Channel
 // and iSCSI. The node creates a CSI volume in a pod's spec, and it is never attached. A volume that cannot be translated is left
 // out: kubelet cannot mount it either, and reports why.

@@ -12,6 +12,7 @@ import (
 
 	"belay.dev/belay/internal/decision"
 	"belay.dev/belay/internal/explain"
+	"belay.dev/belay/internal/kube"
 	"belay.dev/belay/internal/nodevolume"
 )
 
@@ -47,7 +48,7 @@ func (p *plugins) rules(driver string) driverRules {
 	is := func(b *bool) bool { return b != nil && *b }
 	rules.podInfo, rules.republish, rules.seLinux = is(spec.PodInfoOnMount), is(spec.RequiresRepublish), is(spec.SELinuxMount)
 	rules.tokens, rules.tokensInSecrets = spec.TokenRequests, is(spec.ServiceAccountTokenInSecrets)
-	rules.attachNeeded = spec.AttachRequired == nil || *spec.AttachRequired
+	rules.attachNeeded = kube.AttachRequired(object)
 	if spec.FSGroupPolicy != nil {
 		rules.groupPolicy = *spec.FSGroupPolicy
 	}

@@ -81,7 +81,7 @@ func worse(a, b Result) Result {
 
 // attacher describes the attacher of a driver, and lowers the result of the check.
 func (h *health) attacher(c *Check, name string, d *storagev1.CSIDriver) string {
-	if d != nil && d.Spec.AttachRequired != nil && !*d.Spec.AttachRequired {
+	if !kube.AttachRequired(d) {
 		return "needs no attach"
 	}
 	l := h.lease(attacherLease(name))
