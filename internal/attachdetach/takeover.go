@@ -173,10 +173,8 @@ func newAttachment(k key, node string, machine attachment.Machine, source storag
 // which may be on several nodes, as upstream has it.
 func (w *clusterState) modes(k key) []corev1.PersistentVolumeAccessMode {
 	volumes := list[*corev1.PersistentVolume](w.volumes, byVolume, kube.UniqueVolumeName(k.Driver, k.Handle))
-	for _, pv := range volumes {
-		if kube.Exclusive(pv) {
-			return []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}
-		}
+	if slices.ContainsFunc(volumes, kube.Exclusive) {
+		return []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}
 	}
 	known := len(volumes) > 0
 	for range w.needs(k, volumes) {

@@ -13,7 +13,7 @@ const LiveFor = time.Second
 // Node is what the detector knows about one node.
 type Node struct {
 	Boot Boot
-	// Zone is the first that was seen of this Node object: a kubelet may change the label of its own.
+	// Zone is what the fencer recorded of this Node object, or empty: a kubelet may change the label of its own.
 	Zone string
 	// Silent is how long its lease has not been renewed, and Limit for how long that is no reason to suspect it; see Silences. Heard is
 	// false for a node of which no lease was seen.

@@ -63,8 +63,7 @@ func (r *run) past(ctx context.Context) {
 
 // attaches reads the events of the attaches in a namespace.
 func (r *run) attaches(ctx context.Context, namespace string) {
-	options := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("reason", explain.SuccessfulAttachVolume).String()}
-	list(ctx, r, diagnosis.Ref{Resource: diagnosis.Events, Namespace: namespace}, options, pagesOf[corev1.Event](r.clients.CoreV1().RESTClient(), diagnosis.Events, namespace), keepEvent)
+	r.events(ctx, namespace, fields.OneTermEqualSelector("reason", explain.SuccessfulAttachVolume))
 }
 
 // eventsOfPod reads the events of the pods of a name: some components leave the UID out.

@@ -177,19 +177,22 @@ func (r *run) keepPod(s *diagnosis.Snapshot, pod *corev1.Pod) {
 
 // warnings reads the warnings of a namespace, or of all for "".
 func (r *run) warnings(ctx context.Context, namespace string) {
-	options := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("type", corev1.EventTypeWarning).String()}
-	list(ctx, r, diagnosis.Ref{Resource: diagnosis.Events, Namespace: namespace}, options, pagesOf[corev1.Event](r.clients.CoreV1().RESTClient(), diagnosis.Events, namespace), keepEvent)
+	r.events(ctx, namespace, fields.OneTermEqualSelector("type", corev1.EventTypeWarning))
 }
 
 // eventsOf reads the events of one object.
 func (r *run) eventsOf(ctx context.Context, namespace, uid string) {
-	options := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("involvedObject.uid", uid).String()}
-	list(ctx, r, diagnosis.Ref{Resource: diagnosis.Events, Namespace: namespace}, options, pagesOf[corev1.Event](r.clients.CoreV1().RESTClient(), diagnosis.Events, namespace), keepEvent)
+	r.events(ctx, namespace, fields.OneTermEqualSelector("involvedObject.uid", uid))
 }
 
 // eventsWith reads the events of a namespace with a reason.
 func (r *run) eventsWith(ctx context.Context, namespace, reason string) {
-	options := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("reason", reason).String()}
+	r.events(ctx, namespace, fields.OneTermEqualSelector("reason", reason))
+}
+
+// events reads the events of a namespace, or of all for "", that a selector selects.
+func (r *run) events(ctx context.Context, namespace string, selector fields.Selector) {
+	options := metav1.ListOptions{FieldSelector: selector.String()}
 	list(ctx, r, diagnosis.Ref{Resource: diagnosis.Events, Namespace: namespace}, options, pagesOf[corev1.Event](r.clients.CoreV1().RESTClient(), diagnosis.Events, namespace), keepEvent)
 }
 

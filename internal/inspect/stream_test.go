@@ -65,8 +65,8 @@ func served(t *testing.T, objects ...apiruntime.Object) *Reader {
 }
 
 // page is a list of pods as the API server sends it.
-func page(t testing.TB, inProtobuf bool, list *corev1.PodList) []byte {
-	t.Helper()
+func page(tb testing.TB, inProtobuf bool, list *corev1.PodList) []byte {
+	tb.Helper()
 	list.SetGroupVersionKind(schema.GroupVersionKind{Version: "v1", Kind: "PodList"})
 	var out bytes.Buffer
 	var err error
@@ -76,7 +76,7 @@ func page(t testing.TB, inProtobuf bool, list *corev1.PodList) []byte {
 		err = json.NewEncoder(&out).Encode(list)
 	}
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return out.Bytes()
 }

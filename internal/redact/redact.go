@@ -28,7 +28,7 @@ const (
 	// Names that end with these words have one too. All that end with key are among them: some, such as volumeKey, are no secrets.
 	secretEnd = `(?:[\w.-]*(?:pass|pw|psk|sig|sess(?:ion)?[-_]?id)|[\w.-]+key(?:id|s)?(?:[-_][\w-]*)?)` //nolint:gosec // an expression
 	// Names of options and of variables end with these words too.
-	secretOption = `[\w.-]*(?:` + secretName + `|pass|pw|psk|key)` //nolint:gosec // an expression
+	secretOption = `[\w.-]*(?:` + secretName + `|pass|pw|psk|key)`
 	// is stands between a name and its value: in a query, also an encoded one, in JSON, also where %q has put backslashes before its
 	// quotes, in YAML and in a Go map. %q writes the end of a line as \n.
 	is = `\\*["']?\s*(?:=>|=|:|%3d)(?:\s|\\+[nrt])*`
