@@ -152,7 +152,12 @@ const retried = "; it is retried with back-off"
 
 // DriverError returns an error from the status of a VolumeAttachment without the time of the next attempt, which would make each
 // attempt a new event for all pods.
-func DriverError(message string) string { return nextAttempt.ReplaceAllLiteralString(message, retried) }
+func DriverError(message string) string {
+	if message == "" { // nearly always
+		return ""
+	}
+	return nextAttempt.ReplaceAllLiteralString(message, retried)
+}
 
 // DetachReason is why a detach waits that the controller calls failed: the attacher may have written that it waits by itself.
 func DetachReason(why attachment.Reason, detail string) attachment.Reason {

@@ -109,16 +109,17 @@ func controller(t *testing.T) manager.Manager {
 // served makes a volume with a claim and a pod that uses it, and returns once the controller has created its VolumeAttachment.
 func served(t *testing.T, namespace, node, driver string) {
 	t.Helper()
-	pv := fixture.PersistentVolume("well-behaved", driver, "well-behaved")
-	claim := fixture.Claim(namespace, "well-behaved", pv)
+	name := "well-behaved-" + namespace // the API server keeps a PersistentVolume that is deleted: nothing here takes its finalizer off
+	pv := fixture.PersistentVolume(name, driver, name)
+	claim := fixture.Claim(namespace, name, pv)
 	create(t, claim)
 	create(t, fixture.Bind(pv, claim))
 	claim.Status.Phase = corev1.ClaimBound
 	if err := server.Client.Status().Update(t.Context(), claim); err != nil {
 		t.Fatal(err)
 	}
-	create(t, fixture.Pod(namespace, "well-behaved", node, claim.Name))
-	va := client.ObjectKey{Name: kube.AttachmentName("well-behaved", driver, node)}
+	create(t, fixture.Pod(namespace, name, node, claim.Name))
+	va := client.ObjectKey{Name: kube.AttachmentName(name, driver, node)}
 	wait.Until(t, "the volume of another claim has a VolumeAttachment", func() bool {
 		return server.Client.Get(t.Context(), va, &storagev1.VolumeAttachment{}) == nil
 	})
