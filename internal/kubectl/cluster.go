@@ -18,7 +18,7 @@ import (
 
 // garbage is how much of it there may be until it is collected: in percent less than Go's default, for the memory of an operator's
 // laptop. A cluster of 5,000 nodes, whose snapshot takes 120 MiB, stays well below 300 MiB. A limit would cost more time the larger the cluster is.
-var garbage = heap.Growth{Room: 50 << 20, Least: 40}
+var garbage = heap.Growth{Room: 60 << 20, Least: 45}
 
 // cluster reads all objects that volumes depend on, those with namespaces from one or, for "", from all, and shows the progress.
 func (p *plugin) cluster(ctx context.Context, namespace string) (*diagnosis.Snapshot, error) {
