@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -169,6 +170,11 @@ func TestLeaseWithoutTheRightToReadRoles(t *testing.T) {
 // TestLeaseOfATenantStopsNoRollBack: belay-controller has ended where only a tenant says that it leads.
 func TestLeaseOfATenantStopsNoRollBack(t *testing.T) {
 	a := withLeases(t, "lease-back")
+	// Other tests install it for its rights.
+	installed := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: "belay-system", Name: "belay-controller"}}
+	if err := server.Client.Delete(t.Context(), installed); client.IgnoreNotFound(err) != nil {
+		t.Fatal(err)
+	}
 	a.writes(leader(a.namespace, kube.FieldManager, "belay-0_u", time.Now().Add(time.Minute)))
 	clients := kubernetes.NewForConfigOrDie(server.Config())
 	report := preflight.Run(t.Context(), preflight.Config{Clients: clients, Phase: preflight.RollBack})

@@ -9,8 +9,10 @@ import (
 	"testing"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -91,6 +93,7 @@ func attempts(t *testing.T, token client.Client, all ...attempt) {
 func tokenOf(tb testing.TB, account string, files ...string) (*rest.Config, client.Client) {
 	tb.Helper()
 	server.Start(tb)
+	create(tb, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "belay-system"}}) // not all files have it
 	config := server.ServiceAccount(tb, "belay-system", account, files...)
 	return config, withFences(tb, config)
 }
