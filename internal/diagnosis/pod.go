@@ -404,11 +404,11 @@ func (x *state) waitFor(pod *corev1.Pod, key attachment.VolumeKey) (wait, *Holde
 		}
 	}
 	w := wait{reason: attachment.Attaching, since: since}
-	switch state := x.node(pod.Spec.NodeName).State; {
+	switch state, kept := x.node(pod.Spec.NodeName).State, x.keptFrom(key, pod.Spec.NodeName); {
 	case state != NodeReady && state != NodeUnknown:
 		w.reason = explain.PodNodeNotReady
-	case x.keptFrom(key, pod.Spec.NodeName) != "":
-		w.reason = x.keptFrom(key, pod.Spec.NodeName)
+	case kept != "":
+		w.reason = kept
 	case x.Now.Sub(since) > usual:
 		w.reason = explain.NoAttachController
 	}

@@ -205,6 +205,8 @@ func TestForgedCommand(t *testing.T) {
 		defer all.mu.Unlock()
 		return all.offs["silent"] == 1 && slices.ContainsFunc(fence.Status.Evidence, func(e fencingv1.Evidence) bool { return e.Nonce == "question" && e.Power == "On" })
 	})
+	all.mu.Lock()
+	defer all.mu.Unlock()
 	if all.offs["runs"] > 0 {
 		t.Error("a machine that runs was switched off")
 	}

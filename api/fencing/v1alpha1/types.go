@@ -137,7 +137,7 @@ type NodeFenceStatus struct {
 	// Question is what the fencer is asked, besides the intents. The fencer answers in evidence, with the nonce.
 	// +optional
 	Question *Question `json:"question,omitempty"`
-	// Evidence is what the power switch answered, the latest last. The fencer alone writes it. It is a record: what authorizes is asked again.
+	// Evidence is what the power switch answered, the latest last. The fencer alone writes it, but for a copy of the statement that the actor used. It is a record: what authorizes is asked again.
 	// +kubebuilder:validation:MaxItems=32
 	// +listType=atomic
 	// +optional
