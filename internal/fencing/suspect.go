@@ -73,6 +73,8 @@ type Fleet struct {
 type Start struct {
 	Node string
 	At   time.Time
+	// Deleted is set if it began because the Node was deleted: its machine is asked, and never switched off.
+	Deleted bool
 }
 
 // counts reports whether what is known about the node is a reason to hold back the fence of another. A Node that is deleted, or never was, holds back no
@@ -189,7 +191,7 @@ func (b Brakes) hold(now time.Time, fleet Fleet, n Node) decision.Reason {
 		return TooManySilent
 	case zoneSilent > allowed(b.ZoneShare, zone):
 		return ZoneSilent
-	case b.spent(now, fleet, n.Boot.Node):
+	case b.spent(now, fleet, n):
 		return TooManyFenced
 	case fleet.InFlight >= b.InFlight:
 		return TooManyInFlight
@@ -198,16 +200,16 @@ func (b Brakes) hold(now time.Time, fleet Fleet, n Node) decision.Reason {
 }
 
 // spent reports whether as many other nodes were fenced lately as may be, or the node itself as often. A node whose fences begin and end one
-// after the other takes one place of its fleet.
-func (b Brakes) spent(now time.Time, fleet Fleet, node string) bool {
+// after the other takes one place of its fleet, and one for a deleted Node takes none of a Node that is there, as in Node.counts.
+func (b Brakes) spent(now time.Time, fleet Fleet, n Node) bool {
 	lately := map[string]int{}
 	for _, s := range fleet.Began {
-		if now.Sub(s.At) < b.Window {
+		if now.Sub(s.At) < b.Window && (n.Deleted || !s.Deleted) {
 			lately[s.Node]++
 		}
 	}
-	own := lately[node]
-	delete(lately, node)
+	own := lately[n.Boot.Node]
+	delete(lately, n.Boot.Node)
 	return own >= b.Fences || len(lately) >= b.Fences
 }
 

@@ -111,6 +111,7 @@ func TestBrakes(t *testing.T) {
 		"one of five others, five times": {fleet(1, 40, noZone).began("a", 1, "a", 1, "b", 2, "b", 2, "c", 3, "d", 3, "e", 4), TooManyFenced},
 		"four others, and itself":        {fleet(1, 40, noZone).began("a", 1, "b", 1, "c", 2, "d", 2, "node-0", 3), Settled},
 		"itself five times":              {fleet(1, 40, noZone).began("node-0", 1, "node-0", 1, "node-0", 2, "node-0", 2, "node-0", 3), TooManyFenced},
+		"five deleted Nodes lately":      {fleet(1, 40, noZone).began("a", 1, "b", 2, "c", 3, "d", 4, "e", 5).ofDeleted(), Settled},
 		"two in flight":                  {fleet(1, 40, noZone).flying(2), TooManyInFlight},
 		"one in flight":                  {fleet(1, 40, noZone).flying(1), Settled},
 		"fenced nodes count as silent":   {fleet(1, 10, noZone).fenced("node-9", "node-8", "node-7", "node-6"), TooManySilent},
@@ -118,6 +119,11 @@ func TestBrakes(t *testing.T) {
 		if got := Suspect(start, Default, DefaultBrakes(), test.fleet, test.fleet.Nodes[0]); got.Reason != test.want {
 			t.Errorf("%s: %s, want %s", name, got.Reason, test.want)
 		}
+	}
+	gone := fleet(1, 40, noZone).began("a", 1, "b", 2, "c", 3, "d", 4, "e", 5).ofDeleted()
+	gone.Nodes[0].Deleted = true
+	if got := Suspect(start, Default, DefaultBrakes(), gone, gone.Nodes[0]); got.Reason != TooManyFenced {
+		t.Errorf("a sixth deleted Node: %s", got.Reason)
 	}
 	// Nodes that went silent together are seen together, before the first of them is suspected.
 	together := fleet(6, 10, noZone)
@@ -181,6 +187,12 @@ func TestBrakesCountWhoMayBeFenced(t *testing.T) {
 
 func (f Fleet) began(nodes ...any) Fleet { f.Began = ago(nodes...); return f }
 func (f Fleet) flying(n int) Fleet       { f.InFlight = n; return f }
+func (f Fleet) ofDeleted() Fleet {
+	for i := range f.Began {
+		f.Began[i].Deleted = true
+	}
+	return f
+}
 func (f Fleet) fenced(names ...string) Fleet {
 	for _, name := range names {
 		f.Fenced[name] = true

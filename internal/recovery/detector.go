@@ -167,7 +167,7 @@ func (d *detector) count(fleet *fencing.Fleet, fences *fencingv1.NodeFenceList) 
 	}
 	for i := range fences.Items {
 		f := &fences.Items[i]
-		d.began[f.UID] = fencing.Start{Node: f.Name, At: f.CreationTimestamp.Time}
+		d.began[f.UID] = fencing.Start{Node: f.Name, At: f.CreationTimestamp.Time, Deleted: f.Spec.Trigger == fencingv1.TriggerNodeDeleted}
 		if finished(f) {
 			continue
 		}
@@ -180,7 +180,8 @@ func (d *detector) count(fleet *fencing.Fleet, fences *fencingv1.NodeFenceList) 
 	now, ahead := d.now(), d.now().Sub(d.serverTime())
 	maps.DeleteFunc(d.began, func(_ types.UID, s fencing.Start) bool { return now.Sub(s.At.Add(ahead)) >= d.Brakes.Window })
 	for _, s := range d.began {
-		fleet.Began = append(fleet.Began, fencing.Start{Node: s.Node, At: s.At.Add(ahead)})
+		s.At = s.At.Add(ahead)
+		fleet.Began = append(fleet.Began, s)
 	}
 }
 

@@ -201,8 +201,9 @@ func TestHostileBrakeCountsFencesThatWereDeleted(t *testing.T) {
 // and nothing but the end of those machines ends that.
 func TestHostileDeletedNodesThatRunDoNotStopAllRecovery(t *testing.T) {
 	objects := []client.Object{nodeOf("n1", 0)}
-	for _, name := range []string{"gone-1", "gone-2"} {
-		f := &fencingv1.NodeFence{ObjectMeta: metav1.ObjectMeta{Name: name, Finalizers: []string{finalizer}, CreationTimestamp: metav1.NewTime(time.Now().Add(-48 * time.Hour))}}
+	for i, name := range []string{"gone-1", "gone-2", "gone-3", "gone-4", "gone-5"} {
+		f := &fencingv1.NodeFence{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(name), Finalizers: []string{finalizer}}}
+		f.CreationTimestamp = metav1.NewTime(time.Now().Add(-time.Duration(i) * time.Minute))
 		f.Spec.Trigger, f.Status.Phase = fencingv1.TriggerNodeDeleted, fencingv1.Phase(fencing.Fencing)
 		objects = append(objects, f)
 	}
@@ -211,6 +212,9 @@ func TestHostileDeletedNodesThatRunDoNotStopAllRecovery(t *testing.T) {
 	must(t, err)
 	if fleet.InFlight >= fencing.DefaultBrakes().InFlight {
 		t.Errorf("%d fences are in flight, which command nothing: TooManyInFlight for days", fleet.InFlight)
+	}
+	if i := slices.IndexFunc(fleet.Began, func(s fencing.Start) bool { return !s.Deleted }); i >= 0 || len(fleet.Began) != 5 {
+		t.Errorf("%v of five deleted Nodes count for nodes that are there", fleet.Began)
 	}
 }
 
