@@ -8,7 +8,6 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -22,9 +21,6 @@ import (
 
 // CategoryRecovery has the checks of recovery, where its API is installed.
 const CategoryRecovery = "recovery"
-
-// statementPolicy is the admission policy, and its binding, that guards what people state in NodeFences.
-const statementPolicy = "belay-fence-statement"
 
 const recoveryPage = "docs/recovery/README.md"
 
@@ -41,7 +37,7 @@ func (h *health) checkRecovery(ctx context.Context, c Config) []Check {
 	for _, role := range diagnosis.RecoveryRoles() {
 		checks = append(checks, h.checkRole(role))
 	}
-	checks = append(checks, h.checkSources(), checkStatementPolicy(ctx, c), h.checkForceTimer(), h.checkFenceTaints(), h.checkContradicted())
+	checks = append(checks, h.checkSources(), checkFenceGuards(ctx, c), h.checkForceTimer(), h.checkFenceTaints(), h.checkContradicted())
 	for i := range checks {
 		checks[i].Category = CategoryRecovery
 	}
@@ -141,24 +137,6 @@ func notReady(s *fencingv1.FenceSource) string {
 		return ""
 	}
 	return ready.Reason + ": " + ready.Message
-}
-
-// checkStatementPolicy looks for the admission policy without which every client that may change NodeFences may state that a machine is off.
-func checkStatementPolicy(ctx context.Context, config Config) Check {
-	c := Check{Name: "admission policy", Result: OK, Message: "what people state is checked"}
-	policies := config.Clients.AdmissionregistrationV1()
-	_, err := policies.ValidatingAdmissionPolicies().Get(ctx, statementPolicy, metav1.GetOptions{})
-	if err == nil {
-		_, err = policies.ValidatingAdmissionPolicyBindings().Get(ctx, statementPolicy, metav1.GetOptions{})
-	}
-	switch {
-	case apierrors.IsNotFound(err):
-		c.Result, c.Hint = Failed, recoveryPage+"#install"
-		c.Message = "the ValidatingAdmissionPolicy " + statementPolicy + ", or its binding, is missing: every client that may change NodeFences may state that a machine is off"
-	case err != nil:
-		return c.unknown(err, "get", "validatingadmissionpolicies and their bindings")
-	}
-	return c
 }
 
 // forceFlag turns off the detach without a proof.

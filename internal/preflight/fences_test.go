@@ -29,11 +29,25 @@ func recovered() (*diagnosis.Snapshot, []runtime.Object) {
 	source.Spec.Levels = []fencingv1.FenceLevel{{Feeds: []fencingv1.Feed{{Agent: "fence_a", SecretRef: &fencingv1.SecretReference{Namespace: "hushed", Name: "bmc-login"}}}}}
 	source.Status.Conditions = []metav1.Condition{{Type: kube.ConditionFenceReady, Status: metav1.ConditionTrue, Reason: "SaidOn"}}
 	s.FenceSources = []*fencingv1.FenceSource{source}
-	meta := metav1.ObjectMeta{Name: statementPolicy}
-	return s, []runtime.Object{
-		&admissionregistrationv1.ValidatingAdmissionPolicy{ObjectMeta: meta}, &admissionregistrationv1.ValidatingAdmissionPolicyBinding{ObjectMeta: meta},
-		upstreamPod("kube-controller-manager", "--controllers=*", "--"+forceFlag),
+	return s, append(policies("belay-nodes", "belay-attachments", "belay-leases", "belay-fence-roles", "belay-fence-statement"),
+		upstreamPod("kube-controller-manager", "--controllers=*", "--"+forceFlag))
+}
+
+// policies are admission policies with their bindings.
+func policies(names ...string) (objects []runtime.Object) {
+	for _, name := range names {
+		meta := metav1.ObjectMeta{Name: name}
+		objects = append(objects, &admissionregistrationv1.ValidatingAdmissionPolicy{ObjectMeta: meta}, &admissionregistrationv1.ValidatingAdmissionPolicyBinding{ObjectMeta: meta})
 	}
+	return objects
+}
+
+// without takes away the policies of a name, or their bindings.
+func without[T runtime.Object](objects *[]runtime.Object, policy string) {
+	*objects = slices.DeleteFunc(*objects, func(o runtime.Object) bool {
+		_, is := o.(T)
+		return is && o.(metav1.Object).GetName() == policy
+	})
 }
 
 // TestRecoveryHealth: one thing is wrong in a cluster with recovery, and the check about it shows it.
@@ -72,19 +86,24 @@ func TestRecoveryHealth(t *testing.T) {
 		"control plane": {func(s *diagnosis.Snapshot, _ *[]runtime.Object) {
 			s.FenceSources, s.Nodes[0].Labels = nil, map[string]string{"node-role.kubernetes.io/control-plane": ""}
 		}, "power switches", OK, "0 of 0"},
-		"policy":    {nil, "admission policy", OK, "is checked"},
-		"no policy": {func(_ *diagnosis.Snapshot, o *[]runtime.Object) { *o = (*o)[1:] }, "admission policy", Failed, "missing"},
+		"policies": {nil, "admission policies", OK, "are checked"},
+		"no policy of statements": {func(_ *diagnosis.Snapshot, o *[]runtime.Object) {
+			without[*admissionregistrationv1.ValidatingAdmissionPolicy](o, "belay-fence-statement")
+		}, "admission policies", Failed, "1 of 5"},
+		"no policy of nodes": {func(_ *diagnosis.Snapshot, o *[]runtime.Object) {
+			without[*admissionregistrationv1.ValidatingAdmissionPolicy](o, "belay-nodes")
+		}, "admission policies", Failed, "1 of 5"},
 		"no binding": {func(_ *diagnosis.Snapshot, o *[]runtime.Object) {
-			*o = slices.Delete(*o, 1, 2)
-		}, "admission policy", Failed, "missing"},
+			without[*admissionregistrationv1.ValidatingAdmissionPolicyBinding](o, "belay-fence-roles")
+		}, "admission policies", Failed, "1 of 5"},
 		"timer off": {nil, "force timer", OK, "after a timeout alone"},
 		"timer on": {func(_ *diagnosis.Snapshot, o *[]runtime.Object) {
-			(*o)[2] = upstreamPod("kube-controller-manager", "--controllers=*", "--"+forceFlag+"=false")
+			(*o)[len(*o)-1] = upstreamPod("kube-controller-manager", "--controllers=*", "--"+forceFlag+"=false")
 		}, "force timer", Warning, "without a proof"},
 		"timer of belay": {func(_ *diagnosis.Snapshot, o *[]runtime.Object) {
-			*o = append((*o)[:2], runs("belay-system", "b", "belay-controller:v1"))
+			*o = append((*o)[:len(*o)-1], runs("belay-system", "b", "belay-controller:v1"))
 		}, "force timer", Warning, "without a proof"},
-		"timer unknown": {func(_ *diagnosis.Snapshot, o *[]runtime.Object) { *o = (*o)[:2] }, "force timer", Warning, "check that it has"},
+		"timer unknown": {func(_ *diagnosis.Snapshot, o *[]runtime.Object) { *o = (*o)[:len(*o)-1] }, "force timer", Warning, "check that it has"},
 		"taint of a fence": {func(s *diagnosis.Snapshot, _ *[]runtime.Object) {
 			taintNode(s)
 			s.Fences = []*fencingv1.NodeFence{{ObjectMeta: metav1.ObjectMeta{Name: "n"}, Spec: fencingv1.NodeFenceSpec{Epoch: 4}, Status: fencingv1.NodeFenceStatus{Phase: "Moved"}}}

@@ -80,6 +80,7 @@ func Health(ctx context.Context, c Config, s *diagnosis.Snapshot, takeOver bool)
 	h.readKubelets(ctx, c)
 	checks := []Check{h.checkController()}
 	checks = append(checks, h.checkReplicas()...)
+	checks = append(checks, h.checkWriteGuards(ctx, c)...)
 	checks = append(checks, h.checkDeletedNodes()...)
 	checks = append(checks, h.checkServer(), h.checkPrograms(), h.checkPermissions())
 	checks = append(checks, h.checkLeases()...)
