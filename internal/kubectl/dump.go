@@ -10,18 +10,18 @@ import (
 )
 
 // Text prints an explanation as a command does to a file: without colors, and not wrapped.
-func Text(out io.Writer, e diagnosis.Explanation) error { return writeText(out, style{}, e) }
+func Text(out io.Writer, e diagnosis.Explanation) error { return writeText(out, style{}, e, true) }
 
-func writeText(to io.Writer, s style, e diagnosis.Explanation) error {
+func writeText(to io.Writer, s style, e diagnosis.Explanation, wide bool) error {
 	out := &page{style: s, now: e.Time}
 	if len(e.Findings) == 0 {
 		fmt.Fprintf(&out.text, "%s: %s\n", out.verdict(e.Verdict, words[e.Verdict]), out.wrap(e.Summary, 0))
 	}
-	for i := range e.Findings {
+	for i, same := range sameCause(e.Findings) {
 		if i > 0 {
 			out.text.WriteString("\n")
 		}
-		out.finding(&e.Findings[i])
+		out.finding(same[0], same[1:], wide)
 	}
 	out.unread(e.Unread)
 	_, err := fmt.Fprint(to, out.text.String())

@@ -14,8 +14,8 @@ import (
 	"belay.dev/belay/internal/usage"
 )
 
-const explainLong = `Explain what an object waits for: the verdict first, then the volume, who holds it, what each component said last, what
-happens by itself, and the next step.
+const explainLong = `Explain what an object waits for: the verdict, the cause, the next step, and what happens by itself. With -o wide also the
+volume, who holds it, and what each component said last.
 
 The object is pod/NAME, pvc/NAME, pv/NAME, node/NAME or va/NAME (a VolumeAttachment).`
 
@@ -79,7 +79,7 @@ func (p *plugin) explainCommand() *cobra.Command {
 			return p.explain(c.Context(), ref, format, watch, dumped)
 		},
 	}
-	format.addTo(c, "text")
+	format.addTo(c, "text", "wide (also the volume, who has it, and what each component said last)")
 	c.Flags().BoolVarP(&watch, "watch", "w", false, "read and print again every 2 seconds until nothing is blocked or in progress")
 	c.Flags().StringVar(&dumped, "dump-snapshot", "", "write what was read into this file, as JSON")
 	_ = c.Flags().MarkHidden("dump-snapshot") // it exists
@@ -122,7 +122,7 @@ func (p *plugin) explain(ctx context.Context, ref diagnosis.Ref, format output, 
 		if watch && p.style.color {
 			_, _ = fmt.Fprint(p.Out, printable.Clear)
 		}
-		if err := format.print(p.Out, e, func() error { return p.explanation(e) }); err != nil {
+		if err := format.print(p.Out, e, func() error { return p.explanation(e, format) }); err != nil {
 			return err
 		}
 		if !watch || e.Verdict == diagnosis.Clear {

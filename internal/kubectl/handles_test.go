@@ -25,7 +25,7 @@ func TestHolderThroughAnotherVolume(t *testing.T) {
 	va.Status.Attached, va.Status.DetachError = true, nil
 	create(t, va)
 	create(t, fixture.Pod("handles", "waiter", "handle-near", "first"))
-	got := run(t, apiserver.Kubeconfig(t, server.Config()), "explain", "pod/waiter", "-n", "handles")
+	got := run(t, apiserver.Kubeconfig(t, server.Config()), "explain", "pod/waiter", "-n", "handles", "-o", "wide")
 	if !strings.Contains(got.out, "node handle-far is Ready") || strings.Contains(got.out, "could not be read") {
 		t.Errorf("exit status %d:\n%s%s", got.status, got.out, got.err)
 	}

@@ -26,6 +26,7 @@ var server = apiserver.Server{}
 // recoveryFiles are what a cluster with recovery has.
 var recoveryFiles = []string{
 	"../../deploy/belay-recovery/fencing.belay.dev_nodefences.yaml", "../../deploy/belay-recovery/fencing.belay.dev_fencesources.yaml", "../../deploy/belay-recovery/admission.yaml",
+	"../../deploy/belay-recovery/admission-nodes.yaml", "../../deploy/belay-recovery/admission-roles.yaml", "../../deploy/belay-recovery/admission-writes.yaml",
 }
 
 func TestMain(m *testing.M) {

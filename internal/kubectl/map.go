@@ -15,10 +15,10 @@ import (
 	"belay.dev/belay/internal/usage"
 )
 
-const mapLong = `Show for each node and driver which volumes it has, and how many slots are taken, the fullest node first.
+const mapLong = `Show for each node and driver how many volumes are attached, and how many slots are taken, the fullest node first.
 
-SLOTS counts as the scheduler does: the volumes of the pods on the node and the VolumeAttachments for it, each volume once, against
-the limit that the driver set in the CSINode. A volume that is neither may still take a slot of the machine: see "kubectl belay orphans".`
+ATTACHED counts the VolumeAttachments that are attached. SLOTS counts as the scheduler does: the volumes of the pods on
+the node and the VolumeAttachments for it, each volume once, against the limit that the driver set in the CSINode. A volume that is neither may still take a slot of the machine: see "kubectl belay orphans".`
 
 const mapExample = `  # Which nodes are full?
   kubectl belay map | head
@@ -76,12 +76,12 @@ func (p *plugin) volumeMap(ctx context.Context, node, driver string, format outp
 }
 
 func (p *plugin) mapTable(m *diagnosis.NodeMap, format output) error {
-	t := &table{columns: []string{"NODE", "STATE", "DRIVER", "SLOTS"}, flexible: []string{"NODE", "DRIVER"}}
+	t := &table{columns: []string{"NODE", "STATE", "DRIVER", "ATTACHED", "SLOTS"}, flexible: []string{"NODE", "DRIVER"}}
 	bars := p.style.width > 0
 	if bars {
 		t.columns = append(t.columns, "")
 	}
-	t.columns = append(t.columns, "ATTACHED", "ATTACHING", "DETACHING", "IN USE", "REPORTED")
+	t.columns = append(t.columns, "ATTACHING", "DETACHING", "IN USE", "REPORTED")
 	if format == formatWide {
 		t.columns, t.overflow = append(t.columns, "VOLUMES"), "VOLUMES"
 	}
@@ -93,11 +93,11 @@ func (p *plugin) mapTable(m *diagnosis.NodeMap, format output) error {
 		}
 		for j := range drivers {
 			d := &drivers[j]
-			cells := []string{n.Node.Name, n.Node.State, d.Driver, slots(d)}
+			cells := []string{n.Node.Name, n.Node.State, d.Driver, strconv.Itoa(d.Attached), slots(d)}
 			if bars {
 				cells = append(cells, slotBar(d))
 			}
-			cells = append(cells, strconv.Itoa(d.Attached), strconv.Itoa(d.Attaching), strconv.Itoa(d.Detaching), strconv.Itoa(d.InUse), strconv.Itoa(d.Reported))
+			cells = append(cells, strconv.Itoa(d.Attaching), strconv.Itoa(d.Detaching), strconv.Itoa(d.InUse), strconv.Itoa(d.Reported))
 			if format == formatWide {
 				cells = append(cells, volumesOf(n, d.Driver))
 			}

@@ -3,7 +3,6 @@ package kubectl
 import (
 	"context"
 	"fmt"
-	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -88,15 +87,6 @@ func (p *plugin) orphansTable(list *diagnosis.OrphanList, format output) error {
 	return err
 }
 
-// inOne is an object as an argument of explain.
-func inOne(r diagnosis.Ref) string {
-	kind, name, _ := strings.Cut(kindAndName(diagnosis.Ref{Resource: r.Resource, Name: r.Name}), "/")
-	if r.Namespace != "" {
-		return kind + "/" + name + " -n " + r.Namespace
-	}
-	return kind + "/" + name
-}
-
 // reasons says for each reason of the list why those are still there, and what to do next about the first.
 func (p *plugin) reasons(list *diagnosis.OrphanList) string {
 	out := &page{style: p.style}
@@ -119,7 +109,7 @@ func (p *plugin) reasons(list *diagnosis.OrphanList) string {
 			out.line("", "Wait: this usually ends by itself within a minute.")
 		default:
 			out.steps(first.Next)
-			out.line("More", "%s", p.command("kubectl belay explain "+inOne(first.Subject)))
+			out.line("More", "%s", p.command("kubectl belay explain "+kindAndName(first.Subject)))
 		}
 	}
 	return out.text.String()

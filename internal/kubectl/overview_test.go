@@ -30,7 +30,7 @@ func TestOverview(t *testing.T) {
 	all := apiserver.Kubeconfig(t, server.Config())
 
 	list := run(t, all, "stuck", "-A")
-	if list.status != StatusBlocked || !strings.HasPrefix(list.out, "SINCE") || !strings.Contains(list.out, "pod over/over-waiter") || !strings.Contains(list.out, "pod veiled/veiled-waiter") || !strings.Contains(list.out, "over-a (over-holder)") {
+	if list.status != StatusBlocked || !strings.HasPrefix(list.out, "SINCE") || !strings.Contains(list.out, "pod/over-waiter -n over") || !strings.Contains(list.out, "pod/veiled-waiter -n veiled") || !strings.Contains(list.out, "over-a (over-holder)") {
 		t.Errorf("exit status %d, want 2 and both pods:\n%s%s", list.status, list.out, list.err)
 	}
 	if one := run(t, all, "stuck", "-n", "over", "-o", "name"); one.out != "pod/over-waiter\n" || one.status != StatusBlocked {
@@ -41,7 +41,7 @@ func TestOverview(t *testing.T) {
 	}
 	began := time.Now()
 	waited := run(t, all, "stuck", "-n", "over", "--wait", "--timeout", "1s")
-	if waited.status != StatusBlocked || time.Since(began) < time.Second || !strings.Contains(waited.err, "Stopped waiting after 1s") || !strings.Contains(waited.err, "1 blocked; the longest is pod over/over-waiter (HeldByRunningPod)") {
+	if waited.status != StatusBlocked || time.Since(began) < time.Second || !strings.Contains(waited.err, "Stopped waiting after 1s") || !strings.Contains(waited.err, "1 blocked; the longest is pod/over-waiter -n over (HeldByRunningPod)") {
 		t.Errorf("--wait, exit status %d:\n%s%s", waited.status, waited.out, waited.err)
 	}
 	if wrong := run(t, all, "stuck", "--timeout", "1s"); wrong.status != StatusError || !strings.Contains(wrong.err, "--timeout needs --wait") {

@@ -147,11 +147,13 @@ func lasted(now time.Time, at *time.Time, before string) string {
 	return before + duration.HumanDuration(now.Sub(*at))
 }
 
-// kindAndName is an object as explain takes it, with its namespace.
+// kindAndName is an object as it is typed after kubectl get, or kubectl belay explain.
 func kindAndName(r diagnosis.Ref) string {
-	kind := map[diagnosis.Resource]string{diagnosis.Pods: "pod", diagnosis.Claims: "pvc", diagnosis.Volumes: "pv", diagnosis.Attachments: "va", diagnosis.Nodes: "node"}[r.Resource]
+	kind := map[diagnosis.Resource]string{
+		diagnosis.Pods: "pod", diagnosis.Claims: "pvc", diagnosis.Volumes: "pv", diagnosis.Attachments: "volumeattachment", diagnosis.Nodes: "node",
+	}[r.Resource]
 	if r.Namespace != "" {
-		return kind + " " + r.Namespace + "/" + r.Name
+		return kind + "/" + r.Name + " -n " + r.Namespace
 	}
 	return kind + "/" + r.Name
 }

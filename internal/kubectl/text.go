@@ -53,11 +53,33 @@ func (p *page) lasting(t *time.Time) string {
 }
 
 // explanation prints an explanation as text.
-func (p *plugin) explanation(e diagnosis.Explanation) error { return writeText(p.Out, p.style, e) }
+func (p *plugin) explanation(e diagnosis.Explanation, format output) error {
+	return writeText(p.Out, p.style, e, format == formatWide)
+}
 
-func (p *page) finding(f *diagnosis.Finding) {
-	fmt.Fprintf(&p.text, "%s%s: %s\n", p.verdict(f.Verdict, words[f.Verdict]), p.lasting(f.Since), p.wrap(waits(f), 0))
+// finding prints what someone needs who has to act: the verdict, the cause, the first step, and what not to do. What it rests on follows if
+// wide is set. others are findings with the same cause.
+func (p *page) finding(f *diagnosis.Finding, others []*diagnosis.Finding, wide bool) {
+	fmt.Fprintf(&p.text, "%s%s: %s\n", p.verdict(f.Verdict, words[f.Verdict]), p.lasting(f.Since), p.wrap(waits(f)+alsoWait(f, others), 0))
 	p.line("Why", "%s (%s)", f.Summary, f.Reason)
+	p.steps(f.Next)
+	for i, text := range f.Clock {
+		p.line(first(i, "By itself"), "%s", text)
+	}
+	if wide {
+		p.details(f)
+		for _, other := range others {
+			p.line("Also", "%s%s", waits(other), p.lasting(other.Since))
+			p.details(other)
+		}
+	}
+	if f.Verdict != diagnosis.Clear && f.Runbook != "" {
+		p.line("More", "%s", f.Runbook)
+	}
+}
+
+// details prints the volume, where it is, and what each component did last.
+func (p *page) details(f *diagnosis.Finding) {
 	if f.Volume != nil {
 		p.volume(f.Volume)
 	}
@@ -69,13 +91,6 @@ func (p *page) finding(f *diagnosis.Finding) {
 		p.holder(name, &f.Holders[i])
 	}
 	p.facts(f.Facts)
-	for i, text := range f.Clock {
-		p.line(first(i, "By itself"), "%s", text)
-	}
-	p.steps(f.Next)
-	if f.Verdict != diagnosis.Clear && f.Runbook != "" {
-		p.line("More", "%s", f.Runbook)
-	}
 }
 
 // facts prints what the components did last.
@@ -91,14 +106,7 @@ func (p *page) facts(facts []diagnosis.Fact) {
 
 // waits names what waits, and for which volume.
 func waits(f *diagnosis.Finding) string {
-	kind := map[diagnosis.Resource]string{
-		diagnosis.Pods: "pod", diagnosis.Claims: "claim", diagnosis.Volumes: "volume", diagnosis.Attachments: "VolumeAttachment", diagnosis.Nodes: "node",
-	}[f.Subject.Resource]
-	name := f.Subject.Name
-	if f.Subject.Namespace != "" {
-		name = f.Subject.Namespace + "/" + name
-	}
-	text := kind + " " + name
+	text := kindAndName(f.Subject)
 	if f.Subject.Resource == diagnosis.Pods && f.Volume != nil && f.Volume.PersistentVolume != "" {
 		verb := " waits for volume "
 		if uses(f) {
@@ -107,6 +115,37 @@ func waits(f *diagnosis.Finding) string {
 		text += verb + f.Volume.PersistentVolume
 	}
 	return text
+}
+
+// alsoWait counts the findings beside the first one that have its cause: other objects, or other volumes of the same one.
+func alsoWait(f *diagnosis.Finding, others []*diagnosis.Finding) string {
+	objects := map[diagnosis.Ref]bool{f.Subject: true}
+	for _, o := range others {
+		objects[o.Subject] = true
+	}
+	switch more := len(objects) - 1; {
+	case more > 0:
+		return " (and " + several(more, "more object") + " with the same cause)"
+	case len(others) > 0:
+		return " (and " + several(len(others), "more volume") + ")"
+	}
+	return ""
+}
+
+// sameCause puts findings together that differ only in what waits: the reader has to act once.
+func sameCause(findings []diagnosis.Finding) (groups [][]*diagnosis.Finding) {
+	at := map[string]int{}
+	for i := range findings {
+		f := &findings[i]
+		key := fmt.Sprint(f.Verdict, f.Reason, f.Summary, f.Next, f.Clock)
+		if n, ok := at[key]; ok {
+			groups[n] = append(groups[n], f)
+			continue
+		}
+		at[key] = len(groups)
+		groups = append(groups, []*diagnosis.Finding{f})
+	}
+	return groups
 }
 
 // first is the label of the first line of several.
@@ -120,7 +159,7 @@ func first(i int, name string) string {
 func (p *page) volume(v *diagnosis.Volume) {
 	var parts []string
 	if v.Claim != "" {
-		parts = append(parts, "claim "+v.Namespace+"/"+v.Claim)
+		parts = append(parts, kindAndName(diagnosis.Ref{Resource: diagnosis.Claims, Namespace: v.Namespace, Name: v.Claim}))
 	}
 	if v.PersistentVolume != "" {
 		parts = append(parts, "volume "+v.PersistentVolume)
@@ -161,14 +200,14 @@ func (p *page) holder(name string, h *diagnosis.Holder) {
 		if h.Deleting != nil {
 			state += ", being deleted" + p.lasting(h.Deleting)
 		}
-		p.line("", "VolumeAttachment %s, %s, created %s", h.Attachment, state, p.ago(h.Since))
+		p.line("", "%s, %s, created %s", kindAndName(diagnosis.Ref{Resource: diagnosis.Attachments, Name: h.Attachment}), state, p.ago(h.Since))
 	}
 	for _, pod := range h.Pods {
 		owner := ""
 		if pod.Owner != "" {
 			owner = " of " + pod.Owner
 		}
-		p.line("", "pod %s/%s%s, %s%s", pod.Namespace, pod.Name, owner, pod.State, p.lasting(pod.Since))
+		p.line("", "%s%s, %s%s", kindAndName(diagnosis.Ref{Resource: diagnosis.Pods, Namespace: pod.Namespace, Name: pod.Name}), owner, pod.State, p.lasting(pod.Since))
 	}
 	if h.HiddenPods > 0 {
 		p.line("", "%d pods in namespaces that you may not read", h.HiddenPods)
@@ -182,12 +221,47 @@ func (p *page) steps(steps []explain.Step) {
 	for i, s := range steps {
 		p.line(first(i, "Next"), "%d. %s", i+1, s.Text)
 		if s.Danger != "" {
-			p.line("", "   Danger: %s", s.Danger)
+			p.line("", "   %s %s", p.paint(printable.Red, "Danger:"), s.Danger)
 		}
 		if s.Command != "" {
-			p.raw(label+3, s.Command)
+			p.command(label+3, s.Command)
 		}
 	}
+}
+
+// command is a line that can be copied to a shell. Where it is longer than the terminal is wide, it continues on the next line as a shell
+// has it: no name is broken.
+func (p *page) command(indent int, text string) {
+	line := ""
+	for _, word := range shellWords(text) {
+		switch {
+		case line == "":
+			line = word
+		case p.width > 0 && indent+len(line)+len(" ")+len(word)+len(` \`) > p.width:
+			p.raw(indent, line+` \`)
+			line = "  " + word
+		default:
+			line += " " + word
+		}
+	}
+	p.raw(indent, line)
+}
+
+// shellWords splits a command where it may be continued on another line: at spaces that are not quoted.
+func shellWords(text string) (words []string) {
+	var quote rune
+	start := 0
+	for i, r := range text {
+		switch {
+		case quote != 0 && r == quote:
+			quote = 0
+		case quote == 0 && (r == '\'' || r == '"'):
+			quote = r
+		case quote == 0 && r == ' ':
+			words, start = append(words, text[start:i]), i+1
+		}
+	}
+	return append(words, text[start:])
 }
 
 func (p *page) unread(unread []diagnosis.Unread) {

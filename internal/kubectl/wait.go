@@ -138,7 +138,7 @@ func (p *plugin) printRemains(answer *Detached, timeout time.Duration) error {
 		return err
 	}
 	_, _ = fmt.Fprintln(p.Out) // Clear without a VolumeAttachment: recovery took the volumes, and the node lists them until it is back
-	return p.explanation(*e)
+	return p.explanation(*e, "")
 }
 
 // explainWithin bounds the explanation of what remains after --timeout. A variable for the tests.

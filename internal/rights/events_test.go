@@ -40,7 +40,7 @@ func TestEventOfAKubeletIsNoWordOfRecovery(t *testing.T) {
 			InvolvedObject: corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: "event-victim"},
 		}))
 	}
-	for _, command := range [][]string{{"explain", "node/event-victim"}, {"evidence", "event-victim"}, {"fence", "event-victim"}, {"check"}} {
+	for _, command := range [][]string{{"explain", "node/event-victim", "-o", "wide"}, {"evidence", "event-victim"}, {"fence", "event-victim"}, {"check"}} {
 		for line := range strings.Lines(printedBy(t, command...)) {
 			if lie := strings.Contains(line, "does not fence it"); lie || strings.Contains(line, "aintenance") {
 				t.Errorf("%s: %s", command[0], line)
@@ -122,7 +122,7 @@ func TestEventOfAKubeletDeletesNoPod(t *testing.T) {
 		Source: corev1.EventSource{Component: "attachdetach-controller"}, FirstTimestamp: va.CreationTimestamp, LastTimestamp: va.CreationTimestamp,
 		InvolvedObject: corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: "torn", Name: "db", UID: pod.UID},
 	}))
-	commands := [][]string{{"explain", "pod/db", "-n", "torn"}, {"stuck", "-A"}, {"check"}}
+	commands := [][]string{{"explain", "pod/db", "-n", "torn", "-o", "wide"}, {"stuck", "-A"}, {"check"}}
 	started(time.Minute)
 	for _, command := range commands {
 		if out := printedBy(t, command...); strings.Contains(out, string(explain.UsedWithoutAttachment)) {

@@ -129,7 +129,7 @@ func TestLeaseOfATenantIsNoLeader(t *testing.T) {
 	for _, name := range []string{attachersLease, "belay-controller", "kube-controller-manager"} {
 		a.writes(leader(a.namespace, name, "tenant-0", time.Now().Add(time.Minute)))
 	}
-	a.says(a.run("explain", "va/"+a.va), nil, "its lease was renewed", "does not run")
+	a.says(a.run("explain", "va/"+a.va, "-o", "wide"), nil, "its lease was renewed", "does not run")
 	a.says(a.run("check"), []string{"its attacher has no lease that counts"}, "belay-controller attaches and detaches", "kube-controller-manager leads", "an attacher holds its lease", "held by")
 	a.says(a.run("check", "-o", "json"), nil, "belay-controller attaches and detaches", "tenant-0")
 }
@@ -141,7 +141,7 @@ func TestLeaseOfATenantHidesNoLeader(t *testing.T) {
 	a.bind(a.namespace + "-csi")
 	a.writes(leader(a.namespace, attachersLease, "", time.Now().Add(time.Minute)))
 	create(t, leader(a.namespace+"-csi", attachersLease, "attacher-0", time.Now()))
-	a.says(a.run("explain", "va/"+a.va), []string{"runs: its lease was renewed"}, "does not run", "none has held its lease")
+	a.says(a.run("explain", "va/"+a.va, "-o", "wide"), []string{"runs: its lease was renewed"}, "does not run", "none has held its lease")
 	a.says(a.run("check"), []string{"an attacher holds its lease"}, "no attacher holds its lease")
 }
 
@@ -157,7 +157,7 @@ func TestLeaseWithoutTheRightToReadRoles(t *testing.T) {
 	role.Rules = slices.DeleteFunc(role.Rules, func(r rbacv1.PolicyRule) bool { return slices.Contains(r.APIGroups, rbacv1.GroupName) })
 	server.Grant(t, &role, role.Name)
 	a.reader = server.User(t, role.Name)
-	a.says(a.run("explain", "va/"+a.va), []string{"list clusterroles: forbidden"}, "its lease was renewed", "does not run")
+	a.says(a.run("explain", "va/"+a.va, "-o", "wide"), []string{"list clusterroles: forbidden"}, "its lease was renewed", "does not run")
 	a.says(a.run("check"), []string{"its attacher is unknown: needs the permission to list clusterroles"}, "attacher holds its lease", "its attacher has no lease")
 	clients := kubernetes.NewForConfigOrDie(a.reader)
 	a.writes(leader(a.namespace, kube.FieldManager, "belay-0_u", time.Now().Add(time.Minute)))

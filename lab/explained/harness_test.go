@@ -130,7 +130,7 @@ func headingOf(out string) string {
 func (s *stuck) ask(subject diagnosis.Ref, dump string) string {
 	s.Helper()
 	command := exec.CommandContext(s.Context(), filepath.Join(os.Getenv("BELAY_BIN"), "kubectl-belay"), "explain", string(subject.Resource), subject.Name,
-		"-n", scenario.Namespace, "--dump-snapshot", dump)
+		"-n", scenario.Namespace, "-o", "wide", "--dump-snapshot", dump)
 	command.Env = append(os.Environ(), "KUBECONFIG="+s.Scene.Cluster.Kubeconfig())
 	var out, errOut bytes.Buffer
 	command.Stdout, command.Stderr = &out, &errOut
