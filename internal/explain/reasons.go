@@ -114,5 +114,8 @@ func Runbook(r decision.Reason) string {
 	return g.Page.Path() + "#" + Anchor(r)
 }
 
+// RunbookCommand prints that section.
+func RunbookCommand(r decision.Reason) string { return "kubectl belay runbook " + string(r) }
+
 // Anchor is the fragment of the section about a reason.
 func Anchor(r decision.Reason) string { return strings.ToLower(string(r)) }
