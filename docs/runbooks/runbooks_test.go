@@ -22,6 +22,9 @@ var labels = []string{"How to verify", "What is safe", "What is not safe", "What
 
 // TestEachReasonHasASection: each reason of the table has a section on its page, and each section is about such a reason.
 func TestEachReasonHasASection(t *testing.T) {
+	if *update {
+		t.Skip("what is being written is part of the next build")
+	}
 	missing := map[decision.Reason]bool{}
 	for _, r := range explain.Guides() {
 		missing[r] = true
@@ -155,5 +158,100 @@ func TestIndexIsCurrent(t *testing.T) {
 	}
 	if err := os.WriteFile("README.md", []byte(b.String()), 0o644); err != nil { //nolint:gosec // a document
 		t.Fatal(err)
+	}
+}
+
+const (
+	stepsBegin   = "<!-- Written by make generate, up to the next empty line: the steps of kubectl belay explain. -->\n"
+	dangersBegin = "<!-- Written by make generate, up to the next empty line: the dangers of these steps. -->\n"
+)
+
+// names stand in place of the real ones.
+var names = explain.Situation{
+	Pod: "POD", Namespace: "NAMESPACE", Claim: "CLAIM", Volume: "PV", Driver: "DRIVER", Node: "NODE", Wanted: "NODE", Attachment: "VA", NodeID: "ID",
+	HolderName: "HOLDER", HolderNamespace: "NAMESPACE", HolderOwner: "Deployment/NAME", LeaseNamespace: "NAMESPACE", AttacherPod: "ATTACHER-POD",
+}
+
+// TestStepsAreCurrent: what is safe begins with the steps that explain prints, and what is not safe with their dangers. The pages have what the
+// steps do not.
+func TestStepsAreCurrent(t *testing.T) {
+	for _, name := range explain.Pages() {
+		file := string(name) + ".md"
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		sections := strings.Split(string(text), "\n## ")
+		for i, section := range sections[1:] {
+			reason, _, _ := strings.Cut(section, "\n")
+			sections[i+1] = withSteps(section, explain.GuideTo(decision.Reason(reason)).Steps(names))
+		}
+		switch current := strings.Join(sections, "\n## "); {
+		case current == string(text):
+		case !*update:
+			t.Errorf("%s is not current: run make generate", file)
+		default:
+			if err := os.WriteFile(file, []byte(current), 0o644); err != nil { //nolint:gosec // a document
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
+// withSteps puts the steps into a section, in place of those that it has. How to verify a lost node has the step that shows all of it already.
+func withSteps(section string, steps []explain.Step) string {
+	section = generated.ReplaceAllString(section, "")
+	steps = slices.DeleteFunc(slices.Clone(steps), func(s explain.Step) bool {
+		return s == explain.EvidenceOf(names.Node) && strings.Contains(section, s.Command)
+	})
+	var safe, unsafe strings.Builder
+	for i, s := range steps {
+		safe.WriteString(wrapped(fmt.Sprintf("%d. ", i+1), s.Text))
+		if s.Command != "" {
+			fmt.Fprintf(&safe, "   ```\n   %s\n   ```\n", s.Command)
+		}
+		if s.Danger != "" {
+			unsafe.WriteString(wrapped("- ", fmt.Sprintf("Step %d, too early: %s.", i+1, s.Danger)))
+		}
+	}
+	for _, part := range []struct{ label, begin, text string }{{labels[1], stepsBegin, safe.String()}, {labels[2], dangersBegin, unsafe.String()}} {
+		if part.text != "" {
+			heading := "**" + part.label + "**\n\n"
+			section = strings.Replace(section, heading, heading+part.begin+part.text+"\n", 1)
+		}
+	}
+	return section
+}
+
+var generated = regexp.MustCompile("(?s)(" + regexp.QuoteMeta(stepsBegin) + "|" + regexp.QuoteMeta(dangersBegin) + ").*?\n\n")
+
+// wrapped is an item of a list in lines that are not too long.
+func wrapped(mark, text string) string {
+	var b strings.Builder
+	line := mark
+	for _, word := range strings.Fields(text) {
+		if len(line)+len(word) > 150 {
+			b.WriteString(strings.TrimRight(line, " ") + "\n")
+			line = strings.Repeat(" ", len(mark))
+		}
+		line += word + " "
+	}
+	return b.String() + strings.TrimRight(line, " ") + "\n"
+}
+
+// TestStepsReplaceThoseBefore: a step that is gone from the guide goes from the page, and what is written by hand stays.
+func TestStepsReplaceThoseBefore(t *testing.T) {
+	bare := "X\n\n**What is safe**\n\n- By hand.\n\n**What is not safe**\n\n- Never.\n"
+	once := withSteps(bare, []explain.Step{{Text: "Look.", Command: "kubectl get pods"}, {Text: "Act.", Danger: "it breaks"}})
+	for _, want := range []string{"1. Look.\n   ```\n   kubectl get pods\n   ```\n2. Act.\n", "- Step 2, too early: it breaks.\n", "- By hand.", "- Never."} {
+		if !strings.Contains(once, want) {
+			t.Errorf("no %q in\n%s", want, once)
+		}
+	}
+	if again := withSteps(once, []explain.Step{{Text: "Wait."}}); strings.Contains(again, "Look") || strings.Contains(again, "Step 2") || strings.Count(again, "1. Wait.") != 1 {
+		t.Errorf("steps that are gone stay:\n%s", again)
+	}
+	if none := withSteps(once, nil); none != bare {
+		t.Errorf("without steps it is\n%s", none)
 	}
 }
