@@ -168,12 +168,13 @@ drivers: check-go ## Render the facts about CSI drivers into docs/drivers.md.
 	go test -count=1 ./internal/drivers -update
 
 .PHONY: generate
-generate: check-go $(CONTROLLERGEN) $(HELM) $(HELMDOCS) ## Write the deepcopy functions and the CRDs of the API types (api/) and the dashboards, render deploy/ from the chart, and list its values in its README.
+generate: check-go $(CONTROLLERGEN) $(HELM) $(HELMDOCS) ## Write the deepcopy functions and the CRDs of the API types (api/) and the dashboards, render deploy/ from the chart, list its values in its README, and the reasons in docs/runbooks.
 	$(CONTROLLERGEN) object crd paths=./api/... output:crd:dir=charts/belay/files
 	hack/crdtimes charts/belay/files/fencing.belay.dev_*.yaml
 	cd hack/dashboards && go run . ../../charts/belay/files/dashboards
 	hack/render
 	$(HELMDOCS) --chart-search-root charts --log-level warning
+	go test -count=1 ./docs/runbooks -update
 
 # Reproducible: the time of creation is that of the commit.
 .PHONY: images

@@ -20,9 +20,9 @@ func attacher() (dashboard.Dashboard, error) {
 		description: "Nodes for which the driver answered RESOURCE_EXHAUSTED."})
 
 	b.row("What waits")
-	b.stack("Waiting VolumeAttachments by reason", "Each reason has a page in docs/runbooks.", number,
+	b.stack("Waiting VolumeAttachments by reason", "kubectl belay runbook REASON prints what is safe to do.", number,
 		query{`sum by (operation, reason) (attacher_attachments_blocked{job=~"$job"}) > 0`, "{{operation}} {{reason}}"})
-	b.graph("Longest wait by reason", "Each reason has a page in docs/runbooks.", seconds,
+	b.graph("Longest wait by reason", "kubectl belay runbook REASON prints what is safe to do.", seconds,
 		query{`max by (operation, reason) (attacher_attachment_blocked_longest_seconds{job=~"$job"}) > 0`, "{{operation}} {{reason}}"})
 	b.stack("Calls in flight", "Calls to drivers that have not returned.", number,
 		query{`sum by (operation) (attacher_calls_in_flight{job=~"$job"})`, "{{operation}}"})

@@ -26,7 +26,7 @@ func nodes() (dashboard.Dashboard, error) {
 		query{`sum(volume_manager_total_volumes{instance=~"$instance", state="actual_state_of_world"})`, "published"})
 
 	b.row("What waits")
-	b.stack("Waiting volumes by reason", "Each reason has a page in docs/runbooks.", number,
+	b.stack("Waiting volumes by reason", "kubectl belay runbook REASON prints what is safe to do.", number,
 		query{`sum by (reason) (nodeagent_volumes_blocked{instance=~"$instance"})`, "{{reason}}"})
 	b.graph("Longest wait by node and reason", "The ten longest.", seconds,
 		query{`topk(10, max by (instance, reason) (nodeagent_volume_blocked_longest_seconds{instance=~"$instance"}))`, "{{instance}} {{reason}}"})

@@ -18,8 +18,8 @@ func plane() (dashboard.Dashboard, error) {
 		description: "Pairs of a volume and a node that are, or may be, attached."})
 
 	b.row("What waits")
-	b.stack("Waiting volumes by reason", "Each reason has a page in docs/runbooks.", number, query{"sum by (reason) (volumes_blocked)", "{{reason}}"})
-	b.graph("Longest wait by reason", "Each reason has a page in docs/runbooks.", seconds, query{"max by (reason) (volume_blocked_longest_seconds)", "{{reason}}"})
+	b.stack("Waiting volumes by reason", "kubectl belay runbook REASON prints what is safe to do.", number, query{"sum by (reason) (volumes_blocked)", "{{reason}}"})
+	b.graph("Longest wait by reason", "kubectl belay runbook REASON prints what is safe to do.", seconds, query{"max by (reason) (volume_blocked_longest_seconds)", "{{reason}}"})
 	b.durations("Waits that ended, by reason", "How long they lasted.", "volume_blocked_seconds", "", "reason")
 	b.graph("Volumes wanted and attached", "Attached above wanted for long: orphans, which take slots of their nodes (kubectl belay orphans).", number,
 		query{`sum by (plugin_name) (attachdetach_controller_total_volumes{state="desired_state_of_world"})`, "{{plugin_name}} wanted"},

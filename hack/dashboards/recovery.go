@@ -13,8 +13,8 @@ func recovery() (dashboard.Dashboard, error) {
 	b.value(value{title: "Silent, not fenced", unit: number, bad: 1, description: "Nodes that a brake, an opt-out or a sign of life keeps from being fenced.", expr: "count(max by (node) (recovery_node_not_fenced)) or vector(0)"})
 	b.value(value{title: "Fences", unit: number, description: "Nodes that are being fenced.", expr: "count(max by (node) (recovery_fence_waits)) or vector(0)"})
 	b.row("History")
-	b.stack("What fences wait for", "Each reason has a page in docs/runbooks.", number, query{"max by (node, reason) (recovery_fence_waits)", "{{node}} {{reason}}"})
-	b.stack("Silent nodes that are not fenced", "Each reason has a page in docs/runbooks.", number, query{"max by (node, reason) (recovery_node_not_fenced)", "{{node}} {{reason}}"})
+	b.stack("What fences wait for", "kubectl belay runbook REASON prints what is safe to do.", number, query{"max by (node, reason) (recovery_fence_waits)", "{{node}} {{reason}}"})
+	b.stack("Silent nodes that are not fenced", "kubectl belay runbook REASON prints what is safe to do.", number, query{"max by (node, reason) (recovery_node_not_fenced)", "{{node}} {{reason}}"})
 	b.durations("Time until each phase", "Since the NodeFence was created.", "recovery_phase_reached_seconds", "", "phase")
 	b.graph("Phases reached", "Fences that entered each phase, in the last hour.", number,
 		query{"sum by (phase) (increase(recovery_phase_reached_seconds_count[1h]))", "{{phase}}"})

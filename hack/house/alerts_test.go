@@ -10,6 +10,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"belay.dev/belay/internal/decision"
+	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/testing/dashboards"
 )
 
@@ -129,9 +130,9 @@ func ruleProblems(rule alertRule, metrics map[string]bool) (problems []string) {
 	return problems
 }
 
-// runbooksOf are the pages that the annotation may lead to: one for each reason that the metric can have.
+// runbooksOf are the links that the annotation may have: one for each reason that the metric can have.
 func runbooksOf(rule alertRule) (links []string) {
-	const reason = "{{ $labels.reason }}"
+	const reason = "{{ $labels.reason | toLower }}"
 	link := rule.Annotations["runbook_url"]
 	if !strings.Contains(link, reason) {
 		return []string{link}
@@ -140,12 +141,12 @@ func runbooksOf(rule alertRule) (links []string) {
 	if match := regexp.MustCompile(`reason=~"([^"]+)"`).FindStringSubmatch(rule.Expr); match != nil {
 		only = regexp.MustCompile("^(" + match[1] + ")$")
 		for name := range strings.SplitSeq(match[1], "|") {
-			links = append(links, strings.ReplaceAll(link, reason, name))
+			links = append(links, strings.ReplaceAll(link, reason, strings.ToLower(name)))
 		}
 	}
 	for _, r := range reasonsOfMetrics() {
 		if only == nil || only.MatchString(string(r)) {
-			links = append(links, strings.ReplaceAll(link, reason, string(r)))
+			links = append(links, strings.ReplaceAll(link, reason, explain.Anchor(r)))
 		}
 	}
 	return links
@@ -213,7 +214,7 @@ func TestProblemsOfAlertsAreFound(t *testing.T) {
 		return alertRule{
 			Alert: "A", For: "5m", Labels: map[string]string{"severity": "warning"},
 			Expr:        `sum by (x, reason) (rate(a_total{code=~"4..",unknown="c_total"}[5m])) > 0 unless on (x) time() - b_seconds_count > 3`,
-			Annotations: map[string]string{"summary": "s", "description": "d", "runbook_url": runbookBase + "docs/runbooks/{{ $labels.reason }}.md"},
+			Annotations: map[string]string{"summary": "s", "description": "d", "runbook_url": runbookBase + "docs/runbooks/README.md#{{ $labels.reason | toLower }}"},
 		}
 	}
 	for name, tc := range map[string]struct {
@@ -230,7 +231,7 @@ func TestProblemsOfAlertsAreFound(t *testing.T) {
 		"another place":      {func(r *alertRule) { r.Annotations["runbook_url"] = "docs/metrics.md" }, 1},
 		"a heading is":       {func(r *alertRule) { r.Annotations["runbook_url"] = runbookBase + "docs/metrics.md#nothing" }, 1},
 		"an unknown reason":  {func(r *alertRule) { r.Expr = `a_total{reason=~"Attaching|Nothing"} > 0` }, 1},
-		"all of the reasons": {func(r *alertRule) { r.Annotations["runbook_url"] = runbookBase + "docs/none/{{ $labels.reason }}.md" }, len(reasonsOfMetrics())},
+		"all of the reasons": {func(r *alertRule) { r.Annotations["runbook_url"] = runbookBase + "docs/none.md#{{ $labels.reason | toLower }}" }, len(reasonsOfMetrics())},
 	} {
 		t.Run(name, func(t *testing.T) {
 			rule := good()

@@ -11,129 +11,42 @@ import (
 	"belay.dev/belay/internal/decision"
 	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/fencing"
-	"belay.dev/belay/internal/nodeagent"
 	"belay.dev/belay/internal/nodevolume"
 	"belay.dev/belay/internal/publication"
+	"belay.dev/belay/internal/telemetry"
 )
 
-// runbookSections are the headings that each page of docs/runbooks has, in this order.
-var runbookSections = []string{"Cause", "How to verify", "What is safe", "What is not safe", "What belay does by itself", "See also"}
-
-// documentedReasons are all reasons that a command, an event, a metric or a log line can show.
-func documentedReasons() []decision.Reason {
-	all := slices.Concat(explain.Guides(), attachment.Reasons(), publication.Reasons(), nodevolume.Reasons(), fencing.Reasons(),
-		[]decision.Reason{nodeagent.ClaimNotReady})
-	slices.Sort(all)
-	return slices.Compact(all)
-}
-
-// TestEachReasonHasARunbook: explain links to the page of a reason, so a reason without a page is a link that leads nowhere.
-func TestEachReasonHasARunbook(t *testing.T) {
-	found, err := filepath.Glob(filepath.Join(root, filepath.Dir(explain.Runbook("any")), "*.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	pages := map[string]bool{}
-	for _, page := range found {
-		pages[page] = filepath.Base(page) != "README.md"
-	}
-	for _, reason := range documentedReasons() {
-		page := filepath.Join(root, explain.Runbook(reason))
-		if !pages[page] {
-			t.Errorf("reason %s has no page %s", reason, explain.Runbook(reason))
-			continue
-		}
-		delete(pages, page)
-		title := ""
-		if slices.Contains(explain.Guides(), reason) {
-			title = explain.GuideTo(reason).Title
-		}
-		for _, problem := range runbookProblems(read(t, page), reason, title) {
-			t.Errorf("%s: %s", explain.Runbook(reason), problem)
+// TestEachReasonHasARow: each reason that a program decides is in the table of internal/explain, with the event that reports it or why there
+// is none. Its section is checked in docs/runbooks.
+func TestEachReasonHasARow(t *testing.T) {
+	rows, events := explain.Guides(), documentedEvents(t)
+	for _, r := range slices.Concat(attachment.Reasons(), publication.Reasons(), nodevolume.Reasons(), fencing.Reasons(), []decision.Reason{telemetry.CallInFlight}) {
+		if !slices.Contains(rows, r) {
+			t.Errorf("internal/explain has no row for %s", r)
 		}
 	}
-	for page, unknown := range pages {
-		if unknown {
-			t.Errorf("%s is about no reason", strings.TrimPrefix(page, root+"/"))
+	for _, r := range rows {
+		switch g := explain.GuideTo(r); {
+		case (g.Event == "") == (g.Silence == ""):
+			t.Errorf("%s needs an event or why there is none: event %q, silence %q", r, g.Event, g.Silence)
+		case g.Event != "" && !events[g.Event]:
+			t.Errorf("%s: docs/events.md does not have the event %s", r, g.Event)
+		}
+		if err := follow(filepath.Join(root, "README.md"), explain.Runbook(r)); err != nil {
+			t.Errorf("%s: %v", r, err)
 		}
 	}
 }
 
-// runbookProblems are what is wrong with the page of a reason. title is that of its guide, empty for a reason without one.
-func runbookProblems(page string, reason decision.Reason, title string) (problems []string) {
-	switch heading := headingOf(page); {
-	case title != "" && heading != title:
-		problems = append(problems, "the heading is not the title of the guide: "+title)
-	case heading == "" || heading == string(reason):
-		problems = append(problems, "there is no heading in words")
+// documentedEvents are the reasons of events in docs/events.md: in its tables, and those of recovery in its lists.
+func documentedEvents(t *testing.T) map[string]bool {
+	t.Helper()
+	page, _, _ := strings.Cut(read(t, filepath.Join(root, "docs", "events.md")), "\n## Conditions")
+	found := map[string]bool{}
+	for _, match := range regexp.MustCompile("`([A-Z][A-Za-z]+)`").FindAllStringSubmatch(page, -1) {
+		found[match[1]] = true
 	}
-	if !strings.Contains(page, "\n\nReason: `"+string(reason)+"`\n\n") {
-		problems = append(problems, "there is no line with the reason")
-	}
-	text := fenced.ReplaceAllString(page, "code")
-	var sections []string
-	for _, match := range section.FindAllStringSubmatchIndex(text, -1) {
-		sections = append(sections, text[match[2]:match[3]])
-		if rest := strings.TrimSpace(text[match[1]:]); rest == "" || strings.HasPrefix(rest, "#") {
-			problems = append(problems, "an empty section: "+text[match[2]:match[3]])
-		}
-	}
-	if !slices.Equal(sections, runbookSections) {
-		problems = append(problems, "the sections are not "+strings.Join(runbookSections, ", "))
-	}
-	if verify := strings.Split(page, "\n## "); len(verify) > 2 && !strings.Contains(verify[2], "```") {
-		problems = append(problems, "there is no command to verify it with")
-	}
-	return problems
-}
-
-var section = regexp.MustCompile(`(?m)^## (.+)$`)
-
-func headingOf(page string) string {
-	first, _, _ := strings.Cut(page, "\n")
-	heading, _ := strings.CutPrefix(first, "# ")
-	return heading
-}
-
-// TestRunbooksAreIndexed checks that the index has one row for each page, with its heading.
-func TestRunbooksAreIndexed(t *testing.T) {
-	index := read(t, filepath.Join(root, "docs", "runbooks", "README.md"))
-	for _, reason := range documentedReasons() {
-		page := read(t, filepath.Join(root, explain.Runbook(reason)))
-		row := "\n| [" + string(reason) + "](" + string(reason) + ".md) | " + headingOf(page) + " |\n"
-		if n := strings.Count(index, row); n != 1 {
-			t.Errorf("docs/runbooks/README.md has %d rows, want 1:%s", n, row)
-		}
-	}
-}
-
-// TestRunbookProblemsAreFound shows that the checks can fail.
-func TestRunbookProblemsAreFound(t *testing.T) {
-	good := "# Nothing waits\n\nReason: `Settled`\n"
-	for _, name := range runbookSections {
-		good += "\n## " + name + "\n\n```\nkubectl get pods\n```\n"
-	}
-	for name, tc := range map[string]struct {
-		page string
-		want int
-	}{
-		"good":            {good, 0},
-		"other heading":   {strings.Replace(good, "Nothing waits", "All is well", 1), 1},
-		"no reason":       {strings.Replace(good, "`Settled`", "Settled", 1), 1},
-		"no section":      {strings.Replace(good, "## What is safe\n", "\n", 1), 1},
-		"another section": {strings.Replace(good, "## What is safe\n", "## Safe\n", 1), 1},
-		"empty section":   {strings.Replace(good, "## Cause\n\n```\nkubectl get pods\n```\n", "## Cause\n\n", 1), 1},
-		"no command":      {strings.Replace(good, "## How to verify\n\n```\nkubectl get pods\n```\n", "## How to verify\n\nLook.\n", 1), 1},
-	} {
-		t.Run(name, func(t *testing.T) {
-			if got := runbookProblems(tc.page, attachment.Settled, "Nothing waits"); len(got) != tc.want {
-				t.Errorf("got %d problems %q, want %d", len(got), got, tc.want)
-			}
-		})
-	}
-	if got := runbookProblems(good, attachment.Settled, ""); len(got) != 0 {
-		t.Errorf("a page without a guide: %q", got)
-	}
+	return found
 }
 
 // TestReasonsOfFenceReadyAreDocumented: `kubectl belay evidence` shows the reason of the condition of a FenceSource, and docs/recovery/power-switches.md

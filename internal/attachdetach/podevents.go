@@ -199,7 +199,8 @@ func eventCause(hold attachment.Wait, refusal error) string {
 	default:
 		return ""
 	case attachment.AttachFailed, attachment.AttachUnanswered, attachment.DetachFailed, attachment.DetachUnanswered,
-		attachment.NodeReplaced, attachment.ForeignAttachment, attachment.StillInUse, attachment.OutOfServiceNodeReady, attachment.NodeStillRuns:
+		attachment.NodeReplaced, attachment.ForeignAttachment, attachment.StillInUse, attachment.OutOfServiceNodeReady, attachment.NodeStillRuns,
+		attachment.NodeIsolated:
 		return causeKey(hold.Cause())
 	case attachment.OtherWriterAttached, attachment.OtherWriterDetaching:
 	}

@@ -25,7 +25,7 @@ func Explain(s *Snapshot, subject Ref) (Explanation, error) {
 		return Explanation{}, err
 	}
 	slices.SortStableFunc(found, func(a, b Finding) int {
-		return cmp.Or(b.Verdict.severity()-a.Verdict.severity(), compareSince(a.Since, b.Since))
+		return cmp.Or(b.Verdict.Severity()-a.Verdict.Severity(), compareSince(a.Since, b.Since))
 	})
 	e := Explanation{
 		TypeMeta: metav1.TypeMeta{APIVersion: APIVersion, Kind: "Explanation"},

@@ -13,37 +13,16 @@ import (
 const APIVersion = "cli.belay.dev/v1alpha1"
 
 // Verdict is what a finding means for the reader.
-type Verdict string
+type Verdict = explain.Verdict
 
 // The verdicts, least severe first.
 const (
-	// Clear: nothing waits.
-	Clear Verdict = "Clear"
-	// InProgress: something waits that usually ends by itself within seconds.
-	InProgress Verdict = "InProgress"
-	// Unknown: too little could be read to tell.
-	Unknown Verdict = "Unknown"
-	// Blocked: something waits, and does not end by itself soon, or not at all.
-	Blocked Verdict = "Blocked"
-	// Unsafe: it is blocked, and ending the wait now may corrupt data: another machine may still write.
-	Unsafe Verdict = "Unsafe"
+	Clear      = explain.Clear
+	InProgress = explain.InProgress
+	Unknown    = explain.Unknown
+	Blocked    = explain.Blocked
+	Unsafe     = explain.Unsafe
 )
-
-func (v Verdict) severity() int {
-	switch v {
-	case Clear:
-		return 0
-	case InProgress:
-		return 1
-	case Unknown:
-		return 2
-	case Blocked:
-		return 3
-	case Unsafe:
-		return 4
-	}
-	return 2
-}
 
 // Explanation is the answer about one object.
 type Explanation struct {

@@ -39,7 +39,7 @@ func (x *state) blockedBy(key attachment.VolumeKey, pod *corev1.Pod, since time.
 	for i := range holders {
 		h := &holders[i]
 		w := x.heldBy(key, h, causes[h.Node.Name], pod, since)
-		if worst == nil || x.verdict(w).severity() > x.verdict(why).severity() {
+		if worst == nil || x.verdict(w).Severity() > x.verdict(why).Severity() {
 			worst, why = h, w
 		}
 	}

@@ -94,7 +94,7 @@ func Orphans(s *Snapshot, all bool) OrphanList {
 		}
 	}
 	slices.SortStableFunc(list.Items, func(a, b Orphan) int {
-		return cmp.Or(b.Verdict.severity()-a.Verdict.severity(), longest(a.Finding, b.Finding))
+		return cmp.Or(b.Verdict.Severity()-a.Verdict.Severity(), longest(a.Finding, b.Finding))
 	})
 	return list
 }

@@ -113,7 +113,7 @@ func stuck(f *Finding) bool {
 }
 
 func worse(a, b Verdict) Verdict {
-	if b.severity() > a.severity() {
+	if b.Severity() > a.Severity() {
 		return b
 	}
 	return a
@@ -121,7 +121,7 @@ func worse(a, b Verdict) Verdict {
 
 // longest orders by how long something waits, then by severity and name.
 func longest(a, b Finding) int {
-	return cmp.Or(compareSince(a.Since, b.Since), b.Verdict.severity()-a.Verdict.severity(), cmp.Compare(a.Subject.Resource, b.Subject.Resource),
+	return cmp.Or(compareSince(a.Since, b.Since), b.Verdict.Severity()-a.Verdict.Severity(), cmp.Compare(a.Subject.Resource, b.Subject.Resource),
 		strings.Compare(a.Subject.Namespace, b.Subject.Namespace), strings.Compare(a.Subject.Name, b.Subject.Name))
 }
 

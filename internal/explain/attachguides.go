@@ -15,12 +15,13 @@ func init() { maps.Copy(guides, attachGuides) }
 // attachGuides are the guides to the reasons from the VolumeAttachment to the running pod, and back.
 var attachGuides = map[decision.Reason]Guide{
 	attachment.Attaching: {
-		Title:   "The attacher has not confirmed the attach yet",
+		Title: "The attacher has not confirmed the attach yet",
+		Page:  pageAttach, Silence: passes, Verdict: InProgress,
 		Summary: func(s Situation) string { return fmt.Sprintf("the volume is being attached to node %s", s.Wanted) },
-		Next:    none,
 	},
 	attachment.AttachUnanswered: {
 		Title: "The attacher has not confirmed the attach for two minutes",
+		Page:  pageAttach, Event: FailedAttachVolume,
 		Summary: func(s Situation) string {
 			return fmt.Sprintf("the attacher of CSI driver %s has not confirmed the attach to node %s, although it runs: its call to the driver hangs, or waits for others", s.Driver, s.Wanted)
 		},
@@ -28,18 +29,20 @@ var attachGuides = map[decision.Reason]Guide{
 	},
 	attachment.AttachFailed: {
 		Title: "The driver refuses to attach the volume",
+		Page:  pageAttach, Event: FailedAttachVolume,
 		Summary: func(s Situation) string {
 			return fmt.Sprintf("CSI driver %s fails to attach the volume to node %s%s", s.Driver, s.Wanted, because(s.Detail))
 		},
 		Next: attacherLogs,
 	},
 	attachment.Detaching: {
-		Title:   "The attacher has not confirmed the detach yet",
+		Title: "The attacher has not confirmed the detach yet",
+		Page:  pageDetach, Event: DetachingVolume, Verdict: InProgress,
 		Summary: func(s Situation) string { return fmt.Sprintf("the volume is being detached from node %s", s.Node) },
-		Next:    none,
 	},
 	attachment.DetachUnanswered: {
 		Title: "The attacher has not confirmed the detach for two minutes",
+		Page:  pageDetach, Event: FailedDetachVolume,
 		Summary: func(s Situation) string {
 			return fmt.Sprintf("the attacher of CSI driver %s has not confirmed the detach from node %s, although it runs: its call to the driver hangs, or waits for others", s.Driver, s.Node)
 		},
@@ -47,6 +50,7 @@ var attachGuides = map[decision.Reason]Guide{
 	},
 	attachment.DetachFailed: {
 		Title: "The driver refuses to detach the volume",
+		Page:  pageDetach, Event: FailedDetachVolume,
 		Summary: func(s Situation) string {
 			return fmt.Sprintf("CSI driver %s fails to detach the volume from node %s%s", s.Driver, s.Node, because(s.Detail))
 		},
@@ -54,6 +58,7 @@ var attachGuides = map[decision.Reason]Guide{
 	},
 	NoAttachController: {
 		Title: "No controller creates the VolumeAttachment",
+		Page:  pageControlPlane, Silence: onlyAsked,
 		Summary: func(s Situation) string {
 			return fmt.Sprintf("%s needs the volume on node %s, and no attach/detach controller has created a VolumeAttachment", subject(s), s.Wanted)
 		},
@@ -61,6 +66,7 @@ var attachGuides = map[decision.Reason]Guide{
 	},
 	NoDetachController: {
 		Title: "No controller deletes the VolumeAttachment",
+		Page:  pageControlPlane, Silence: onlyAsked,
 		Summary: func(s Situation) string {
 			return fmt.Sprintf("no pod needs the volume on node %s any more and it is not in use there, and no attach/detach controller deletes the VolumeAttachment", s.Node)
 		},
@@ -68,6 +74,7 @@ var attachGuides = map[decision.Reason]Guide{
 	},
 	AttacherNotRunning: {
 		Title: "No attacher of the driver runs",
+		Page:  pageControlPlane, Event: FailedAttachVolume,
 		Summary: func(s Situation) string {
 			return fmt.Sprintf("no attacher of CSI driver %s works on the VolumeAttachment%s", s.Driver, because(s.Detail))
 		},
@@ -83,6 +90,7 @@ var attachGuides = map[decision.Reason]Guide{
 	},
 	DriverUnavailable: {
 		Title: "The attacher does not reach the driver",
+		Page:  pageDriver, Event: FailedAttachVolume,
 		Summary: func(s Situation) string {
 			return fmt.Sprintf("the attacher of CSI driver %s does not reach the driver, or gets no answer%s", s.Driver, because(s.Detail))
 		},
@@ -90,6 +98,7 @@ var attachGuides = map[decision.Reason]Guide{
 	},
 	DriverRemoved: {
 		Title: "The driver was uninstalled before its volumes were detached",
+		Page:  pageDriver, Event: FailedDetachVolume,
 		Summary: func(s Situation) string {
 			return fmt.Sprintf("the VolumeAttachment %s waits for the attacher of CSI driver %s, which is not installed any more", s.Attachment, s.Driver)
 		},
@@ -101,24 +110,24 @@ var attachGuides = map[decision.Reason]Guide{
 		},
 	},
 	MachineUnknown: {
-		Title:  "The driver does not know the machine, or the volume, of a detach",
-		Unsafe: true,
+		Title: "The driver does not know the machine, or the volume, of a detach",
+		Page:  pageDriver, Event: FailedDetachVolume, Verdict: Unsafe,
 		Summary: func(s Situation) string {
 			return fmt.Sprintf("the Node of %s was deleted, and CSI driver %s does not know its machine or the volume, which is no proof that the volume is detached%s", s.Node, s.Driver, because(s.Detail))
 		},
 		Next: declareGone,
 	},
 	publication.RestoredAttachment: {
-		Title:  "The VolumeAttachment may be another cluster's",
-		Unsafe: true,
+		Title: "The VolumeAttachment may be another cluster's",
+		Page:  pageLeftovers, Silence: onObject, Verdict: Unsafe,
 		Summary: func(s Situation) string {
 			return fmt.Sprintf("the VolumeAttachment %s was not made by an attacher, and no node has its node ID: it may be restored from a backup, and another cluster may use the volume", s.Attachment)
 		},
 		Next: declareGone,
 	},
 	publication.PublishInDoubt: {
-		Title:  "The driver may still carry out an attach that it gave no final answer to",
-		Unsafe: true,
+		Title: "The driver may still carry out an attach that it gave no final answer to",
+		Page:  pageAttacher, Event: FailedDetachVolume, Verdict: Unsafe,
 		Summary: func(s Situation) string {
 			return fmt.Sprintf("CSI driver %s may still attach the volume to node %s, so that its answer to the detach does not count%s", s.Driver, s.Node, because(s.Detail))
 		},
@@ -131,6 +140,7 @@ var attachGuides = map[decision.Reason]Guide{
 	},
 	SecretMissing: {
 		Title: "A Secret that the driver needs cannot be read",
+		Page:  pageDriver, Event: FailedAttachVolume,
 		Summary: func(s Situation) string {
 			return fmt.Sprintf("a Secret for CSI driver %s cannot be read%s", s.Driver, because(s.Detail))
 		},
@@ -143,6 +153,7 @@ var attachGuides = map[decision.Reason]Guide{
 	},
 	DriverNotOnNode: {
 		Title: "The driver has not registered on the node",
+		Page:  pageDriver, Event: FailedAttachVolume,
 		Summary: func(s Situation) string {
 			return fmt.Sprintf("CSI driver %s has not registered on node %s%s", s.Driver, cmp.Or(s.Wanted, s.Node), because(s.Detail))
 		},
@@ -158,8 +169,8 @@ var attachGuides = map[decision.Reason]Guide{
 		},
 	},
 	BackendDisagrees: {
-		Title:  "The storage says that the volume is attached elsewhere",
-		Unsafe: true,
+		Title: "The storage says that the volume is attached elsewhere",
+		Page:  pageAttach, Event: FailedAttachVolume, Verdict: Unsafe,
 		Summary: func(s Situation) string {
 			return fmt.Sprintf("no VolumeAttachment shows the volume on another node, but at the storage it is, or may be, attached to one%s", because(s.Detail))
 		},
@@ -172,6 +183,7 @@ var attachGuides = map[decision.Reason]Guide{
 	},
 	NotReported: {
 		Title: "The node does not list the volume as attached yet",
+		Page:  pageControlPlane, Silence: onlyAsked, Verdict: InProgress,
 		Summary: func(s Situation) string {
 			return fmt.Sprintf("the volume is attached to node %s, and the attach/detach controller has not added it to the node's status.volumesAttached", s.Wanted)
 		},
@@ -179,13 +191,14 @@ var attachGuides = map[decision.Reason]Guide{
 	},
 	Mounting: {
 		Title: "The node is mounting the volume",
+		Page:  pageMount, Silence: passes, Verdict: InProgress,
 		Summary: func(s Situation) string {
 			return fmt.Sprintf("the volume is attached to node %s, which %s", s.Wanted, cmp.Or(s.Detail, "is mounting it"))
 		},
-		Next: none,
 	},
 	MountFailing: {
 		Title: "The node fails to mount the volume",
+		Page:  pageMount, Event: FailedMount,
 		Summary: func(s Situation) string {
 			if s.Detail == "" {
 				return fmt.Sprintf("the volume is attached to node %s, which has neither mounted it nor reported an error: kubelet or the driver may hang there", s.Wanted)
@@ -200,8 +213,8 @@ var attachGuides = map[decision.Reason]Guide{
 		},
 	},
 	PodOnLostNode: {
-		Title:  "The pod is being deleted on a node that is silent",
-		Unsafe: true,
+		Title: "The pod is being deleted on a node that is silent",
+		Page:  pageNodeLost, Silence: onlyAsked, Verdict: Unsafe,
 		Summary: func(s Situation) string {
 			return fmt.Sprintf("%s is being deleted, and node %s, which would have to end it, is not Ready: the pod stays, and a StatefulSet does not replace it", subject(s), s.Node)
 		},
@@ -209,6 +222,7 @@ var attachGuides = map[decision.Reason]Guide{
 	},
 	PodNodeNotReady: {
 		Title: "The pod's own node is not Ready",
+		Page:  pageNodeLost, Silence: onlyAsked,
 		Summary: func(s Situation) string {
 			return fmt.Sprintf("%s is on node %s, which is not Ready, so nothing mounts its volumes there", subject(s), s.Wanted)
 		},
@@ -218,6 +232,7 @@ var attachGuides = map[decision.Reason]Guide{
 	},
 	PodTerminating: {
 		Title: "The pod is being deleted",
+		Page:  pageDetach, Silence: onlyAsked, Verdict: InProgress,
 		Summary: func(s Situation) string {
 			return fmt.Sprintf("%s is being deleted on node %s%s", subject(s), s.Node, because(s.Detail))
 		},
@@ -227,6 +242,7 @@ var attachGuides = map[decision.Reason]Guide{
 	},
 	OrphanAttachment: {
 		Title: "No pod needs the volume, and it stays attached",
+		Page:  pageLeftovers, Silence: onlyAsked,
 		Summary: func(s Situation) string {
 			return fmt.Sprintf("no pod needs volume %s on node %s, and its VolumeAttachment is not being deleted%s", cmp.Or(s.Volume, "(unknown)"), s.Node, because(s.Detail))
 		},
@@ -238,8 +254,8 @@ var attachGuides = map[decision.Reason]Guide{
 		},
 	},
 	UsedWithoutAttachment: {
-		Title:  "A node uses a volume without a VolumeAttachment",
-		Unsafe: true,
+		Title: "A node uses a volume without a VolumeAttachment",
+		Page:  pageLeftovers, Event: VolumeDetachedInUse, Verdict: Unsafe,
 		Summary: func(s Situation) string {
 			return fmt.Sprintf("node %s uses volume %s, whose VolumeAttachment for it was deleted meanwhile: it may have been detached under its mount, where reads and writes then fail",
 				s.Node, cmp.Or(s.Volume, "(unknown)"))
@@ -253,14 +269,15 @@ var attachGuides = map[decision.Reason]Guide{
 	},
 	ReportedWithoutAttachment: {
 		Title: "A node reports a volume as attached without a VolumeAttachment",
+		Page:  pageLeftovers, Silence: onlyAsked,
 		Summary: func(s Situation) string {
 			return fmt.Sprintf("status.volumesAttached of node %s lists volume %s, and no VolumeAttachment exists for it", s.Node, cmp.Or(s.Volume, "(unknown)"))
 		},
 		Next: checkControllers,
 	},
 	TwoAttachments: {
-		Title:  "A volume for one node has VolumeAttachments for several",
-		Unsafe: true,
+		Title: "A volume for one node has VolumeAttachments for several",
+		Page:  pageLeftovers, Silence: onlyAsked, Verdict: Unsafe,
 		Summary: func(s Situation) string {
 			return fmt.Sprintf("volume %s may be attached to one node, and has VolumeAttachments for %s", s.Volume, s.Detail)
 		},
@@ -270,10 +287,10 @@ var attachGuides = map[decision.Reason]Guide{
 	},
 	Incomplete: {
 		Title: "Too little could be read for an answer",
+		Page:  pageControlPlane, Silence: onlyAsked, Verdict: Unknown,
 		Summary: func(s Situation) string {
 			return fmt.Sprintf("too little could be read to say what %s waits for%s", subject(s), because(s.Detail))
 		},
-		Next: none,
 	},
 }
 

@@ -14,7 +14,7 @@ import (
 func init() {
 	for r, title := range notFencedTitles {
 		guides[r] = Guide{
-			Title: title,
+			Title: title, Page: pageNotFenced, Event: string(r),
 			Summary: func(s Situation) string {
 				return fmt.Sprintf("recovery does not fence node %s: %s", s.Node, notFenced[r])
 			},
@@ -25,10 +25,15 @@ func init() {
 	maps.Copy(guides, sourceGuides)
 	for r, of := range fenceTitles {
 		guides[r] = Guide{
-			Title: of.title, Unsafe: of.unsafe,
+			Title: of.title, Page: of.page, Verdict: of.verdict, Silence: inPhase,
 			Summary: func(s Situation) string { return FenceSummary(r, s) },
 			Next:    func(s Situation) []Step { return FenceNext(r, s.Node) },
 		}
+	}
+	for _, r := range []decision.Reason{fencing.Contradicted, fencing.SwitchOffHeld} { // the two waits that have an event of their own
+		g := guides[r]
+		g.Event, g.Silence = string(r), ""
+		guides[r] = g
 	}
 }
 
@@ -51,20 +56,22 @@ var notFencedTitles = map[decision.Reason]string{
 var lookingGuides = map[decision.Reason]Guide{
 	fencing.NodeAlive: {
 		Title: "The node renews its lease",
+		Page:  pageNotFenced, Silence: passes,
 		Summary: func(s Situation) string {
 			return fmt.Sprintf("node %s renews its lease, so recovery has no cause to fence it", s.Node)
 		},
-		Next: none,
 	},
 	fencing.SilenceTooShort: {
 		Title: "The node is not silent for long enough yet",
+		Page:  pageNotFenced, Silence: passes,
 		Summary: func(s Situation) string {
 			return fmt.Sprintf("node %s is silent, and not for as long yet as recovery waits before it acts", s.Node)
 		},
 		Next: func(s Situation) []Step { return []Step{evidenceOf(s.Node)} },
 	},
 	RecoveryNotRunning: {
-		Title:   "A part of recovery does not run",
+		Title: "A part of recovery does not run",
+		Page:  pageRecovery, Silence: onlyAsked,
 		Summary: func(s Situation) string { return "recovery does not act: " + s.Detail },
 		Next: func(Situation) []Step {
 			return []Step{{Text: "Find out why it does not run.", Command: "kubectl get pods -n belay-system"}}
@@ -72,6 +79,7 @@ var lookingGuides = map[decision.Reason]Guide{
 	},
 	TaintWithoutFence: {
 		Title: "The node has taints of a fence that does not exist",
+		Page:  pageRecovery, Silence: onlyAsked,
 		Summary: func(s Situation) string {
 			return fmt.Sprintf("node %s has taints of a NodeFence that does not exist any more, so that nothing removes them, and no pods are scheduled to it%s", s.Node, because(s.Detail))
 		},
@@ -81,6 +89,7 @@ var lookingGuides = map[decision.Reason]Guide{
 	},
 	fencing.NotReadLive: {
 		Title: "The API server has not confirmed the silence yet",
+		Page:  pageNotFenced, Silence: passes,
 		Summary: func(s Situation) string {
 			return fmt.Sprintf("recovery is about to read node %s and its lease from the API server itself", s.Node)
 		},
@@ -88,27 +97,28 @@ var lookingGuides = map[decision.Reason]Guide{
 	},
 }
 
-// fenceTitles are the reasons for which a fence waits. unsafe: nothing is proven, so the machine may still write.
+// fenceTitles are the reasons for which a fence waits. Unsafe: nothing is proven, so the machine may still write.
 var fenceTitles = map[decision.Reason]struct {
-	title  string
-	unsafe bool
+	title   string
+	verdict Verdict
+	page    Page
 }{
-	fencing.NoEvidence:           {"No power switch is known to be the node's own", true},
-	fencing.SourceLocked:         {"The power switch is not asked any more", true},
-	fencing.AwaitingSource:       {"Recovery waits for the answer of the power switch", true},
-	fencing.SourceSilent:         {"The power switch does not answer", true},
-	fencing.IntentOpen:           {"A command to switch off may still be carried out", true},
-	fencing.NotOff:               {"The machine is not off yet", true},
-	fencing.Contradicted:         {"A machine that was proven off shows a sign of life", true},
-	fencing.AwaitingPods:         {"Pods of the fenced node are being deleted", false},
-	fencing.AwaitingDetach:       {"Volumes of the fenced node are being detached", false},
-	fencing.AwaitingBoot:         {"The volumes have moved, and the machine has not started again", false},
-	fencing.AwaitingRelease:      {"The node is back and waits for a person to release it", false},
-	fencing.SettlingAfterTaint:   {"The node is released and gets no pods for a minute", false},
-	fencing.AwaitingUnmount:      {"The node is back and unmounts volumes that may have been taken from it", false},
-	fencing.AwaitingReturn:       {"The fence is to end, and the machine may still have volumes mounted that were taken from it", true},
-	fencing.SwitchOffHeld:        {"The fencer holds back the command to switch off", true},
-	fencing.NodeDeletedMachineOn: {"The Node was deleted, and its machine still runs", true},
+	fencing.NoEvidence:           {"No power switch is known to be the node's own", Unsafe, pagePowerSwitch},
+	fencing.SourceLocked:         {"The power switch is not asked any more", Unsafe, pagePowerSwitch},
+	fencing.AwaitingSource:       {"Recovery waits for the answer of the power switch", Unsafe, pagePowerSwitch},
+	fencing.SourceSilent:         {"The power switch does not answer", Unsafe, pagePowerSwitch},
+	fencing.IntentOpen:           {"A command to switch off may still be carried out", Unsafe, pagePowerSwitch},
+	fencing.NotOff:               {"The machine is not off yet", Unsafe, pagePowerSwitch},
+	fencing.Contradicted:         {"A machine that was proven off shows a sign of life", Unsafe, pagePowerSwitch},
+	fencing.AwaitingPods:         {"Pods of the fenced node are being deleted", "", pageRecovery},
+	fencing.AwaitingDetach:       {"Volumes of the fenced node are being detached", "", pageRecovery},
+	fencing.AwaitingBoot:         {"The volumes have moved, and the machine has not started again", "", pageRecovery},
+	fencing.AwaitingRelease:      {"The node is back and waits for a person to release it", "", pageRecovery},
+	fencing.SettlingAfterTaint:   {"The node is released and gets no pods for a minute", "", pageRecovery},
+	fencing.AwaitingUnmount:      {"The node is back and unmounts volumes that may have been taken from it", "", pageRecovery},
+	fencing.AwaitingReturn:       {"The fence is to end, and the machine may still have volumes mounted that were taken from it", Unsafe, pageRecovery},
+	fencing.SwitchOffHeld:        {"The fencer holds back the command to switch off", Unsafe, pagePowerSwitch},
+	fencing.NodeDeletedMachineOn: {"The Node was deleted, and its machine still runs", Unsafe, pagePowerSwitch},
 }
 
 // FenceSummary is one sentence about a fence that waits. The detail is its phase.
@@ -325,6 +335,7 @@ const (
 var sourceGuides = map[decision.Reason]Guide{
 	AgentUnusable: {
 		Title: "The fence agent of the power switch cannot be run",
+		Page:  pagePowerSwitch, Silence: onSource,
 		Summary: func(s Situation) string {
 			return fmt.Sprintf("the power switch of node %s cannot be asked: its fence agent is not installed where the fencer runs, or is no fence agent", s.Node)
 		},
@@ -332,6 +343,7 @@ var sourceGuides = map[decision.Reason]Guide{
 	},
 	OptionsRefused: {
 		Title: "An option of the power switch is refused",
+		Page:  pagePowerSwitch, Silence: onSource,
 		Summary: func(s Situation) string {
 			return fmt.Sprintf("the power switch of node %s cannot be asked: its FenceSource or its Secret has an option that is refused", s.Node)
 		},

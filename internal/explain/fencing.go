@@ -74,7 +74,7 @@ func LeaveUnfinished(fences []string) string {
 // LeaveTainted is why recovery cannot be removed: these nodes have taints of recovery, and no NodeFence.
 func LeaveTainted(nodes []string) string {
 	return "recovery cannot be removed: these Nodes have taints of recovery without a NodeFence that would end: " + strings.Join(nodes, ", ") +
-		". Remove them as docs/runbooks/TaintWithoutFence.md says. Then uninstall again"
+		". Remove them as `" + RunbookCommand(TaintWithoutFence) + "` says. Then uninstall again"
 }
 
 // FenceTooLate is the event of a fencer that did not carry out what a fence asked for, because it is too old by the fencer's clock.

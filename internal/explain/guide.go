@@ -32,15 +32,20 @@ type Situation struct {
 	FenceIsAvailable bool
 }
 
-// Guide is what a reader has to know about a reason.
+// Guide is the row of a reason: what a reader has to know about it, and where the rest is.
 type Guide struct {
-	// Title says in a few words what the reason means; the runbook page has it as its heading.
+	// Title says in a few words what the reason means.
 	Title string
-	// Unsafe is set when ending the wait by force may corrupt data.
-	Unsafe bool
+	// Page is the page of docs/runbooks that has its section.
+	Page Page
+	// Verdict is empty for a reason that blocks.
+	Verdict Verdict
+	// Event is the reason of the event that reports it, or Silence is why there is none.
+	Event, Silence string
 	// Summary is one sentence about this situation.
+	// Without it, the reason is named.
 	Summary func(Situation) string
-	// Next are the steps, the safest first.
+	// Next are the steps, the safest first. Without it there are none.
 	Next func(Situation) []Step
 }
 

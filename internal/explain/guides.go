@@ -4,51 +4,37 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
-	"slices"
 	"strings"
 
 	"belay.dev/belay/internal/attachment"
 	"belay.dev/belay/internal/decision"
 )
 
-// Guides returns the reasons that have a guide, in alphabetical order.
-func Guides() []decision.Reason { return slices.Sorted(maps.Keys(guides)) }
+func init() { maps.Copy(guides, holderGuides) }
 
-// GuideTo returns the guide to a reason. A reason without one gets a guide that repeats its name.
-func GuideTo(r decision.Reason) Guide {
-	if g, ok := guides[r]; ok {
-		return g
-	}
-	return Guide{
-		Title:   string(r),
-		Summary: func(s Situation) string { return fmt.Sprintf("%s waits: %s", subject(s), r) },
-		Next:    none,
-	}
-}
-
-// Runbook is the path of the page about a reason in the repository.
-func Runbook(r decision.Reason) string { return "docs/runbooks/" + string(r) + ".md" }
-
-var guides = map[decision.Reason]Guide{
+// holderGuides are the guides to the reasons before the attach, and to those of the node or pod that has the volume.
+var holderGuides = map[decision.Reason]Guide{
 	attachment.Settled: {
-		Title:   "Nothing waits",
+		Title: "Nothing waits",
+		Page:  pageControlPlane, Silence: nothing, Verdict: Clear,
 		Summary: func(s Situation) string { return subject(s) + " waits for no volume" },
-		Next:    none,
 	},
 
 	// Before the attach.
 	Scheduling: {
-		Title:   "The scheduler has not chosen a node yet",
+		Title: "The scheduler has not chosen a node yet",
+		Page:  pageScheduling, Silence: passes, Verdict: InProgress,
 		Summary: func(s Situation) string { return subject(s) + " waits for the scheduler" },
-		Next:    none,
 	},
 	PodUnschedulable: {
-		Title:   "The scheduler finds no node",
+		Title: "The scheduler finds no node",
+		Page:  pageScheduling, Silence: onlyAsked,
 		Summary: func(s Situation) string { return subject(s) + " fits no node: " + s.Detail },
 		Next:    describePod,
 	},
 	ClaimMissing: {
 		Title: "The claim does not exist",
+		Page:  pageClaims, Silence: onlyAsked,
 		Summary: func(s Situation) string {
 			return fmt.Sprintf("%s uses the claim %s, which does not exist", subject(s), s.Claim)
 		},
@@ -58,6 +44,7 @@ var guides = map[decision.Reason]Guide{
 	},
 	VolumeOfAnotherNamespace: {
 		Title: "The pod names a volume of another namespace",
+		Page:  pageClaims, Event: FailedAttachVolume,
 		Summary: func(s Situation) string {
 			return fmt.Sprintf("%s names a volume in its spec whose PersistentVolume is bound to a claim of another namespace: belay-controller attaches it through that claim alone", subject(s))
 		},
@@ -67,6 +54,7 @@ var guides = map[decision.Reason]Guide{
 	},
 	ClaimNotBound: {
 		Title: "The claim has no volume yet",
+		Page:  pageClaims, Silence: onlyAsked, Verdict: InProgress,
 		Summary: func(s Situation) string {
 			return fmt.Sprintf("%s waits for the claim %s to be bound%s", subject(s), s.Claim, because(s.Detail))
 		},
@@ -79,6 +67,7 @@ var guides = map[decision.Reason]Guide{
 	},
 	PersistentVolumeMissing: {
 		Title: "The claim is bound to a PersistentVolume that does not exist",
+		Page:  pageClaims, Silence: onlyAsked,
 		Summary: func(s Situation) string {
 			return fmt.Sprintf("the claim %s is bound to the PersistentVolume %s, which does not exist", s.Claim, s.Volume)
 		},
@@ -95,6 +84,7 @@ var guides = map[decision.Reason]Guide{
 	},
 	ReadWriteOncePodInUse: {
 		Title: "Another pod uses a claim that only one pod may use",
+		Page:  pageClaims, Silence: onlyAsked,
 		Summary: func(s Situation) string {
 			return fmt.Sprintf("the claim %s has the access mode ReadWriteOncePod, and %s uses it", s.Claim, holder(s))
 		},
@@ -107,6 +97,7 @@ var guides = map[decision.Reason]Guide{
 	},
 	VolumeTopologyConflict: {
 		Title: "The volume cannot be reached from any node that fits the pod",
+		Page:  pageScheduling, Silence: onlyAsked,
 		Summary: func(s Situation) string {
 			return fmt.Sprintf("%s fits no node from which its volume can be reached: %s", subject(s), s.Detail)
 		},
@@ -119,6 +110,7 @@ var guides = map[decision.Reason]Guide{
 	},
 	AttachLimitReached: {
 		Title: "The node has as many volumes as its driver allows",
+		Page:  pageScheduling, Event: VolumeAttachmentLimitExceeded,
 		Summary: func(s Situation) string {
 			return fmt.Sprintf("%s needs one more volume than the limit of CSI driver %s allows%s%s", subject(s), cmp.Or(s.Driver, "(unknown)"), onNode(" on node ", s.Wanted), because(s.Detail))
 		},
@@ -131,6 +123,7 @@ var guides = map[decision.Reason]Guide{
 	},
 	OrphansFillNode: {
 		Title: "VolumeAttachments that no pod needs take the last slots",
+		Page:  pageScheduling, Silence: onlyAsked,
 		Summary: func(s Situation) string {
 			return fmt.Sprintf("%s finds no node with a free slot for a volume of CSI driver %s; VolumeAttachments that no pod needs take slots of full nodes: %s",
 				subject(s), cmp.Or(s.Driver, "(unknown)"), s.Detail)
@@ -143,6 +136,7 @@ var guides = map[decision.Reason]Guide{
 	// The holder.
 	HeldByRunningPod: {
 		Title: "Another pod uses the volume on another node",
+		Page:  pageAttach, Event: FailedAttachVolume,
 		Summary: func(s Situation) string {
 			return fmt.Sprintf("%s uses the volume on node %s, which is Ready; a volume with this access mode is attached to one node at a time", holder(s), s.Node)
 		},
@@ -155,6 +149,7 @@ var guides = map[decision.Reason]Guide{
 	},
 	HeldByTerminatingPod: {
 		Title: "The pod that has the volume is being deleted and still runs",
+		Page:  pageDetach, Event: FailedAttachVolume, Verdict: InProgress,
 		Summary: func(s Situation) string {
 			return fmt.Sprintf("%s is being deleted and still has the volume on node %s, which is Ready%s", holder(s), s.Node, because(s.Detail))
 		},
@@ -173,6 +168,7 @@ var guides = map[decision.Reason]Guide{
 	},
 	RollingUpdateDeadlock: {
 		Title: "The Deployment starts its new pod before it ends the old one",
+		Page:  pageAttach, Event: FailedAttachVolume,
 		Summary: func(s Situation) string {
 			return fmt.Sprintf("%s is a new pod of %s, whose old pod %s has the volume on node %s: with the strategy RollingUpdate the old pod ends only when the new one is ready",
 				subject(s), s.HolderOwner, s.HolderName, s.Node)
@@ -186,16 +182,16 @@ var guides = map[decision.Reason]Guide{
 		},
 	},
 	NodeNotReady: {
-		Title:  "The node that has the volume is not Ready",
-		Unsafe: true,
+		Title: "The node that has the volume is not Ready",
+		Page:  pageNodeLost, Silence: inMultiAttach, Verdict: Unsafe,
 		Summary: func(s Situation) string {
 			return fmt.Sprintf("node %s has the volume and is not Ready, so nothing unmounts it there, and its machine may still write", s.Node)
 		},
 		Next: lostNode,
 	},
 	NodeSilent: {
-		Title:  "The node that has the volume is silent",
-		Unsafe: true,
+		Title: "The node that has the volume is silent",
+		Page:  pageNodeLost, Silence: inMultiAttach, Verdict: Unsafe,
 		Summary: func(s Situation) string {
 			return fmt.Sprintf("node %s has the volume and still counts as Ready, but its kubelet is silent%s", s.Node, because(s.Detail))
 		},
@@ -208,6 +204,7 @@ var guides = map[decision.Reason]Guide{
 	},
 	NodeOutOfService: {
 		Title: "The node that has the volume was declared out of service",
+		Page:  pageNodeLost, Silence: inMultiAttach, Verdict: InProgress,
 		Summary: func(s Situation) string {
 			return fmt.Sprintf("node %s has the volume, is not Ready, and has the out-of-service taint: its pods are deleted and its volumes detached", s.Node)
 		},
@@ -219,8 +216,8 @@ var guides = map[decision.Reason]Guide{
 		},
 	},
 	attachment.NodeGone: {
-		Title:  "The Node object was deleted while it had the volume",
-		Unsafe: true,
+		Title: "The Node object was deleted while it had the volume",
+		Page:  pageNodeLost, Silence: inMultiAttach, Verdict: Unsafe,
 		Summary: func(s Situation) string {
 			return fmt.Sprintf("node %s has the volume, its Node object was deleted, and its machine may still write", s.Node)
 		},
@@ -233,8 +230,8 @@ var guides = map[decision.Reason]Guide{
 		},
 	},
 	attachment.NodeReturned: {
-		Title:  "The node was recreated and has not shown yet whether it uses the volume",
-		Unsafe: true,
+		Title: "The node was recreated and has not shown yet whether it uses the volume",
+		Page:  pageNodeLost, Silence: inMultiAttach, Verdict: Unsafe,
 		Summary: func(s Situation) string {
 			return fmt.Sprintf("node %s was deleted and has registered again; it has not shown yet whether it still has the volume mounted", s.Node)
 		},
@@ -246,8 +243,8 @@ var guides = map[decision.Reason]Guide{
 		},
 	},
 	attachment.NodeReplaced: {
-		Title:  "Another machine has registered under the name of the node",
-		Unsafe: true,
+		Title: "Another machine has registered under the name of the node",
+		Page:  pageNodeLost, Event: FailedAttachVolume, Verdict: Unsafe,
 		Summary: func(s Situation) string {
 			return fmt.Sprintf("another machine has registered as node %s, and the one that has the volume may still write", s.Node)
 		},
@@ -260,8 +257,8 @@ var guides = map[decision.Reason]Guide{
 		},
 	},
 	attachment.NodeStillRuns: {
-		Title:  "A policy would detach the volume by force, and its machine still runs",
-		Unsafe: true,
+		Title: "A policy would detach the volume by force, and its machine still runs",
+		Page:  pageNodeLost, Event: FailedAttachVolume, Verdict: Unsafe,
 		Summary: func(s Situation) string {
 			return fmt.Sprintf("the machine of node %s runs, as its power switch or its lease shows, and may still write to the volume", s.Node)
 		},
@@ -274,6 +271,7 @@ var guides = map[decision.Reason]Guide{
 	},
 	attachment.NodeUnknown: {
 		Title: "The node that has the volume could not be read",
+		Page:  pageNodeLost, Silence: inMultiAttach,
 		Summary: func(s Situation) string {
 			return fmt.Sprintf("the volume is attached to node %s, whose Node object could not be read", s.Node)
 		},
@@ -283,6 +281,7 @@ var guides = map[decision.Reason]Guide{
 	},
 	attachment.NodeNotManaged: {
 		Title: "The node's kubelet attaches and detaches by itself",
+		Page:  pageControlPlane, Silence: onlyAsked,
 		Summary: func(s Situation) string {
 			return fmt.Sprintf("node %s lacks the annotation volumes.kubernetes.io/controller-managed-attach-detach, so no controller attaches or detaches for it, and a kubelet cannot attach CSI volumes", cmp.Or(s.Node, s.Wanted))
 		},
@@ -296,6 +295,7 @@ var guides = map[decision.Reason]Guide{
 	},
 	attachment.NodeIsolated: {
 		Title: "The node may still have the volume mounted from before it was taken from it",
+		Page:  pageNodeLost, Event: FailedAttachVolume,
 		Summary: func(s Situation) string {
 			return fmt.Sprintf("recovery took the volume from node %s, which still lists it in use: an old mount there could write stale data", cmp.Or(s.Node, s.Wanted))
 		},
@@ -306,14 +306,14 @@ var guides = map[decision.Reason]Guide{
 	},
 	attachment.StillInUse: {
 		Title: "The node is unmounting the volume",
+		Page:  pageDetach, Event: FailedAttachVolume, Verdict: InProgress,
 		Summary: func(s Situation) string {
 			return fmt.Sprintf("node %s still lists the volume in use: it is unmounting it, or has not published yet that it has%s", s.Node, because(s.Detail))
 		},
-		Next: none,
 	},
 	UnmountFailing: {
-		Title:  "The node is Ready and does not unmount the volume",
-		Unsafe: true,
+		Title: "The node is Ready and does not unmount the volume",
+		Page:  pageDetach, Event: FailedUnmount, Verdict: Unsafe,
 		Summary: func(s Situation) string {
 			return fmt.Sprintf("no pod needs the volume on node %s any more, and its kubelet still lists it in use: %s%s", s.Node, UnmountHangs, and(s.Detail))
 		},
@@ -328,8 +328,8 @@ var guides = map[decision.Reason]Guide{
 		},
 	},
 	attachment.OutOfServiceNodeReady: {
-		Title:  "The node has the out-of-service taint and is Ready",
-		Unsafe: true,
+		Title: "The node has the out-of-service taint and is Ready",
+		Page:  pageNodeLost, Event: FailedAttachVolume, Verdict: Unsafe,
 		Summary: func(s Situation) string {
 			return fmt.Sprintf("node %s has the taint node.kubernetes.io/out-of-service, but it is Ready and uses the volume: it is not shut down", s.Node)
 		},
@@ -342,6 +342,7 @@ var guides = map[decision.Reason]Guide{
 	},
 	attachment.ForeignAttachment: {
 		Title: "Another client created the VolumeAttachment",
+		Page:  pageLeftovers, Event: FailedAttachVolume,
 		Summary: func(s Situation) string {
 			return fmt.Sprintf("the VolumeAttachment %s on node %s has a name that no attach/detach controller gives, so none deletes it", s.Attachment, s.Node)
 		},
@@ -356,13 +357,14 @@ var guides = map[decision.Reason]Guide{
 	},
 	attachment.OtherWriterDetaching: {
 		Title: "The volume is being detached from another node",
+		Page:  pageAttach, Event: FailedAttachVolume, Verdict: InProgress,
 		Summary: func(s Situation) string {
 			return fmt.Sprintf("the volume is being detached from node %s", s.Node)
 		},
-		Next: none,
 	},
 	attachment.OtherWriterAttached: {
 		Title: "The volume is, or may be, attached to another node",
+		Page:  pageAttach, Event: FailedAttachVolume,
 		Summary: func(s Situation) string {
 			if s.HolderName == "" {
 				return fmt.Sprintf("the volume is, or may be, attached to node %s%s", s.Node, because(s.Detail))
@@ -381,10 +383,10 @@ var guides = map[decision.Reason]Guide{
 	},
 	SharedAttachments: {
 		Title: "The volume allows several nodes and is attached to several",
+		Page:  pageAttach, Silence: nothing, Verdict: Clear,
 		Summary: func(s Situation) string {
 			return fmt.Sprintf("the volume %s allows several nodes, and has VolumeAttachments for %s: this is as it should be", s.Volume, s.Detail)
 		},
-		Next: none,
 	},
 }
 
@@ -448,8 +450,6 @@ func cut(owner string) (kind, name string) {
 	}
 	return owner, cmp.Or(owner, "NAME")
 }
-
-func none(Situation) []Step { return nil }
 
 func describePod(s Situation) []Step {
 	return []Step{{Text: "Read the scheduler's message.", Command: in(s.Namespace, "kubectl describe pod "+s.Pod)}}

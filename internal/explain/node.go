@@ -21,6 +21,9 @@ const (
 	FileSystemResizeSuccessful = "FileSystemResizeSuccessful"
 
 	VolumeConditionAbnormal = "VolumeConditionAbnormal"
+
+	// VolumeAttachmentLimitExceeded is also the reason with which kubelet rejects a pod whose volumes exceed the node's limit (KEP-4876).
+	VolumeAttachmentLimitExceeded = "VolumeAttachmentLimitExceeded"
 )
 
 // The steps of a volume on a node, as kubelet's events name them; operators match on these.

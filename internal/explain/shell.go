@@ -18,6 +18,9 @@ func ShellWord(text string) string {
 // Steps returns what to do in a situation, with commands that are safe to copy: the API server takes any text as the name of an owner, of
 // a claim in a pod, or of the holder of a lease.
 func (g Guide) Steps(s Situation) []Step {
+	if g.Next == nil {
+		return nil
+	}
 	for _, name := range []*string{
 		&s.Pod, &s.Namespace, &s.Claim, &s.Volume, &s.Driver, &s.Node, &s.Wanted, &s.Attachment, &s.HolderNamespace, &s.HolderName,
 		&s.LeaseNamespace, &s.AttacherPod, &s.NodeID,

@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"belay.dev/belay/internal/diagnosis"
+	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/usage"
 )
 
@@ -121,7 +122,7 @@ func evidenceText(s style, e *diagnosis.NodeEvidence, wide bool) string {
 	}
 	out.steps(e.Next)
 	if (e.Verdict != diagnosis.Clear || e.State == diagnosis.ProvenOff) && e.Runbook != "" { // a machine that was fenced has to be started
-		out.line("More", "%s", e.Runbook)
+		out.line("More", "%s", explain.RunbookCommand(e.Reason))
 	}
 	out.unread(e.Unread)
 	return out.text.String()

@@ -16,8 +16,8 @@ import (
 const stuckLong = `List what is blocked, longest first: pods that wait for a volume, pods that stay Terminating because of their node,
 VolumeAttachments whose attach or detach fails or does not end, and claims whose volume does not exist or cannot be provisioned.
 
-NODE is where the volume is wanted; HOLDER is the node that has it, with the pod that uses it there. REASON has a page in
-docs/runbooks; "kubectl belay explain" says more about one object, and what to do.
+NODE is where the volume is wanted; HOLDER is the node that has it, with the pod that uses it there. "kubectl belay runbook
+REASON" says what is safe; "kubectl belay explain" says more about one object, and what to do.
 
 Exit status 0: nothing is blocked. 2: something is. 3: something is, and to end that by force now may corrupt data.`
 

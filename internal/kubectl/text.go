@@ -74,7 +74,7 @@ func (p *page) finding(f *diagnosis.Finding, others []*diagnosis.Finding, wide b
 		}
 	}
 	if f.Verdict != diagnosis.Clear && f.Runbook != "" {
-		p.line("More", "%s", f.Runbook)
+		p.line("More", "%s", explain.RunbookCommand(f.Reason))
 	}
 }
 

@@ -13,7 +13,7 @@ import (
 )
 
 // AttachLimitReason is the reason with which kubelet rejects a pod whose volumes exceed the node's attach limit (KEP-4876).
-const AttachLimitReason = "VolumeAttachmentLimitExceeded"
+const AttachLimitReason = explain.VolumeAttachmentLimitExceeded
 
 // AttachLimitError reports that the storage system refused to attach another volume to this node.
 type AttachLimitError struct {

@@ -17,7 +17,7 @@ import (
 )
 
 // ClaimNotReady is the reason while a pod's claims or PersistentVolumes cannot all be read, or do not match.
-const ClaimNotReady nodevolume.Reason = "ClaimNotReady"
+const ClaimNotReady = explain.ClaimNotReady
 
 // ErrPodNotWanted reports that a pod was never set, or was removed.
 var ErrPodNotWanted = errors.New("the pod is not wanted on this node")

@@ -111,8 +111,8 @@ func attacherLease(driver string) string {
 	return kube.SanitizeDriverName(kube.AttacherLease + driver)
 }
 
-// hint is the page about a Reason.
-func hint(reason decision.Reason) string { return explain.Runbook(reason) }
+// hint is the command that prints what to do about a Reason.
+func hint(reason decision.Reason) string { return explain.RunbookCommand(reason) }
 
 // lacks returns the first of the resources that was not read whole.
 func (h *health) lacks(resources ...diagnosis.Resource) (diagnosis.Unread, bool) {
@@ -415,10 +415,10 @@ func (h *health) checkVolumes() Check {
 		}
 		c.Objects = append(c.Objects, fmt.Sprintf("%s: %s (%s)", name, f.Summary, f.Reason))
 		switch c.Hint {
-		case "", f.Runbook:
-			c.Hint = f.Runbook
+		case "", hint(f.Reason):
+			c.Hint = hint(f.Reason)
 		default:
-			c.Hint = "docs/runbooks/README.md"
+			c.Hint = "kubectl belay runbook"
 		}
 	}
 	u, lacks := h.lacks(diagnosis.Attachments, diagnosis.Pods, diagnosis.Claims, diagnosis.Volumes, diagnosis.Nodes)

@@ -144,7 +144,7 @@ func TestUninstall(t *testing.T) {
 	create(t, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "leave-tainted"}, Spec: corev1.NodeSpec{Taints: []corev1.Taint{
 		{Key: kube.OutOfServiceTaint, Value: kube.FenceTaint(1), Effect: corev1.TaintEffectNoExecute},
 	}}})
-	if err := recovery.Leave(t.Context(), hook, lease); err == nil || !strings.Contains(err.Error(), "leave-tainted. Remove them as docs/runbooks/TaintWithoutFence.md") {
+	if err := recovery.Leave(t.Context(), hook, lease); err == nil || !strings.Contains(err.Error(), "leave-tainted. Remove them as `kubectl belay runbook TaintWithoutFence`") {
 		t.Errorf("with a taint that nothing would remove: %v", err)
 	}
 }

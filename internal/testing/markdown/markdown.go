@@ -10,11 +10,16 @@ import (
 // Fenced is a block of code.
 var Fenced = regexp.MustCompile("(?ms)^\\s*```.*?^\\s*```")
 
-// Anchors are the fragments of a document's headings, which are outside of code.
+var named = regexp.MustCompile(`<a id="([^"]+)"></a>`)
+
+// Anchors are the fragments of a document: of its headings, and its named anchors, outside of code.
 func Anchors(text string) (names []string) {
 	for line := range strings.Lines(Fenced.ReplaceAllString(text, "")) {
 		if title := strings.TrimLeft(line, "#"); title != line && strings.HasPrefix(title, " ") {
 			names = append(names, Anchor(title))
+		}
+		for _, match := range named.FindAllStringSubmatch(line, -1) {
+			names = append(names, match[1])
 		}
 	}
 	return names
