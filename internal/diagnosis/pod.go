@@ -1,7 +1,6 @@
 package diagnosis
 
 import (
-	"cmp"
 	"fmt"
 	"regexp"
 	"slices"
@@ -13,6 +12,7 @@ import (
 
 	"belay.dev/belay/internal/attachment"
 	"belay.dev/belay/internal/decision"
+	"belay.dev/belay/internal/drivers"
 	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/kube"
 	"belay.dev/belay/internal/nodevolume"
@@ -73,6 +73,7 @@ func (x *state) findingOf(w wait, s explain.Situation) Finding {
 	if f := x.fenceOf(node); f != nil {
 		return x.ofFence(f, w, s)
 	}
+	s.Answer = w.answer
 	g := explain.GuideTo(w.reason)
 	found := Finding{
 		Verdict: x.verdict(w), Reason: w.reason, Since: timePointer(w.since), Summary: g.Summary(s), Next: g.Steps(s), Runbook: explain.Runbook(w.reason),
@@ -461,6 +462,10 @@ func (x *state) ownWait(pod *corev1.Pod, key attachment.VolumeKey, va *storagev1
 		return wait{reason: explain.NotReported, since: va.CreationTimestamp.Time}
 	}
 	w := x.mountWait(pod, key, since)
+	if was, is, renamed := x.renamed(va, key); renamed && (w.reason == explain.MountFailing || x.Now.Sub(since) > usual) {
+		w.reason = attachment.NodeReplaced
+		w.detail = fmt.Sprintf("VolumeAttachment %s is for node ID %s, and CSI driver %s has now registered %s", va.Name, x.foreign(was), key.Driver, x.foreign(is))
+	}
 	if w.reason == explain.Mounting && node != nil && x.unlisted(node, key) {
 		w.detail = explain.NotListedYet
 	}
@@ -510,17 +515,46 @@ func (x *state) mountWait(pod *corev1.Pod, key attachment.VolumeKey, since time.
 		message := strings.TrimPrefix(e.Message, combined)
 		if _, last, ok := strings.Cut(message, "last failure: "); ok {
 			message = last // what comes before is that belay's node agent waits, and since when
+			own = own || strings.Contains(last, "of volume "+key.Handle+": ")
 		}
-		w.detail, w.reason = x.foreign(message), explain.MountFailing
-		if own {
-			w.reason = cmp.Or(lacking(e.Message), w.reason)
-		}
-		return w
+		return x.mountError(w, pod, key, message, own)
 	}
 	if x.Now.Sub(since) > attachment.AnswerTimeout {
 		w.reason = explain.MountFailing
 	}
 	return w
+}
+
+// mountError explains an event of kubelet about a mount that fails. own is set if it names this volume.
+func (x *state) mountError(w wait, pod *corev1.Pod, key attachment.VolumeKey, message string, own bool) wait {
+	heard := hear(message)
+	if !own {
+		w.detail, w.reason = x.foreign(message), explain.MountFailing
+		return w
+	}
+	begun := w
+	begun.since = x.failsSince(pod, key, w.since)
+	answered := x.answered(begun, drivers.Mount, key, pod.Spec.NodeName, heard)
+	answered.since, answered.answer.Affinity = w.since, affine(x.volume(key))
+	if heard.code == "" || answered.reason == explain.MountFailing {
+		answered.detail = x.quoted(message)
+	}
+	return answered
+}
+
+// failsSince is when kubelet first reported a mount of the volume that failed.
+func (x *state) failsSince(pod *corev1.Pod, key attachment.VolumeKey, since time.Time) time.Time {
+	first := x.Now
+	for _, e := range x.events[string(pod.UID)] {
+		at := e.FirstTimestamp.Time
+		if at.IsZero() {
+			at = eventTime(e)
+		}
+		if own, _ := x.concerns(e, pod, key); own && slices.Contains(mountFailures, e.Reason) && at.Before(first) && !at.Before(since) {
+			first = at
+		}
+	}
+	return first
 }
 
 // repeats reports whether an event of kubelet only says that the volume is not attached yet, which the explanation is about.
@@ -550,7 +584,7 @@ func (x *state) eventFacts(pod *corev1.Pod) []Fact {
 		if repeats(e) {
 			continue // and what the component said before is over
 		}
-		facts = append(facts, Fact{Component: component, Message: e.Reason + ": " + x.foreign(e.Message), At: timePointer(eventTime(e))})
+		facts = append(facts, Fact{Component: component, Message: e.Reason + ": " + x.quoted(e.Message), At: timePointer(eventTime(e))})
 	}
 	slices.SortFunc(facts, func(a, b Fact) int { return slices.Index(inOrder, a.Component) - slices.Index(inOrder, b.Component) })
 	return facts

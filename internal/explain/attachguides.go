@@ -15,39 +15,49 @@ func init() { maps.Copy(guides, attachGuides) }
 // attachGuides are the guides to the reasons from the VolumeAttachment to the running pod, and back.
 var attachGuides = map[decision.Reason]Guide{
 	attachment.Attaching: {
-		Title:   "The attacher has not confirmed the attach yet",
-		Summary: func(s Situation) string { return fmt.Sprintf("the volume is being attached to node %s", s.Wanted) },
-		Next:    none,
+		Title: "The attacher has not confirmed the attach yet",
+		Summary: func(s Situation) string {
+			return fmt.Sprintf("the volume is being attached to node %s%s", s.Wanted, because(s.Detail))
+		},
+		Next: none,
 	},
 	attachment.AttachUnanswered: {
 		Title: "The attacher has not confirmed the attach for two minutes",
 		Summary: func(s Situation) string {
-			return fmt.Sprintf("the attacher of CSI driver %s has not confirmed the attach to node %s, although it runs: its call to the driver hangs, or waits for others", s.Driver, s.Wanted)
+			return fmt.Sprintf("the attacher of CSI driver %s has not confirmed the attach to node %s, although it runs: its call to the driver hangs, or waits for others%s", s.Driver, s.Wanted, because(s.Detail))
 		},
 		Next: attacherLogs,
 	},
 	attachment.AttachFailed: {
 		Title: "The driver refuses to attach the volume",
 		Summary: func(s Situation) string {
+			if s.NotSent {
+				return fmt.Sprintf("the attacher of CSI driver %s does not call the driver for the attach to node %s%s", s.Driver, s.Wanted, because(s.Detail))
+			}
 			return fmt.Sprintf("CSI driver %s fails to attach the volume to node %s%s", s.Driver, s.Wanted, because(s.Detail))
 		},
 		Next: attacherLogs,
 	},
 	attachment.Detaching: {
-		Title:   "The attacher has not confirmed the detach yet",
-		Summary: func(s Situation) string { return fmt.Sprintf("the volume is being detached from node %s", s.Node) },
-		Next:    none,
+		Title: "The attacher has not confirmed the detach yet",
+		Summary: func(s Situation) string {
+			return fmt.Sprintf("the volume is being detached from node %s%s", s.Node, because(s.Detail))
+		},
+		Next: none,
 	},
 	attachment.DetachUnanswered: {
 		Title: "The attacher has not confirmed the detach for two minutes",
 		Summary: func(s Situation) string {
-			return fmt.Sprintf("the attacher of CSI driver %s has not confirmed the detach from node %s, although it runs: its call to the driver hangs, or waits for others", s.Driver, s.Node)
+			return fmt.Sprintf("the attacher of CSI driver %s has not confirmed the detach from node %s, although it runs: its call to the driver hangs, or waits for others%s", s.Driver, s.Node, because(s.Detail))
 		},
 		Next: attacherLogs,
 	},
 	attachment.DetachFailed: {
 		Title: "The driver refuses to detach the volume",
 		Summary: func(s Situation) string {
+			if s.NotSent {
+				return fmt.Sprintf("the attacher of CSI driver %s does not call the driver for the detach from node %s%s", s.Driver, s.Node, because(s.Detail))
+			}
 			return fmt.Sprintf("CSI driver %s fails to detach the volume from node %s%s", s.Driver, s.Node, because(s.Detail))
 		},
 		Next: attacherLogs,
@@ -157,19 +167,6 @@ var attachGuides = map[decision.Reason]Guide{
 			}}
 		},
 	},
-	BackendDisagrees: {
-		Title:  "The storage says that the volume is attached elsewhere",
-		Unsafe: true,
-		Summary: func(s Situation) string {
-			return fmt.Sprintf("no VolumeAttachment shows the volume on another node, but at the storage it is, or may be, attached to one%s", because(s.Detail))
-		},
-		Next: func(s Situation) []Step {
-			return []Step{
-				{Text: fmt.Sprintf("Ask the storage where volume %s is attached, and whether that machine still runs.", cmp.Or(s.Volume, "(unknown)"))},
-				{Text: "With belay-attacher and a driver that lists where its volumes are published, it is detached there by itself. Without, detach it at the storage.", Danger: "if that machine still has the volume mounted, its writes are lost"},
-			}
-		},
-	},
 	NotReported: {
 		Title: "The node does not list the volume as attached yet",
 		Summary: func(s Situation) string {
@@ -190,7 +187,7 @@ var attachGuides = map[decision.Reason]Guide{
 			if s.Detail == "" {
 				return fmt.Sprintf("the volume is attached to node %s, which has neither mounted it nor reported an error: kubelet or the driver may hang there", s.Wanted)
 			}
-			return fmt.Sprintf("the volume is attached to node %s, which fails to mount it%s", s.Wanted, because(s.Detail))
+			return fmt.Sprintf("node %s fails to mount the volume%s", s.Wanted, because(s.Detail))
 		},
 		Next: func(s Situation) []Step {
 			return []Step{{
@@ -278,12 +275,16 @@ var attachGuides = map[decision.Reason]Guide{
 }
 
 func attacherLogs(s Situation) []Step {
-	steps := []Step{{Text: "Read the logs of the attacher and of the driver's controller. The call is retried by itself."}}
+	step := Step{Text: "Read the logs of the attacher and of the driver's controller. The call is retried by itself."}
 	if s.AttacherPod != "" && s.LeaseNamespace != "" {
-		steps[0].Text = "Read the logs of the attacher and of the driver's controller: the name is the holder of the attacher's lease, usually its pod. The call is retried by itself."
-		steps[0].Command = fmt.Sprintf("kubectl logs -n %s %s --all-containers --tail=100", s.LeaseNamespace, s.AttacherPod)
+		step.Text = "Read the logs of the attacher and of the driver's controller: the name is the holder of the attacher's lease, usually its pod. The call is retried by itself."
+		step.Command = fmt.Sprintf("kubectl logs -n %s %s --all-containers --tail=100", s.LeaseNamespace, s.AttacherPod)
 	}
-	return steps
+	var steps []Step
+	if s.Works != "" {
+		steps = []Step{{Text: "Look at the node and at the volume at the storage first, not at the driver: meanwhile " + s.Works + "."}}
+	}
+	return append(append(steps, step), retryNow(s)...)
 }
 
 // declareGone asks a person to look where no program of the cluster can.

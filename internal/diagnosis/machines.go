@@ -1,0 +1,193 @@
+package diagnosis
+
+import (
+	"fmt"
+	"path"
+	"regexp"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+
+	"belay.dev/belay/internal/attachment"
+	"belay.dev/belay/internal/decision"
+	"belay.dev/belay/internal/kube"
+)
+
+// elsewhere adds to a wait where the storage has the volume: at the machine that the message names, else at a node that lists it. If that is the node
+// that the call was for, no other has it. It returns what the message hides.
+func (x *state) elsewhere(w *wait, key attachment.VolumeKey, own, text, where string) string {
+	switch where = strings.TrimRight(where, ".:"); {
+	case where == "this" || x.isMachine(own, key.Driver, where):
+		w.reason = attachment.AttachFailed
+		return "it is attached to node " + own + " itself, so that no other node has it"
+	case len(where) < 3 && !isNumber.MatchString(where) || articles[where]:
+		where = ""
+	}
+	names := x.nodeNames()
+	for _, name := range names {
+		if name != own && (x.isMachine(name, key.Driver, where) || where == "" && x.mentions(text, name, key.Driver)) {
+			w.answer.Elsewhere = "node " + name
+			return ""
+		}
+	}
+	if where != "" {
+		w.answer.Elsewhere = "machine " + x.foreign(where)
+		if slices.Contains(x.Whole, CSINodes) && slices.Contains(x.Whole, Nodes) {
+			w.answer.Elsewhere += ", which is no node of this cluster"
+		}
+		return ""
+	}
+	for _, name := range x.listed[kube.UniqueVolumeName(key.Driver, key.Handle)] {
+		if name != own && x.nodes[name] != nil && kube.InUse(x.nodes[name], kube.UniqueVolumeName(key.Driver, key.Handle)) {
+			w.answer.Elsewhere = "node " + name + ", which lists it in use"
+		}
+	}
+	return ""
+}
+
+// articles follow "attached to" where a message names no machine.
+var articles = map[string]bool{"the": true, "an": true, "another": true, "one": true, "some": true, "different": true, "other": true, "node": true, "instance": true}
+
+var isNumber = regexp.MustCompile(`^[0-9]+$`)
+
+// nodeNames are those of all Nodes and CSINodes, sorted.
+func (x *state) nodeNames() []string {
+	var names []string
+	for _, node := range x.Nodes {
+		names = append(names, node.Name)
+	}
+	for _, node := range x.CSINodes {
+		names = append(names, node.Name)
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
+// scaleSet matches the provider ID of a machine of an Azure scale set, which the driver calls SET_NUMBER
+// (kubernetes-sigs/azuredisk-csi-driver@v1.34.0 pkg/azuredisk/azure_controller_common.go:160).
+var scaleSet = regexp.MustCompile(`/virtualMachineScaleSets/([^/]+)/virtualMachines/(\d+)$`)
+
+// machineIDs are what a storage may call the machine of a node: the node's name, its CSI node ID, its provider ID and system UUID.
+func (x *state) machineIDs(name, driver string) []string {
+	ids := []string{name, x.nodeID(name, driver)}
+	if node := x.nodes[name]; node != nil {
+		ids = append(ids, node.Spec.ProviderID, node.Status.NodeInfo.SystemUUID)
+		if found := scaleSet.FindStringSubmatch(node.Spec.ProviderID); found != nil {
+			ids = append(ids, found[1]+"_"+found[2])
+		}
+	}
+	for _, id := range ids {
+		if strings.Contains(id, "/") {
+			ids = append(ids, path.Base(id))
+		}
+	}
+	return slices.DeleteFunc(ids, func(id string) bool { return id == "" })
+}
+
+// isMachine reports whether a word of a storage is a name of the node's machine.
+func (x *state) isMachine(node, driver, word string) bool {
+	return word != "" && slices.ContainsFunc(x.machineIDs(node, driver), func(id string) bool {
+		return strings.EqualFold(id, word) || strings.EqualFold(path.Base(id), path.Base(word)) && !isNumber.MatchString(path.Base(id))
+	})
+}
+
+// mentions reports whether a text has an ID of the node's machine as a word. Short IDs are words of a language.
+func (x *state) mentions(text, node, driver string) bool {
+	return slices.ContainsFunc(x.machineIDs(node, driver), func(id string) bool {
+		return len(id) > 3 && indexWord(strings.ToLower(text), strings.ToLower(id)) >= 0
+	})
+}
+
+// indexWord is where a text has a name that is no part of a longer one; -1 if nowhere.
+func indexWord(text, name string) int {
+	part := func(i int) bool {
+		if i < 0 || i >= len(text) {
+			return false
+		}
+		c := text[i]
+		return c == '-' || c == '_' || c >= '0' && c <= '9' || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z'
+	}
+	for at := 0; ; at++ {
+		i := strings.Index(text[at:], name)
+		if i < 0 {
+			return -1
+		}
+		if at += i; !part(at-1) && !part(at+len(name)) {
+			return at
+		}
+	}
+}
+
+// slots are how many VolumeAttachments of a driver are for a node, and how many volumes its CSINode allows; known is false if that is not known.
+func (x *state) slots(node, driver string) (used, limit int, known bool) {
+	csiNode := x.csiNodes[node]
+	if csiNode == nil || !slices.Contains(x.Whole, Attachments) {
+		return 0, 0, false
+	}
+	for _, va := range x.Attachments {
+		if va.Spec.NodeName == node && va.Spec.Attacher == driver {
+			used++
+		}
+	}
+	for _, d := range csiNode.Spec.Drivers {
+		if d.Name == driver && d.Allocatable != nil && d.Allocatable.Count != nil {
+			return used, int(*d.Allocatable.Count), true
+		}
+	}
+	return 0, 0, false
+}
+
+func slotsTaken(used, limit int) string {
+	return fmt.Sprintf("the CSINode allows %d volumes, and with this one %d VolumeAttachments are for the node", limit, used)
+}
+
+// twins are the other nodes for which a driver has registered the node ID of this one, sorted.
+func (x *state) twins(node, driver string) (id string, others []string) {
+	id = x.nodeID(node, driver)
+	for _, n := range x.CSINodes {
+		if id != "" && n.Name != node && x.nodeID(n.Name, driver) == id {
+			others = append(others, n.Name)
+		}
+	}
+	slices.Sort(others)
+	return id, others
+}
+
+// renamed reports whether a VolumeAttachment is for another machine than the one that the driver has registered for its node now: it has another node
+// ID, and nothing shows that it is one machine.
+func (x *state) renamed(va *storagev1.VolumeAttachment, key attachment.VolumeKey) (was, is string, renamed bool) {
+	a := kube.AttachmentFacts(va, key)
+	was, is = a.NodeID, x.nodeID(va.Spec.NodeName, key.Driver)
+	if was == "" || is == "" || was == is || a.SameMachineAs == is {
+		return was, is, false
+	}
+	n := x.facts(va.Spec.NodeName, kube.UniqueVolumeName(key.Driver, key.Handle))
+	return was, is, !n.SameMachine(&a)
+}
+
+// worksElsewhere is what a driver has attached since an operation of it was asked for: it works.
+func (x *state) worksElsewhere(va *storagev1.VolumeAttachment, w wait) string {
+	var latest *storagev1.VolumeAttachment
+	for _, other := range x.Attachments {
+		if other.Spec.Attacher == va.Spec.Attacher && other.Name != va.Name && other.Status.Attached && other.CreationTimestamp.After(w.since) &&
+			(latest == nil || other.CreationTimestamp.After(latest.CreationTimestamp.Time)) {
+			latest = other
+		}
+	}
+	if latest == nil || w.since.IsZero() {
+		return ""
+	}
+	return fmt.Sprintf("the driver has attached the volume of VolumeAttachment %s to node %s, after %s", latest.Name, latest.Spec.NodeName, stamp(latest.CreationTimestamp.Time))
+}
+
+// affine reports whether a PersistentVolume says from which nodes it can be reached.
+func affine(pv *corev1.PersistentVolume) bool {
+	return pv != nil && pv.Spec.NodeAffinity != nil && pv.Spec.NodeAffinity.Required != nil
+}
+
+// deletedNode reports whether the Node of a VolumeAttachment is known to be gone.
+func (x *state) deletedNode(va *storagev1.VolumeAttachment) bool {
+	return x.nodes[va.Spec.NodeName] == nil && x.exists(Ref{Resource: Nodes, Name: va.Spec.NodeName}) == decision.No
+}
