@@ -185,10 +185,8 @@ func (x *state) failed(w wait, va *storagev1.VolumeAttachment, call drivers.Call
 	}
 	w.answer.RetryNow = takesRequests(va)
 	if at, underWay := x.attemptedSince(e); underWay {
-		if x.Now.Sub(w.since) > attachment.AnswerTimeout {
-			w.reason = map[drivers.Call]decision.Reason{drivers.Publish: attachment.AttachUnanswered, drivers.Unpublish: attachment.DetachUnanswered}[call]
-		}
-		w.failed, w.detail = true, fmt.Sprintf("an attempt is due since %s and has not ended; the one before it had no answer", stamp(at))
+		w.reason = explain.DriverUnavailable
+		w.detail = fmt.Sprintf("an attempt is due since %s and has had no answer yet, as the one before it", stamp(at))
 		return w
 	}
 	key, _ := x.volumeOf(va)

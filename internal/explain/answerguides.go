@@ -274,7 +274,7 @@ func retryNow(s Situation) []Step {
 		return nil
 	}
 	return []Step{{
-		Text:    "After that, bring the next attempt forward: the back-off is up to five minutes long.",
+		Text:    "Once the cause is gone, bring the next attempt forward: the back-off is up to five minutes long.",
 		Command: "kubectl annotate volumeattachment " + s.Attachment + ` retry="$(date +%s)" --overwrite`,
 	}}
 }

@@ -24,7 +24,7 @@ var attachGuides = map[decision.Reason]Guide{
 	attachment.AttachUnanswered: {
 		Title: "The attacher has not confirmed the attach for two minutes",
 		Summary: func(s Situation) string {
-			return fmt.Sprintf("the attacher of CSI driver %s has not confirmed the attach to node %s, although it runs: its call to the driver hangs, or waits for others%s", s.Driver, s.Wanted, because(s.Detail))
+			return fmt.Sprintf("the attacher of CSI driver %s has not confirmed the attach to node %s, although it runs: its call to the driver hangs, or waits for others", s.Driver, s.Wanted)
 		},
 		Next: attacherLogs,
 	},
@@ -48,7 +48,7 @@ var attachGuides = map[decision.Reason]Guide{
 	attachment.DetachUnanswered: {
 		Title: "The attacher has not confirmed the detach for two minutes",
 		Summary: func(s Situation) string {
-			return fmt.Sprintf("the attacher of CSI driver %s has not confirmed the detach from node %s, although it runs: its call to the driver hangs, or waits for others%s", s.Driver, s.Node, because(s.Detail))
+			return fmt.Sprintf("the attacher of CSI driver %s has not confirmed the detach from node %s, although it runs: its call to the driver hangs, or waits for others", s.Driver, s.Node)
 		},
 		Next: attacherLogs,
 	},
