@@ -40,7 +40,7 @@ var (
 	transport = regexp.MustCompile(`^(connection error: |last connection error: |error reading from server: |transport|(the )?connection (is draining|is closing|closed)|closing transport |the stream is rejected |keepalive |name resolver error|no children to pick from|SubConn state is not Ready|unexpected HTTP status )|connection refused$`)
 	// deadline is what gRPC says itself of a call that was not answered in time (rpc_util.go:1100, picker_wrapper.go:133).
 	deadline = regexp.MustCompile(`^(context deadline exceeded$|received context error|latest balancer error: |stream terminated )`)
-	// isAttached is how a refusal speaks of a volume that is somewhere. A driver of which nothing is known has to answer FAILED_PRECONDITION then
+	// isAttached is how a refusal says that the volume is somewhere. A driver that the file does not know has to answer FAILED_PRECONDITION then
 	// (CSI specification, ControllerPublishVolume), and answers it to other states too.
 	isAttached = regexp.MustCompile(`(?i)^(volume )?(in[- ]use|attached (to|elsewhere))|\b(is|already|still|currently) ([\w-]+ )?(attached|published|mounted|mapped|in[- ]use|used by)\b`)
 	// fsGroup is kubelet's own failure to give the files of a volume the pod's fsGroup (k/k v1.30.14 to v1.37.2 pkg/volume/csi/csi_mounter.go

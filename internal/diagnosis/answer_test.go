@@ -117,8 +117,8 @@ func TestAnswerThatMisleads(t *testing.T) {
 	}
 }
 
-// told makes a scene in which the attach to node b, or its mount there, fails with a driver's answer, and returns what is explained.
-func told(t *testing.T, call drivers.Call, driver, code, text string, change func(scene)) Explanation {
+// answered makes a scene in which the attach to node b, or its mount there, fails with a driver's answer, and returns what is explained.
+func answered(t *testing.T, call drivers.Call, driver, code, text string, change func(scene)) Explanation {
 	t.Helper()
 	s := newScene()
 	s.Volumes[0].Spec.CSI.Driver, s.va.Spec.Attacher, s.va.Spec.NodeName = driver, driver, "b"
@@ -178,7 +178,7 @@ func TestTextsOfDrivers(t *testing.T) {
 		"dell/csm#896": {drivers.Mount, "csi-powermax.dellemc.com", "Internal", "error performing private mount: mount failed: exit status 32 mounting arguments: -t xfs -o nouuid,defaults /dev/d /mnt output: mount: /mnt: mount(2) system call failed: Structure needs cleaning.", explain.FileSystemDamaged, "Structure needs cleaning"},
 	} {
 		t.Run(source, func(t *testing.T) {
-			if e := told(t, one.call, one.driver, one.code, one.text, nil); e.Reason != one.want || !strings.Contains(e.Summary, one.says) {
+			if e := answered(t, one.call, one.driver, one.code, one.text, nil); e.Reason != one.want || !strings.Contains(e.Summary, one.says) {
 				t.Errorf("%s: %s, want %s with %q", e.Reason, e.Summary, one.want, one.says)
 			}
 		})
@@ -222,7 +222,7 @@ func TestTextsOfOthers(t *testing.T) {
 		"a share is exported":                                                                      {drivers.Mount, oneDriver, "Internal", "already attached to another node s1", nil, explain.MountFailing},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if e := told(t, one.call, one.driver, one.code, one.text, one.change); e.Reason != one.want {
+			if e := answered(t, one.call, one.driver, one.code, one.text, one.change); e.Reason != one.want {
 				t.Errorf("%s: %s, want %s", e.Reason, e.Summary, one.want)
 			}
 		})

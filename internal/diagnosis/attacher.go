@@ -232,7 +232,7 @@ func (x *state) registeredAs(id string) string {
 	return ""
 }
 
-// shown is the length to which an error is shortened where its cause is told before.
+// shown is the length to which an error is shortened: its cause is in the summary.
 const shown = 400
 
 // attacherFacts are what the attacher said last about a VolumeAttachment.

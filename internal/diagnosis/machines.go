@@ -155,6 +155,23 @@ func (x *state) twins(node, driver string) (id string, others []string) {
 	return id, others
 }
 
+// identityFacts says which other Nodes carry an identity of a node's machine: then it is no proof of which machine that is.
+func (x *state) identityFacts(name string) (facts []Fact) {
+	node := x.nodes[name]
+	if node == nil {
+		return nil
+	}
+	if x.carriers == nil {
+		x.carriers = kube.Carriers(x.Nodes)
+	}
+	for _, i := range kube.IdentitiesOf(node) {
+		if others := slices.DeleteFunc(slices.Clone(x.carriers[i]), func(other string) bool { return other == name }); len(others) > 0 {
+			facts = append(facts, Fact{Component: "node " + name, Message: "has the " + i.Kind + " of " + strings.Join(others, ", ") + " too: one machine has several Nodes, or several machines have one identity"})
+		}
+	}
+	return facts
+}
+
 // renamed reports whether a VolumeAttachment is for another machine than the one that the driver has registered for its node now: it has another node
 // ID, and nothing shows that it is one machine.
 func (x *state) renamed(va *storagev1.VolumeAttachment, key attachment.VolumeKey) (was, is string, renamed bool) {

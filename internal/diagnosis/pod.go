@@ -360,7 +360,7 @@ func (x *state) ofVolume(pod *corev1.Pod, key attachment.VolumeKey, pv *corev1.P
 	if h == nil && va != nil { // the operation is at the pod's own node
 		own := x.holder(key, pod.Spec.NodeName)
 		f := x.finding(pod, w, v, &own)
-		f.Facts = slices.Concat(x.attacherFacts(va), x.eventFacts(pod), f.Facts)
+		f.Facts = slices.Concat(x.attacherFacts(va), x.identityFacts(pod.Spec.NodeName), x.eventFacts(pod), f.Facts)
 		f.Holders, f.Clock = []Holder{own}, mountTick(pod.Spec.NodeName, w)
 		return f
 	}
