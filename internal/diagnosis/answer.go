@@ -45,7 +45,7 @@ var (
 	isAttached = regexp.MustCompile(`(?i)^(volume )?(in[- ]use|attached (to|elsewhere))|\b(is|already|still|currently) ([\w-]+ )?(attached|published|mounted|mapped|in[- ]use|used by)\b`)
 	// fsGroup is kubelet's own failure to give the files of a volume the pod's fsGroup (k/k v1.30.14 to v1.37.2 pkg/volume/csi/csi_mounter.go
 	// "applyFSGroup failed for vol", pkg/volume/volume_linux.go changeFilePermission).
-	fsGroup = regexp.MustCompile(`applyFSGroup failed for vol .*: (l?chown|chmod) .*: (operation not permitted|permission denied)$`)
+	fsGroup = regexp.MustCompile(`applyFSGroup failed for vol .*: ((?:l?chown|chmod) .*: (?:operation not permitted|permission denied))$`)
 	// listedAt is what belay-attacher appends to a refusal if the driver's own list has the volume at another node ID (explain.NotFreed).
 	listedAt = regexp.MustCompile(`; the driver lists the volume at node ID "([^"]*)", which no VolumeAttachment is for.*$`)
 	// nextAttempt is when belay-attacher calls the driver again, in an error that is not the driver's.
@@ -195,9 +195,12 @@ func unanswered(s spoken) bool {
 func (x *state) answered(w wait, call drivers.Call, key attachment.VolumeKey, node string, s spoken) wait {
 	read := drivers.Reading{}
 	w.reason, read = reasonOf(x.withoutNames(s, key), key.Driver, call)
-	w.detail = x.foreign(cmp.Or(read.Cause(s.text), s.own, s.code))
+	w.detail = drivers.Shorten(x.foreign(cmp.Or(read.Cause(s.text), s.own, s.code)), shown)
 	if ofAttacher(call, s.own) != "" {
 		w.detail = x.foreign(strings.TrimSpace(s.own + " " + s.text))
+	}
+	if found := fsGroup.FindStringSubmatch(s.own); found != nil && w.reason == explain.FSGroupRefused {
+		w.detail = x.foreign(found[1])
 	}
 	w.answer.Call, w.answer.NotSent = operations[call], s.code == "" && w.reason == failures[call] && call != drivers.Mount
 	said := meant[read.Situation]

@@ -158,7 +158,7 @@ func TestTextsOfDrivers(t *testing.T) {
 		want               decision.Reason
 		says               string
 	}{
-		"digitalocean/csi-digitalocean v4.14.0-5-g0711283d driver/controller.go:361":  {drivers.Publish, "dobs.csi.digitalocean.com", "FailedPrecondition", `volume "h" is attached to the wrong droplet (4711), detach the volume to fix it`, explain.BackendDisagrees, "machine 4711, which is no node of this cluster"},
+		"digitalocean/csi-digitalocean v4.14.0-5-g0711283d driver/controller.go:361":  {drivers.Publish, "dobs.csi.digitalocean.com", "FailedPrecondition", `volume "h" is attached to the wrong droplet (4711), detach the volume to fix it`, explain.BackendDisagrees, "attached to machine 4711, and no VolumeAttachment shows it there"},
 		"scaleway/scaleway-csi v0.3.6 pkg/driver/controller.go:212":                   {drivers.Publish, "csi.scaleway.com", "FailedPrecondition", "volume fr-par-1/v1 already attached to another node fr-par-1/s1", explain.BackendDisagrees, "attached to node a,"},
 		"the same by a driver that the file does not know":                            {drivers.Publish, oneDriver, "Internal", "volume v1 already attached to another node fr-par-1/s1", explain.BackendDisagrees, "attached to node a,"},
 		"oracle/oci-cloud-controller-manager v1.35.0 bv_controller.go:735":            {drivers.Publish, "blockvolume.csi.oraclecloud.com", "Internal", "Failed to attach volume to node. The volume is already attached to another node.", explain.BackendDisagrees, "no VolumeAttachment shows"},

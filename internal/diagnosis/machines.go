@@ -33,15 +33,16 @@ func (x *state) elsewhere(w *wait, key attachment.VolumeKey, own, text, where st
 		}
 	}
 	if where != "" {
-		w.answer.Elsewhere = "machine " + x.foreign(where)
+		w.answer.Elsewhere = "machine " + x.foreign(path.Base(where))
 		if slices.Contains(x.Whole, CSINodes) && slices.Contains(x.Whole, Nodes) {
-			w.answer.Elsewhere += ", which is no node of this cluster"
+			return "that machine is no node of this cluster"
 		}
 		return ""
 	}
 	for _, name := range x.listed[kube.UniqueVolumeName(key.Driver, key.Handle)] {
 		if name != own && x.nodes[name] != nil && kube.InUse(x.nodes[name], kube.UniqueVolumeName(key.Driver, key.Handle)) {
-			w.answer.Elsewhere = "node " + name + ", which lists it in use"
+			w.answer.Elsewhere = "node " + name
+			return "node " + name + " lists it in use"
 		}
 	}
 	return ""

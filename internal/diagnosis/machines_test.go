@@ -37,7 +37,7 @@ func TestWhatStandsInTheCluster(t *testing.T) {
 		step       string // in the steps
 		never      string // in no step
 	}{
-		"another node lists it in use, as after a restored etcd": {drivers.Publish, "FailedPrecondition", "volume is attached elsewhere: already attached", func(s scene) { s.inUse(s.a) }, explain.BackendDisagrees, "attached to node a, which lists it in use", "Make sure that node a", "retry="},
+		"another node lists it in use, as after a restored etcd": {drivers.Publish, "FailedPrecondition", "volume is attached elsewhere: already attached", func(s scene) { s.inUse(s.a) }, explain.BackendDisagrees, "(node a lists it in use)", "Make sure that node a", "retry="},
 		"the text has the node ID of another node":               {drivers.Publish, "FailedPrecondition", "already in use: fr-par-1/s1 has it", nil, explain.BackendDisagrees, "attached to node a,", "", ""},
 		"the text has a longer ID":                               {drivers.Publish, "FailedPrecondition", "already in use: fr-par-1/s12 has it", nil, explain.BackendDisagrees, "no VolumeAttachment shows", "", "node a "},
 		"a machine of an Azure scale set": {drivers.Publish, "Internal", "disk(/d1) already attached to node(/subscriptions/s/resourceGroups/rg/providers/Microsoft.Compute/virtualMachineScaleSets/pool/virtualMachines/pool_33), could not be attached to node(b)", func(s scene) {
@@ -96,8 +96,8 @@ func TestWhatStandsInTheCluster(t *testing.T) {
 	}
 }
 
-// TestSharedIdentityIsSaid: two Nodes with one system UUID are in what is said about an attach to one of them.
-func TestSharedIdentityIsSaid(t *testing.T) {
+// TestSharedIdentity: an attach to one of two Nodes with one system UUID reports both.
+func TestSharedIdentity(t *testing.T) {
 	for uuid, want := range map[string]bool{"ec2bd6b5-0000-4000-8000-000000000001": true, "ec2bd6b5-0000-4000-8000-000000000002": false} {
 		e := answered(t, drivers.Publish, oneDriver, "Internal", "x", func(s scene) {
 			s.Nodes[0].Status.NodeInfo.SystemUUID, s.Nodes[1].Status.NodeInfo.SystemUUID = "ec2bd6b5-0000-4000-8000-000000000001", uuid

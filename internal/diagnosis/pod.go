@@ -536,7 +536,7 @@ func (x *state) mountError(w wait, pod *corev1.Pod, key attachment.VolumeKey, me
 	begun.since = x.failsSince(pod, key, w.since)
 	answered := x.answered(begun, drivers.Mount, key, pod.Spec.NodeName, heard)
 	answered.since, answered.answer.Affinity = w.since, affine(x.volume(key))
-	if heard.code == "" || answered.reason == explain.MountFailing {
+	if heard.code == "" && answered.reason != explain.FSGroupRefused || answered.reason == explain.MountFailing {
 		answered.detail = x.quoted(message)
 	}
 	return answered

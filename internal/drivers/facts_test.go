@@ -156,14 +156,15 @@ func TestCause(t *testing.T) {
 	long := strings.Repeat("could not attach volume vol-1 to node i-1: ", 4)
 	for message, want := range map[string]string{
 		"volume v1 is in use": "volume v1 is in use",
-		long + "operation error EC2: AttachVolume, https response error StatusCode: 400, RequestID: 7f, api error VolumeInUse: vol-1 is already attached to an instance":                         "VolumeInUse: vol-1 is already attached to an instance",
-		long + `error message: {"badRequest": {"code": 400, "message": "Invalid volume: Volume v1 status must be available (HTTP 400)"}}`:                                                        "Invalid volume: Volume v1 status must be available (HTTP 400)",
-		long + `Fault: (*types.ResourceInUse)(0xc000f00500)({ Name: (string) (len=6) "volume" }), LocalizedMessage: (string) (len=32) "The resource 'volume' is in use." }) ". opId: "2bdbfb61"`: "The resource 'volume' is in use.",
-		long + "googleapi: Error 400: The disk resource is already being used":                                                                                                                   "The disk resource is already being used",
-		long + "mount failed: exit status 32 Mounting command: mount Mounting arguments: -t xfs /dev/sdb /mnt Output: mount: /mnt: wrong fs type, bad option, bad superblock on /dev/sdb":        "wrong fs type, bad option, bad superblock on /dev/sdb",
-		long + "error in formatting and mounting volume. output: mount: /mnt/globalmount: can't read superblock on /dev/sdi":                                                                     "can't read superblock on /dev/sdi",
-		long + "'fsck' found errors on device /dev/nvme1n1 but could not correct them: fsck from util-linux 2.37.4 /dev/nvme1n1: Inode 14 has an invalid extent node":                            "'fsck' found errors on device /dev/nvme1n1 but could not correct them",
-		long + "the zone is wrong: volume v1 is not in the same zone as i-1":                                                                                                                     "volume v1 is not in the same zone as i-1",
+		long + "operation error EC2: AttachVolume, https response error StatusCode: 400, RequestID: 7f, api error VolumeInUse: vol-1 is already attached to an instance":                           "VolumeInUse: vol-1 is already attached to an instance",
+		long + `error message: {"badRequest": {"code": 400, "message": "Invalid volume: Volume v1 status must be available (HTTP 400)"}}`:                                                          "Invalid volume: Volume v1 status must be available (HTTP 400)",
+		long + `Fault: (*types.ResourceInUse)(0xc000f00500)({ Name: (string) (len=6) "volume" }), LocalizedMessage: (string) (len=32) \"The resource 'volume' is in use.\" }) ". opId: "2bdbfb61"`: "The resource 'volume' is in use.",
+		long + "googleapi: Error 400: The disk resource is already being used":                                                                                                                     "The disk resource is already being used",
+		long + "mount failed: exit status 32 Mounting command: mount Mounting arguments: -t xfs /dev/sdb /mnt Output: mount: /mnt: wrong fs type, bad option, bad superblock on /dev/sdb":          "wrong fs type, bad option, bad superblock on /dev/sdb",
+		long + "error in formatting and mounting volume. output: mount: /mnt/globalmount: can't read superblock on /dev/sdi":                                                                       "can't read superblock on /dev/sdi",
+		long + "'fsck' found errors on device /dev/nvme1n1 but could not correct them: fsck from util-linux 2.37.4 /dev/nvme1n1: Inode 14 has an invalid extent node":                              "'fsck' found errors on device /dev/nvme1n1 but could not correct them",
+		long + "the zone is wrong: volume v1 is not in the same zone as i-1":                                                                                                                       "volume v1 is not in the same zone as i-1",
+		strings.Repeat("/a-long-path", 40) + " to i-2 failed with disk already attached to node(" + strings.Repeat("/p", 99) + "/i-1), could not be":                                               "already attached to node(" + strings.Repeat("/p", 99) + "/i-1), could not be",
 		long: long,
 	} {
 		call := Publish

@@ -84,7 +84,7 @@ func first(message string, parts []string) int {
 
 // causes match, in an error that quotes another, the innermost message. Their group is what the cause is; the last match counts.
 var causes = []*regexp.Regexp{
-	regexp.MustCompile(`LocalizedMessage: \(string\) \(len=\d+\) "([^"]+)"`),             // vmware/govmomi, printed by go-spew
+	regexp.MustCompile(`LocalizedMessage: \(string\) \(len=\d+\) \\*"([^"\\]+)`),         // vmware/govmomi, printed by go-spew, in quotes
 	regexp.MustCompile(`api error ([\w.]+: .+)$`),                                        // aws/smithy-go@v1.27.3/errors.go:84
 	regexp.MustCompile(`googleapi: Error \d+: (.+)$`),                                    // googleapis/google-api-go-client, googleapi/googleapi.go
 	regexp.MustCompile(`\\?"message\\?": ?\\?"([^"\\]+)`),                                // JSON of OpenStack and Azure
@@ -95,8 +95,8 @@ var causes = []*regexp.Regexp{
 // short is the length up to which a message is shown as it is.
 const short = 160
 
-// Cause returns what of a message, on one line, is the cause: the innermost message that it quotes, else the clause in which the words are that
-// it was read by, and what follows. A short message is returned as a whole.
+// Cause returns what of a message, on one line, is the cause: the innermost message that it quotes, else what begins with the clause, or the words,
+// that it was read by. A short message is returned as a whole.
 func (r Reading) Cause(message string) string {
 	if len(message) <= short {
 		return message
@@ -106,12 +106,13 @@ func (r Reading) Cause(message string) string {
 			return strings.TrimSpace(all[len(all)-1][1])
 		}
 	}
-	if r.Situation != "" && r.At < len(message) {
-		if begin := strings.LastIndex(message[:r.At], ": "); begin >= 0 {
-			return message[begin+2:]
-		}
+	if r.Situation == "" || r.At >= len(message) {
+		return message
 	}
-	return message
+	if begin := strings.LastIndex(message[:r.At], ": "); begin >= 0 && len(message)-begin <= 2*short {
+		return message[begin+2:]
+	}
+	return message[strings.LastIndexByte(message[:r.At], ' ')+1:]
 }
 
 // Shorten leaves out the middle of a text, between words, so that about n bytes remain of it.

@@ -83,7 +83,7 @@ var answerGuides = map[decision.Reason]Guide{
 		Next: func(s Situation) []Step {
 			return []Step{
 				{Text: "Compare the handle with the volumes at the storage, in the region, project or account of the driver. Another attempt does not help.", Command: ofVolume(s, "kubectl describe pv %s")},
-				askStorage(s),
+				{Text: "See what the storage has under the handle" + documented(s) + ".", Command: s.Ask},
 				{
 					Text: "If the handle is wrong: it cannot be changed. Create another PersistentVolume with the right one, and a claim for it. " +
 						"If the volume was deleted at the storage: restore it there from a snapshot or a backup, under a PersistentVolume of its own.",
@@ -121,9 +121,10 @@ var answerGuides = map[decision.Reason]Guide{
 			return fmt.Sprintf("the storage refuses the credentials of CSI driver %s, or they lack a right, %s%s", s.Driver, toDo(s), because(s.Detail))
 		},
 		Next: func(s Situation) []Step {
-			steps := attacherLogs(s)
-			steps[0].Text = "Give the role or account of the driver's controller the right that the message names, or renew its credentials. The log has the whole message. The call is repeated with back-off, and succeeds after that."
-			return append(steps, retryNow(s)...)
+			return append([]Step{{
+				Text:    "Give the role or account of the driver's controller the right that the message names, or renew its credentials. The call is repeated with back-off, and succeeds after that. The whole message is in the log, and in the VolumeAttachment.",
+				Command: logsCommand(s),
+			}}, retryNow(s)...)
 		},
 	},
 	StorageQuotaReached: {
@@ -148,9 +149,10 @@ var answerGuides = map[decision.Reason]Guide{
 					Command: podsOn(s.Wanted),
 				}}
 			}
-			steps := append([]Step{askStorage(s)}, attacherLogs(s)...)
-			steps[1].Text = "Find out what the earlier call hangs in, in the log of the driver's controller. The refused call is repeated, and succeeds only after the earlier one has ended."
-			return steps
+			return []Step{askStorage(s), {
+				Text:    "Find out what the earlier call hangs in, in the log of the driver's controller. The refused call is repeated, and succeeds only after the earlier one has ended.",
+				Command: logsCommand(s),
+			}}
 		},
 	},
 	RequestNotSupported: {
@@ -261,11 +263,16 @@ func podsOn(node string) string {
 
 // askStorage asks where the volume is attached, with the storage's own client if one is known.
 func askStorage(s Situation) Step {
-	text := fmt.Sprintf("Ask the storage where volume %s (handle %s) is attached, and whether that machine runs.", cmp.Or(s.Volume, "(unknown)"), cmp.Or(s.Handle, "(unknown)"))
+	text := fmt.Sprintf("Ask the storage where volume %s (handle %s) is attached, and whether that machine runs", cmp.Or(s.Volume, "(unknown)"), cmp.Or(s.Handle, "(unknown)"))
+	return Step{Text: text + documented(s) + ".", Command: s.Ask}
+}
+
+// documented is where the storage's own client is described.
+func documented(s Situation) string {
 	if s.Ask == "" {
-		return Step{Text: text}
+		return ""
 	}
-	return Step{Text: text + " The client is described at " + s.AskSource + ".", Command: s.Ask}
+	return " (" + s.AskSource + ")"
 }
 
 // retryNow asks belay-attacher for an attempt; csi-attacher has no such request.

@@ -275,16 +275,23 @@ var attachGuides = map[decision.Reason]Guide{
 }
 
 func attacherLogs(s Situation) []Step {
-	step := Step{Text: "Read the logs of the attacher and of the driver's controller. The call is retried by itself."}
-	if s.AttacherPod != "" && s.LeaseNamespace != "" {
+	step := Step{Text: "Read the logs of the attacher and of the driver's controller. The call is retried by itself.", Command: logsCommand(s)}
+	if step.Command != "" {
 		step.Text = "Read the logs of the attacher and of the driver's controller: the name is the holder of the attacher's lease, usually its pod. The call is retried by itself."
-		step.Command = fmt.Sprintf("kubectl logs -n %s %s --all-containers --tail=100", s.LeaseNamespace, s.AttacherPod)
 	}
 	var steps []Step
 	if s.Works != "" {
 		steps = []Step{{Text: "Look at the node and at the volume at the storage first, not at the driver: meanwhile " + s.Works + "."}}
 	}
 	return append(append(steps, step), retryNow(s)...)
+}
+
+// logsCommand prints the logs of the attacher and of the driver beside it; "" if the holder of the attacher's lease is unknown.
+func logsCommand(s Situation) string {
+	if s.AttacherPod == "" || s.LeaseNamespace == "" {
+		return ""
+	}
+	return fmt.Sprintf("kubectl logs -n %s %s --all-containers --tail=100", s.LeaseNamespace, s.AttacherPod)
 }
 
 // declareGone asks a person to look where no program of the cluster can.
