@@ -25,8 +25,8 @@ func (x *state) elsewhere(w *wait, key attachment.VolumeKey, own, text, where st
 	case len(where) < 3 && !isNumber.MatchString(where) || articles[where]:
 		where = ""
 	}
-	names := x.nodeNames()
-	for _, name := range names {
+	text = strings.ToLower(text)
+	for _, name := range x.nodeNames() {
 		if name != own && (x.isMachine(name, key.Driver, where) || where == "" && x.mentions(text, name, key.Driver)) {
 			w.answer.Elsewhere = "node " + name
 			return ""
@@ -39,10 +39,19 @@ func (x *state) elsewhere(w *wait, key attachment.VolumeKey, own, text, where st
 		}
 		return ""
 	}
-	for _, name := range x.listed[kube.UniqueVolumeName(key.Driver, key.Handle)] {
-		if name != own && x.nodes[name] != nil && kube.InUse(x.nodes[name], kube.UniqueVolumeName(key.Driver, key.Handle)) {
-			w.answer.Elsewhere = "node " + name
-			return "node " + name + " lists it in use"
+	if name := x.inUseAt(key, own); name != "" {
+		w.answer.Elsewhere = "node " + name
+		return "node " + name + " lists it in use"
+	}
+	return ""
+}
+
+// inUseAt is a node other than one that lists a volume in use; "" if none that was read does.
+func (x *state) inUseAt(key attachment.VolumeKey, except string) string {
+	unique := kube.UniqueVolumeName(key.Driver, key.Handle)
+	for _, name := range x.listed[unique] {
+		if node := x.nodes[name]; name != except && node != nil && kube.InUse(node, unique) {
+			return name
 		}
 	}
 	return ""
@@ -94,10 +103,10 @@ func (x *state) isMachine(node, driver, word string) bool {
 	})
 }
 
-// mentions reports whether a text has an ID of the node's machine as a word. Short IDs are words of a language.
+// mentions reports whether a text in lower case has an ID of the node's machine as a word. Short IDs are words of a language.
 func (x *state) mentions(text, node, driver string) bool {
 	return slices.ContainsFunc(x.machineIDs(node, driver), func(id string) bool {
-		return len(id) > 3 && indexWord(strings.ToLower(text), strings.ToLower(id)) >= 0
+		return len(id) > 3 && indexWord(text, strings.ToLower(id)) >= 0
 	})
 }
 
@@ -144,16 +153,25 @@ func slotsTaken(used, limit int) string {
 	return fmt.Sprintf("the CSINode allows %d volumes, and with this one %d VolumeAttachments are for the node", limit, used)
 }
 
+// driverID is a CSI node ID of a driver.
+type driverID struct{ driver, id string }
+
 // twins are the other nodes for which a driver has registered the node ID of this one, sorted.
 func (x *state) twins(node, driver string) (id string, others []string) {
-	id = x.nodeID(node, driver)
-	for _, n := range x.CSINodes {
-		if id != "" && n.Name != node && x.nodeID(n.Name, driver) == id {
-			others = append(others, n.Name)
+	if x.byNodeID == nil {
+		x.byNodeID = map[driverID][]string{}
+		for _, n := range x.CSINodes {
+			for _, d := range n.Spec.Drivers {
+				x.byNodeID[driverID{d.Name, d.NodeID}] = append(x.byNodeID[driverID{d.Name, d.NodeID}], n.Name)
+			}
 		}
 	}
+	if id = x.nodeID(node, driver); id == "" {
+		return "", nil
+	}
+	others = slices.DeleteFunc(slices.Clone(x.byNodeID[driverID{driver, id}]), func(other string) bool { return other == node })
 	slices.Sort(others)
-	return id, others
+	return id, slices.Compact(others)
 }
 
 // identityFacts says which other Nodes carry an identity of a node's machine: then it is no proof of which machine that is.
@@ -187,14 +205,17 @@ func (x *state) renamed(va *storagev1.VolumeAttachment, key attachment.VolumeKey
 
 // worksElsewhere is what a driver has attached since an operation of it was asked for: it works.
 func (x *state) worksElsewhere(va *storagev1.VolumeAttachment, w wait) string {
-	var latest *storagev1.VolumeAttachment
-	for _, other := range x.Attachments {
-		if other.Spec.Attacher == va.Spec.Attacher && other.Name != va.Name && other.Status.Attached && other.CreationTimestamp.After(w.since) &&
-			(latest == nil || other.CreationTimestamp.After(latest.CreationTimestamp.Time)) {
-			latest = other
+	if x.latest == nil {
+		x.latest = map[string]*storagev1.VolumeAttachment{}
+		for _, other := range x.Attachments {
+			if before := x.latest[other.Spec.Attacher]; other.Status.Attached && other.DeletionTimestamp == nil &&
+				(before == nil || other.CreationTimestamp.After(before.CreationTimestamp.Time)) {
+				x.latest[other.Spec.Attacher] = other
+			}
 		}
 	}
-	if latest == nil || w.since.IsZero() {
+	latest := x.latest[va.Spec.Attacher]
+	if latest == nil || w.since.IsZero() || !latest.CreationTimestamp.After(w.since) {
 		return ""
 	}
 	return fmt.Sprintf("the driver has attached the volume of VolumeAttachment %s to node %s, after %s", latest.Name, latest.Spec.NodeName, stamp(latest.CreationTimestamp.Time))
