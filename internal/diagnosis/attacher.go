@@ -3,6 +3,7 @@ package diagnosis
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -126,14 +127,24 @@ type wait struct {
 	since  time.Time
 	// failed is set if it has failed already, so that it is more than waiting.
 	failed bool
+	answer explain.Answer
 }
 
 // attachWait explains why a VolumeAttachment is not attached.
 func (x *state) attachWait(va *storagev1.VolumeAttachment) wait {
 	w := wait{reason: attachment.Attaching, since: va.CreationTimestamp.Time}
 	driver, age := va.Spec.Attacher, x.Now.Sub(va.CreationTimestamp.Time)
+	if id, others := x.twins(va.Spec.NodeName, driver); len(others) > 0 && age > usual {
+		w.reason, w.detail = explain.NodeIdentityShared, va.Spec.NodeName+" and "+strings.Join(others, ", ")
+		w.answer.SharedID = id
+		return w
+	}
 	if e := va.Status.AttachError; e != nil {
-		return x.failed(w, driver, drivers.Publish, e)
+		return x.failed(w, va, drivers.Publish, e)
+	}
+	if x.deletedNode(va) && age > usual {
+		w.reason = attachment.NodeGone // a CSINode goes with its Node
+		return w
 	}
 	if x.onNode(driver, va.Spec.NodeName) == decision.No && age > usual {
 		w.reason = explain.DriverNotOnNode
@@ -142,6 +153,7 @@ func (x *state) attachWait(va *storagev1.VolumeAttachment) wait {
 		}
 		return w
 	}
+	w.answer.Works = x.worksElsewhere(va, w)
 	return x.silent(va, w, age, attachment.AttachUnanswered)
 }
 
@@ -153,9 +165,10 @@ func (x *state) detachWait(va *storagev1.VolumeAttachment) wait {
 		w.reason = explain.DriverRemoved
 		return w
 	}
+	w.answer.Works = x.worksElsewhere(va, w)
 	if e := va.Status.DetachError; e != nil {
-		w = x.failed(w, driver, drivers.Unpublish, e)
-		if w.reason == attachment.DetachFailed && codeOf(e) == "NotFound" && x.machineGone(va) {
+		w = x.failed(w, va, drivers.Unpublish, e)
+		if w.reason == attachment.DetachFailed && hearError(e).code == "NotFound" && x.machineGone(va) {
 			w.reason = explain.MachineUnknown
 		}
 		return w
@@ -163,16 +176,28 @@ func (x *state) detachWait(va *storagev1.VolumeAttachment) wait {
 	return x.silent(va, w, age, attachment.DetachUnanswered)
 }
 
-// failed explains what an attacher's error says; what one said that does not run any more is not what the wait is for.
-func (x *state) failed(w wait, driver string, call drivers.Call, e *storagev1.VolumeError) wait {
-	if runs, lease := x.attacherState(driver); runs == decision.No {
+// failed explains what an attacher's error says; what one said that does not run any more is not what the wait is for, nor one before an attempt that
+// is under way.
+func (x *state) failed(w wait, va *storagev1.VolumeAttachment, call drivers.Call, e *storagev1.VolumeError) wait {
+	if runs, lease := x.attacherState(va.Spec.Attacher); runs == decision.No {
 		w.reason, w.detail = explain.AttacherNotRunning, lease
 		return w
 	}
-	reason, said := reasonOf(e, driver, call)
-	w.reason, w.detail = reason, x.foreign(kube.ErrorText(e))
-	if said != "" {
-		w.detail += " (" + said + ")"
+	w.answer.RetryNow = takesRequests(va)
+	if at, underWay := x.attemptedSince(e); underWay {
+		w.reason = explain.DriverUnavailable
+		w.detail = fmt.Sprintf("an attempt is due since %s and has had no answer yet, as the one before it", stamp(at))
+		return w
+	}
+	key, _ := x.volumeOf(va)
+	if key.Driver == "" {
+		key.Driver = va.Spec.Attacher
+	}
+	works := w.answer.Works
+	w = x.answered(w, call, key, va.Spec.NodeName, hearError(&storagev1.VolumeError{Message: kube.ErrorText(e), ErrorCode: e.ErrorCode}))
+	w.answer.Works, w.answer.Affinity = works, affine(x.volume(key))
+	if w.reason == attachment.AttachFailed && x.deletedNode(va) {
+		w.reason = attachment.NodeGone
 	}
 	return w
 }
@@ -194,7 +219,7 @@ func (x *state) silent(va *storagev1.VolumeAttachment, w wait, age time.Duration
 // machineGone reports whether the Node of a VolumeAttachment was deleted, and no other node has the recorded ID.
 func (x *state) machineGone(va *storagev1.VolumeAttachment) bool {
 	id := va.Annotations[kube.NodeIDAnnotation]
-	return id != "" && x.nodes[va.Spec.NodeName] == nil && x.exists(Ref{Resource: Nodes, Name: va.Spec.NodeName}) == decision.No && x.registeredAs(id) == ""
+	return id != "" && x.deletedNode(va) && x.registeredAs(id) == ""
 }
 
 // registeredAs returns the node whose CSINode has a CSI node ID; empty if none that was read has it.
@@ -207,6 +232,9 @@ func (x *state) registeredAs(id string) string {
 	return ""
 }
 
+// shown is the length to which an error is shortened: its cause is in the summary.
+const shown = 400
+
 // attacherFacts are what the attacher said last about a VolumeAttachment.
 func (x *state) attacherFacts(va *storagev1.VolumeAttachment) []Fact {
 	var facts []Fact
@@ -215,7 +243,7 @@ func (x *state) attacherFacts(va *storagev1.VolumeAttachment) []Fact {
 		err  *storagev1.VolumeError
 	}{{"attach", va.Status.AttachError}, {"detach", va.Status.DetachError}} {
 		if e.err != nil {
-			facts = append(facts, Fact{Component: "attacher", Message: fmt.Sprintf("%s failed: %s", e.what, x.foreign(kube.ErrorText(e.err))), At: timePointer(e.err.Time.Time)})
+			facts = append(facts, Fact{Component: "attacher", Message: fmt.Sprintf("%s failed: %s", e.what, x.quoted(kube.ErrorText(e.err))), At: timePointer(e.err.Time.Time)})
 		}
 	}
 	switch runs, detail := x.attacherState(va.Spec.Attacher); {

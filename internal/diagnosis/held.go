@@ -60,8 +60,8 @@ func (x *state) heldBy(key attachment.VolumeKey, h *Holder, cause decision.Reaso
 	if has {
 		w.since = sinceRequest(va, w.since)
 	}
-	if has && va.Status.AttachError != nil && ofAttacher(drivers.Publish, va.Status.AttachError.Message) == publication.RestoredAttachment {
-		return x.failed(w, va.Spec.Attacher, drivers.Publish, va.Status.AttachError) // whatever became of its Node, which may be another cluster's
+	if has && va.Status.AttachError != nil && ofAttacher(drivers.Publish, hearError(va.Status.AttachError).own) == publication.RestoredAttachment {
+		return x.failed(w, va, drivers.Publish, va.Status.AttachError) // whatever became of its Node, which may be another cluster's
 	}
 	switch cause {
 	case attachment.NodeGone, attachment.NodeReturned, attachment.NodeReplaced, attachment.NodeUnknown, attachment.NodeNotManaged,

@@ -1,7 +1,6 @@
 package diagnosis
 
 import (
-	"cmp"
 	"fmt"
 	"regexp"
 	"slices"
@@ -73,6 +72,7 @@ func (x *state) findingOf(w wait, s explain.Situation) Finding {
 	if f := x.fenceOf(node); f != nil {
 		return x.ofFence(f, w, s)
 	}
+	s.Answer = w.answer
 	g := explain.GuideTo(w.reason)
 	found := Finding{
 		Verdict: x.verdict(w), Reason: w.reason, Since: timePointer(w.since), Summary: g.Summary(s), Next: g.Steps(s), Runbook: explain.Runbook(w.reason),
@@ -359,7 +359,7 @@ func (x *state) ofVolume(pod *corev1.Pod, key attachment.VolumeKey, pv *corev1.P
 	if h == nil && va != nil { // the operation is at the pod's own node
 		own := x.holder(key, pod.Spec.NodeName)
 		f := x.finding(pod, w, v, &own)
-		f.Facts = slices.Concat(x.attacherFacts(va), x.eventFacts(pod), f.Facts)
+		f.Facts = slices.Concat(x.attacherFacts(va), x.identityFacts(pod.Spec.NodeName), x.eventFacts(pod), f.Facts)
 		f.Holders, f.Clock = []Holder{own}, mountTick(pod.Spec.NodeName, w)
 		return f
 	}
@@ -461,6 +461,10 @@ func (x *state) ownWait(pod *corev1.Pod, key attachment.VolumeKey, va *storagev1
 		return wait{reason: explain.NotReported, since: va.CreationTimestamp.Time}
 	}
 	w := x.mountWait(pod, key, since)
+	if was, is, renamed := x.renamed(va, key); renamed && (w.reason == explain.MountFailing || x.Now.Sub(since) > usual) {
+		w.reason = attachment.NodeReplaced
+		w.detail = fmt.Sprintf("VolumeAttachment %s is for node ID %s, and CSI driver %s has now registered %s", va.Name, x.foreign(was), key.Driver, x.foreign(is))
+	}
 	if w.reason == explain.Mounting && node != nil && x.unlisted(node, key) {
 		w.detail = explain.NotListedYet
 	}
@@ -510,12 +514,9 @@ func (x *state) mountWait(pod *corev1.Pod, key attachment.VolumeKey, since time.
 		message := strings.TrimPrefix(e.Message, combined)
 		if _, last, ok := strings.Cut(message, "last failure: "); ok {
 			message = last // what comes before is that belay's node agent waits, and since when
+			own = own || strings.Contains(last, "of volume "+key.Handle+": ")
 		}
-		w.detail, w.reason = x.foreign(message), explain.MountFailing
-		if own {
-			w.reason = cmp.Or(lacking(e.Message), w.reason)
-		}
-		return w
+		return x.mountError(w, pod, key, message, own)
 	}
 	if x.Now.Sub(since) > attachment.AnswerTimeout {
 		w.reason = explain.MountFailing
@@ -550,7 +551,7 @@ func (x *state) eventFacts(pod *corev1.Pod) []Fact {
 		if repeats(e) {
 			continue // and what the component said before is over
 		}
-		facts = append(facts, Fact{Component: component, Message: e.Reason + ": " + x.foreign(e.Message), At: timePointer(eventTime(e))})
+		facts = append(facts, Fact{Component: component, Message: e.Reason + ": " + x.quoted(e.Message), At: timePointer(eventTime(e))})
 	}
 	slices.SortFunc(facts, func(a, b Fact) int { return slices.Index(inOrder, a.Component) - slices.Index(inOrder, b.Component) })
 	return facts

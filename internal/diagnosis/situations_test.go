@@ -85,7 +85,7 @@ func (s scene) replicated(holder, waiter string) {
 func (s scene) bothFailed() {
 	second := s.va.DeepCopy()
 	second.Name, second.Spec.NodeName, second.CreationTimestamp = kube.AttachmentName("h", oneDriver, "b"), "b", metav1.NewTime(s.Now.Add(-time.Minute))
-	s.va.Status = storagev1.VolumeAttachmentStatus{AttachError: &storagev1.VolumeError{Message: "rpc error: code = DeadlineExceeded desc = no answer"}}
+	s.va.Status = storagev1.VolumeAttachmentStatus{AttachError: &storagev1.VolumeError{Message: "rpc error: code = DeadlineExceeded desc = context deadline exceeded"}}
 	second.Status = storagev1.VolumeAttachmentStatus{AttachError: &storagev1.VolumeError{Message: "rpc error: code = FailedPrecondition desc = attached to node a"}}
 	s.Attachments = append(s.Attachments, second)
 	s.holder.Status = s.waiter.Status
@@ -180,7 +180,7 @@ func TestMessagesOfAttachers(t *testing.T) {
 		`volume can be attached to only one node: VolumeAttachment x for node "a" was removed before the driver confirmed the detach, which is retried (last error: rpc error: code = Internal desc = x)`: explain.BackendDisagrees,
 		`CSINode a does not contain driver disk.example.com`:                                                                                                                                              explain.DriverNotOnNode,
 	} {
-		if got, _ := reasonOf(&storagev1.VolumeError{Message: message}, oneDriver, drivers.Unpublish); got != want {
+		if got, _ := reasonOf(hearError(&storagev1.VolumeError{Message: message}), oneDriver, drivers.Unpublish); got != want {
 			t.Errorf("%s: %s, want %s", message, got, want)
 		}
 	}

@@ -31,6 +31,14 @@ type Facts struct {
 	Lists      Lists                  `json:"lists"`
 	Answers    map[Situation][]Answer `json:"answers"`
 	Late       Late                   `json:"late"`
+	// Ask is how to ask the driver's storage where a volume is attached.
+	Ask Ask `json:"ask"`
+}
+
+// Ask is a command of the storage's own client.
+type Ask struct {
+	Command       string `json:"command,omitempty"` // HANDLE stands for the volume's handle
+	Documentation string `json:"documentation,omitempty"`
 }
 
 // NodeID is the form of the driver's node IDs.
@@ -59,11 +67,23 @@ const (
 	VolumeGone        Situation = "volumeGone"
 	Busy              Situation = "busy" // another operation is under way; this one was not begun
 	RateLimit         Situation = "rateLimit"
+	Quota             Situation = "quota"
+	Credentials       Situation = "credentials" // the storage refuses the driver's own credentials, or they lack a right
+	WrongZone         Situation = "wrongZone"   // the volume cannot be reached from the node's zone
+	Damaged           Situation = "damaged"     // a check found errors in the file system that it did not correct
+	WrongFileSystem   Situation = "wrongFileSystem"
+	NotPermitted      Situation = "notPermitted" // the storage refuses a change of ownership or of permissions
+	Unsupported       Situation = "unsupported"  // the driver cannot do what the request asks for, however often it is repeated
 )
 
-// Situations lists the situations.
+// Situations lists the situations that answers of one driver are known for.
 func Situations() []Situation {
 	return []Situation{AttachedElsewhere, NodeFull, UnknownNode, VolumeGone, Busy, RateLimit}
+}
+
+// AllSituations lists the situations.
+func AllSituations() []Situation {
+	return append(Situations(), Quota, Credentials, WrongZone, Damaged, WrongFileSystem, NotPermitted, Unsupported)
 }
 
 // Call is the call that was answered.
@@ -73,6 +93,7 @@ type Call string
 const (
 	Publish   Call = "publish"
 	Unpublish Call = "unpublish"
+	Mount     Call = "mount" // NodeStageVolume or NodePublishVolume, or what kubelet does to the mounted volume
 )
 
 // AnyCode is the code of an answer that may have each.
@@ -81,8 +102,9 @@ const AnyCode = "any"
 // Answer is what a driver returns in a situation.
 type Answer struct {
 	Call    Call     `json:"call,omitempty"`
-	Code    string   `json:"code,omitempty"` // as gRPC prints it, or AnyCode
-	Text    []string `json:"text,omitempty"` // all are part of the message
+	Code    string   `json:"code,omitempty"`  // as gRPC prints it, or AnyCode
+	Text    []string `json:"text,omitempty"`  // all are part of the message
+	Where   string   `json:"where,omitempty"` // an expression whose group is the machine that the message says has the volume
 	Example string   `json:"example,omitempty"`
 	Note    string   `json:"note,omitempty"`
 	Never   bool     `json:"never,omitempty"` // the driver has no such answer
@@ -114,18 +136,6 @@ func (f Facts) EndsAfter() (after time.Duration, known bool) {
 	return f.Late.Ends.Duration, true
 }
 
-// Means returns the situation that an answer of this code and message is about, "" if the file does not know it.
-func (f Facts) Means(call Call, code, message string) Situation {
-	for _, situation := range Situations() {
-		for _, a := range f.Answers[situation] {
-			if a.Call == call && (a.Code == code || a.Code == AnyCode) && containsAll(message, a.Text) {
-				return situation
-			}
-		}
-	}
-	return ""
-}
-
 // Known reports whether the file knows what the driver answers to the call in the situation: another answer is not about it.
 func (f Facts) Known(call Call, situation Situation) bool {
 	for _, a := range f.Answers[situation] {
@@ -145,20 +155,25 @@ func containsAll(message string, parts []string) bool {
 	return true
 }
 
-var load = sync.OnceValue(func() []Facts {
-	var all []Facts
+var load = sync.OnceValue(func() (all contents) {
 	if err := yaml.UnmarshalStrict(data, &all); err != nil {
 		panic(fmt.Sprintf("facts.yaml, which the program was built with: %v", err))
 	}
 	return all
 })
 
+// contents are those of the file.
+type contents struct {
+	Drivers []Facts `json:"drivers"`
+	Words   []Words `json:"words"`
+}
+
 // All returns the facts of all drivers, in the order of the file.
-func All() []Facts { return load() }
+func All() []Facts { return load().Drivers }
 
 // Of returns the facts of the driver with this CSI name; ok is false for one that the file does not know.
 func Of(name string) (facts Facts, ok bool) {
-	for _, f := range load() {
+	for _, f := range All() {
 		if f.Driver == name {
 			return f, true
 		}

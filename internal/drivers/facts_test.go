@@ -5,13 +5,14 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"google.golang.org/grpc/codes"
 
 	"belay.dev/belay/internal/decision"
 )
 
-var place = regexp.MustCompile(`^([\w.-]+/[\w.-]+@[\w.-]+/)?[\w./-]+:[1-9][0-9]*$`)
+var place = regexp.MustCompile(`^([\w.-]+/[\w.-]+@[\w.-]+/)?[\w./-]+:[1-9][0-9]*$|^[\w.-]+/[\w.-]+#[1-9][0-9]*$`)
 
 // codeNames are gRPC's codes as its errors print them.
 func codeNames() (names []string) {
@@ -42,10 +43,10 @@ func TestFacts(t *testing.T) {
 					t.Errorf("no such situation: %s", situation)
 				}
 			}
+			if c := f.Ask.Command; c != "" && (!strings.Contains(c, " HANDLE") || !strings.HasPrefix(f.Ask.Documentation, "https://")) {
+				t.Errorf("the command does not name the handle, or has no documentation: %+v", f.Ask)
+			}
 			for _, situation := range Situations() {
-				if len(f.Answers[situation]) == 0 {
-					t.Errorf("%s has no answer, and is not %q either", situation, NotRead)
-				}
 				for _, a := range f.Answers[situation] {
 					checkAnswer(t, situation, a)
 				}
@@ -58,7 +59,10 @@ func checkAnswer(t *testing.T, situation Situation, a Answer) {
 	t.Helper()
 	empty := a.Call == "" && a.Code == "" && len(a.Text) == 0 && a.Example == "" && a.Note == ""
 	code := a.Code == AnyCode || slices.Contains(codeNames(), a.Code)
-	sourced(t, string(situation), a.Source, a.Never && empty || (a.Call == Publish || a.Call == Unpublish) && code, empty && !a.Never)
+	sourced(t, string(situation), a.Source, a.Never && empty || (a.Call == Publish || a.Call == Unpublish) && code, false)
+	if a.Where != "" && group(a.Where, a.Example) == "" && !strings.Contains(a.Example, "op-1 failed") {
+		t.Errorf("%s: the example names no machine as %q does", situation, a.Where)
+	}
 	if a.Code == AnyCode && len(a.Text) == 0 {
 		t.Errorf("%s: an answer of any code and any text is every answer", situation)
 	}
@@ -108,8 +112,8 @@ func TestOKTooEarly(t *testing.T) {
 	}
 }
 
-// TestMeans: each example of the file is recognized as what it is an example of.
-func TestMeans(t *testing.T) {
+// TestRead: each example of the file is read as what it is an example of.
+func TestRead(t *testing.T) {
 	for _, f := range All() {
 		for situation, answers := range f.Answers {
 			for _, a := range answers {
@@ -120,10 +124,70 @@ func TestMeans(t *testing.T) {
 				if code == AnyCode {
 					code = codes.ResourceExhausted.String()
 				}
-				if got := f.Means(a.Call, code, a.Example); got != situation {
-					t.Errorf("%s: %s %q means %q, want %q", f.Driver, code, a.Example, got, situation)
+				if got := Read(f.Driver, a.Call, code, a.Example); got.Situation != situation || got.Where != group(a.Where, a.Example) {
+					t.Errorf("%s: %s %q means %+v, want %q", f.Driver, code, a.Example, got, situation)
 				}
 			}
 		}
+	}
+}
+
+// TestWords: each example of words is read as what it is an example of, for a driver that the file does not know; and the words say whose they are.
+func TestWords(t *testing.T) {
+	for _, w := range AllWords() {
+		if w.Of == "" || !places(w.Source) || !slices.Contains(AllSituations(), w.Situation) || len(w.Codes) == 0 && w.Match == "" {
+			t.Errorf("the words lack whose they are, a place, a situation, or a code or an expression: %+v", w)
+		}
+		call, code := Publish, codes.Internal.String()
+		if len(w.Calls) > 0 {
+			call = w.Calls[0]
+		}
+		if len(w.Codes) > 0 {
+			code = w.Codes[0]
+		}
+		if got := Read("example.com", call, code, w.Example); got.Situation != w.Situation {
+			t.Errorf("%q is read as %q, want %q", w.Example, got.Situation, w.Situation)
+		}
+	}
+}
+
+// TestCause: the innermost message of a long error is found, and a short error stays as it is.
+func TestCause(t *testing.T) {
+	long := strings.Repeat("could not attach volume vol-1 to node i-1: ", 4)
+	for message, want := range map[string]string{
+		"volume v1 is in use": "volume v1 is in use",
+		long + "operation error EC2: AttachVolume, https response error StatusCode: 400, RequestID: 7f, api error VolumeInUse: vol-1 is already attached to an instance":                           "VolumeInUse: vol-1 is already attached to an instance",
+		long + `error message: {"badRequest": {"code": 400, "message": "Invalid volume: Volume v1 status must be available (HTTP 400)"}}`:                                                          "Invalid volume: Volume v1 status must be available (HTTP 400)",
+		long + `Fault: (*types.ResourceInUse)(0xc000f00500)({ Name: (string) (len=6) "volume" }), LocalizedMessage: (string) (len=32) \"The resource 'volume' is in use.\" }) ". opId: "2bdbfb61"`: "The resource 'volume' is in use.",
+		long + "googleapi: Error 400: The disk resource is already being used":                                                                                                                     "The disk resource is already being used",
+		long + "mount failed: exit status 32 Mounting command: mount Mounting arguments: -t xfs /dev/sdb /mnt Output: mount: /mnt: wrong fs type, bad option, bad superblock on /dev/sdb":          "wrong fs type, bad option, bad superblock on /dev/sdb",
+		long + "error in formatting and mounting volume. output: mount: /mnt/globalmount: can't read superblock on /dev/sdi":                                                                       "can't read superblock on /dev/sdi",
+		long + "'fsck' found errors on device /dev/nvme1n1 but could not correct them: fsck from util-linux 2.37.4 /dev/nvme1n1: Inode 14 has an invalid extent node":                              "'fsck' found errors on device /dev/nvme1n1 but could not correct them",
+		long + "the zone is wrong: volume v1 is not in the same zone as i-1":                                                                                                                       "volume v1 is not in the same zone as i-1",
+		strings.Repeat("/a-long-path", 40) + " to i-2 failed with disk already attached to node(" + strings.Repeat("/p", 99) + "/i-1), could not be":                                               "already attached to node(" + strings.Repeat("/p", 99) + "/i-1), could not be",
+		long: long,
+	} {
+		call := Publish
+		if strings.Contains(want, "dev") {
+			call = Mount
+		}
+		if got := Read("example.com", call, "Internal", message).Cause(message); got != want {
+			t.Errorf("%q: %q, want %q", message, got, want)
+		}
+	}
+}
+
+// TestShorten: what is left out is in the middle, and ends at words.
+func TestShorten(t *testing.T) {
+	text := strings.Repeat("begin ", 50) + strings.Repeat("fin ", 50)
+	got := Shorten(text, 100)
+	if len(got) > 105 || !strings.HasPrefix(got, "begin begin") || !strings.HasSuffix(got, "fin fin ") || !strings.Contains(got, "begin ... fin") {
+		t.Errorf("%q", got)
+	}
+	if got := Shorten("short", 100); got != "short" {
+		t.Errorf("%q", got)
+	}
+	if got := Shorten(strings.Repeat("\u00e4", 100), 101); !utf8.ValidString(got) {
+		t.Errorf("%q is no text", got)
 	}
 }

@@ -56,7 +56,9 @@ func render(all []Facts) string {
 	out.WriteString("\n### Node IDs and lists\n\n")
 	table(&out, "driver", "node ID", "example", "source")
 	for _, f := range all {
-		row(&out, f.Title, f.NodeID.Form, "`"+f.NodeID.Example+"`", f.sources(f.NodeID.Source))
+		if f.NodeID.Form != "" {
+			row(&out, f.Title, f.NodeID.Form, "`"+f.NodeID.Example+"`", f.sources(f.NodeID.Source))
+		}
 	}
 	out.WriteString("\n")
 	table(&out, "driver", "lists volumes", "and the nodes that have them", "", "source")
@@ -66,7 +68,38 @@ func render(all []Facts) string {
 	for _, situation := range Situations() {
 		renderSituation(&out, situation, all)
 	}
+	renderAsk(&out, all)
+	renderWords(&out)
 	return out.String()
+}
+
+func renderAsk(out *strings.Builder, all []Facts) {
+	out.WriteString("\n### Where the storage has a volume attached\n\n")
+	table(out, "driver", "command", "documentation")
+	for _, f := range all {
+		if f.Ask.Command != "" {
+			row(out, f.Title, "`"+f.Ask.Command+"`", "["+strings.Fields(f.Ask.Command)[0]+"]("+f.Ask.Documentation+")")
+		}
+	}
+}
+
+// said are the situations as the table of words has them.
+var said = map[Situation]string{
+	AttachedElsewhere: "attached to another node", NodeFull: "the node is full", UnknownNode: "unknown node", VolumeGone: "volume gone", Busy: "busy", RateLimit: "too many requests",
+	Quota: "quota", Credentials: "credentials or rights of the driver", WrongZone: "another zone", Damaged: "damaged file system", WrongFileSystem: "wrong file system",
+	NotPermitted: "ownership not changed", Unsupported: "not supported",
+}
+
+func renderWords(out *strings.Builder) {
+	out.WriteString("\n### Words that several drivers pass on\n\nThey are looked for in this order in an answer that the tables above do not have. [The expressions](../internal/drivers/facts.yaml) are in the file.\n\n")
+	table(out, "meaning", "words of", "calls", "codes", "source")
+	for _, w := range AllWords() {
+		var calls []string
+		for _, c := range w.Calls {
+			calls = append(calls, string(c))
+		}
+		row(out, said[w.Situation], w.Of, strings.Join(calls, ", "), strings.Join(w.Codes, ", "), Facts{}.sources(w.Source))
+	}
 }
 
 func renderSituation(out *strings.Builder, situation Situation, all []Facts) {
@@ -74,12 +107,13 @@ func renderSituation(out *strings.Builder, situation Situation, all []Facts) {
 	table(out, "driver", "call", "answer", "its message contains", "", "source")
 	var never, notRead []string
 	for _, f := range all {
+		if len(f.Answers[situation]) == 0 {
+			notRead = append(notRead, f.Title)
+		}
 		for _, a := range f.Answers[situation] {
 			switch {
 			case a.Never:
 				never = append(never, f.Title)
-			case a.Source == NotRead:
-				notRead = append(notRead, f.Title)
 			default:
 				parts := ""
 				if len(a.Text) > 0 {
@@ -146,6 +180,9 @@ func (f Facts) sources(source string) string {
 // link returns where a place is on GitHub, of the driver's repository as a whole for "".
 func (f Facts) link(place string) string {
 	repository, revision := f.Repository, cmp.Or(f.Commit, f.Version)
+	if other, number, ok := strings.Cut(place, "#"); ok {
+		return "https://github.com/" + other + "/issues/" + number
+	}
 	if other, rest, ok := strings.Cut(place, "@"); ok {
 		repository = other
 		revision, place, _ = strings.Cut(rest, "/")

@@ -17,7 +17,9 @@ var attachGuides = map[decision.Reason]Guide{
 	attachment.Attaching: {
 		Title: "The attacher has not confirmed the attach yet",
 		Page:  pageAttach, Silence: passes, Verdict: InProgress,
-		Summary: func(s Situation) string { return fmt.Sprintf("the volume is being attached to node %s", s.Wanted) },
+		Summary: func(s Situation) string {
+			return fmt.Sprintf("the volume is being attached to node %s%s", s.Wanted, because(s.Detail))
+		},
 	},
 	attachment.AttachUnanswered: {
 		Title: "The attacher has not confirmed the attach for two minutes",
@@ -31,6 +33,9 @@ var attachGuides = map[decision.Reason]Guide{
 		Title: "The driver refuses to attach the volume",
 		Page:  pageAttach, Event: FailedAttachVolume,
 		Summary: func(s Situation) string {
+			if s.NotSent {
+				return fmt.Sprintf("the attacher of CSI driver %s does not call the driver for the attach to node %s%s", s.Driver, s.Wanted, because(s.Detail))
+			}
 			return fmt.Sprintf("CSI driver %s fails to attach the volume to node %s%s", s.Driver, s.Wanted, because(s.Detail))
 		},
 		Next: attacherLogs,
@@ -38,7 +43,9 @@ var attachGuides = map[decision.Reason]Guide{
 	attachment.Detaching: {
 		Title: "The attacher has not confirmed the detach yet",
 		Page:  pageDetach, Event: DetachingVolume, Verdict: InProgress,
-		Summary: func(s Situation) string { return fmt.Sprintf("the volume is being detached from node %s", s.Node) },
+		Summary: func(s Situation) string {
+			return fmt.Sprintf("the volume is being detached from node %s%s", s.Node, because(s.Detail))
+		},
 	},
 	attachment.DetachUnanswered: {
 		Title: "The attacher has not confirmed the detach for two minutes",
@@ -52,6 +59,9 @@ var attachGuides = map[decision.Reason]Guide{
 		Title: "The driver refuses to detach the volume",
 		Page:  pageDetach, Event: FailedDetachVolume,
 		Summary: func(s Situation) string {
+			if s.NotSent {
+				return fmt.Sprintf("the attacher of CSI driver %s does not call the driver for the detach from node %s%s", s.Driver, s.Node, because(s.Detail))
+			}
 			return fmt.Sprintf("CSI driver %s fails to detach the volume from node %s%s", s.Driver, s.Node, because(s.Detail))
 		},
 		Next: attacherLogs,
@@ -168,19 +178,6 @@ var attachGuides = map[decision.Reason]Guide{
 			}}
 		},
 	},
-	BackendDisagrees: {
-		Title: "The storage says that the volume is attached elsewhere",
-		Page:  pageAttach, Event: FailedAttachVolume, Verdict: Unsafe,
-		Summary: func(s Situation) string {
-			return fmt.Sprintf("no VolumeAttachment shows the volume on another node, but at the storage it is, or may be, attached to one%s", because(s.Detail))
-		},
-		Next: func(s Situation) []Step {
-			return []Step{
-				{Text: fmt.Sprintf("Ask the storage where volume %s is attached, and whether that machine still runs.", cmp.Or(s.Volume, "(unknown)"))},
-				{Text: "With belay-attacher and a driver that lists where its volumes are published, it is detached there by itself. Without, detach it at the storage.", Danger: "if that machine still has the volume mounted, its writes are lost"},
-			}
-		},
-	},
 	NotReported: {
 		Title: "The node does not list the volume as attached yet",
 		Page:  pageControlPlane, Silence: onlyAsked, Verdict: InProgress,
@@ -203,7 +200,7 @@ var attachGuides = map[decision.Reason]Guide{
 			if s.Detail == "" {
 				return fmt.Sprintf("the volume is attached to node %s, which has neither mounted it nor reported an error: kubelet or the driver may hang there", s.Wanted)
 			}
-			return fmt.Sprintf("the volume is attached to node %s, which fails to mount it%s", s.Wanted, because(s.Detail))
+			return fmt.Sprintf("node %s fails to mount the volume%s", s.Wanted, because(s.Detail))
 		},
 		Next: func(s Situation) []Step {
 			return []Step{{
@@ -295,12 +292,23 @@ var attachGuides = map[decision.Reason]Guide{
 }
 
 func attacherLogs(s Situation) []Step {
-	steps := []Step{{Text: "Read the logs of the attacher and of the driver's controller. The call is retried by itself."}}
-	if s.AttacherPod != "" && s.LeaseNamespace != "" {
-		steps[0].Text = "Read the logs of the attacher and of the driver's controller: the name is the holder of the attacher's lease, usually its pod. The call is retried by itself."
-		steps[0].Command = fmt.Sprintf("kubectl logs -n %s %s --all-containers --tail=100", s.LeaseNamespace, s.AttacherPod)
+	step := Step{Text: "Read the logs of the attacher and of the driver's controller. The call is retried by itself.", Command: logsCommand(s)}
+	if step.Command != "" {
+		step.Text = "Read the logs of the attacher and of the driver's controller: the name is the holder of the attacher's lease, usually its pod. The call is retried by itself."
 	}
-	return steps
+	var steps []Step
+	if s.Works != "" {
+		steps = []Step{{Text: "Look at the node and at the volume at the storage first, not at the driver: meanwhile " + s.Works + "."}}
+	}
+	return append(append(steps, step), retryNow(s)...)
+}
+
+// logsCommand prints the logs of the attacher and of the driver beside it; "" if the holder of the attacher's lease is unknown.
+func logsCommand(s Situation) string {
+	if s.AttacherPod == "" || s.LeaseNamespace == "" {
+		return ""
+	}
+	return fmt.Sprintf("kubectl logs -n %s %s --all-containers --tail=100", s.LeaseNamespace, s.AttacherPod)
 }
 
 // declareGone asks a person to look where no program of the cluster can.

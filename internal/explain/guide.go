@@ -13,6 +13,7 @@ type Step struct {
 
 // Situation holds the names that a guide fills in. An empty field is unknown or must not be named.
 type Situation struct {
+	Answer
 	Pod, Namespace   string // the pod that waits
 	Claim, Volume    string // the claim and the PersistentVolume
 	Driver           string

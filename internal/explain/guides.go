@@ -246,11 +246,11 @@ var holderGuides = map[decision.Reason]Guide{
 		Title: "Another machine has registered under the name of the node",
 		Page:  pageNodeLost, Event: FailedAttachVolume, Verdict: Unsafe,
 		Summary: func(s Situation) string {
-			return fmt.Sprintf("another machine has registered as node %s, and the one that has the volume may still write", s.Node)
+			return fmt.Sprintf("another machine has registered as node %s, and the one that has the volume may still write%s", s.Node, because(s.Detail))
 		},
 		Next: func(s Situation) []Step {
 			return []Step{
-				{Text: "Make sure that the earlier machine is off."},
+				{Text: "Make sure that the earlier machine is off" + earlier(s.NodeID) + "."},
 				forceDetach(s, "the earlier machine may still write while another node mounts the volume"),
 				{Text: deletedNodePolicyFits},
 			}
@@ -418,6 +418,14 @@ func because(detail string) string {
 		return ""
 	}
 	return ": " + detail
+}
+
+// earlier names the machine that a VolumeAttachment was made for.
+func earlier(nodeID string) string {
+	if nodeID == "" {
+		return ""
+	}
+	return ": the driver knew it by node ID " + nodeID
 }
 
 func and(detail string) string {

@@ -118,6 +118,7 @@ func keepVolume(pv *corev1.PersistentVolume) *corev1.PersistentVolume {
 	source.VolumeAttributes, source.Driver = nil, one(source.Driver)
 	kept.Spec.CSI, kept.Spec.AccessModes, kept.Spec.StorageClassName = &source, keepModes(pv.Spec.AccessModes), one(pv.Spec.StorageClassName)
 	kept.Spec.PersistentVolumeReclaimPolicy = corev1.PersistentVolumeReclaimPolicy(one(string(pv.Spec.PersistentVolumeReclaimPolicy)))
+	kept.Spec.NodeAffinity = pv.Spec.NodeAffinity
 	if ref := pv.Spec.ClaimRef; ref != nil {
 		kept.Spec.ClaimRef = &corev1.ObjectReference{Namespace: one(ref.Namespace), Name: ref.Name, UID: ref.UID}
 	}

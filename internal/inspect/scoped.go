@@ -271,11 +271,18 @@ func (r *run) surroundings(ctx context.Context, subject diagnosis.Ref) {
 	if subject.Resource == diagnosis.Nodes {
 		nodes = append(nodes, subject.Name)
 	}
-	missing := r.driverMissing(held) // before the calls, which add to what was read
+	// before the calls, which add to what was read
+	missing, refused, elsewhere := r.driverMissing(held), slices.ContainsFunc(held, refused), slices.ContainsFunc(held, diagnosis.SaysElsewhere)
 	calls = append(calls,
-		func() { each(nodes, func(name string) { r.node(ctx, name) }, func() { r.nodes(ctx) }) },
 		func() {
-			if missing { // whether any node has it shows whether it is installed at all
+			if elsewhere { // which node it is, and who lists the volume in use, any Node may show
+				r.nodes(ctx)
+				return
+			}
+			each(nodes, func(name string) { r.node(ctx, name) }, func() { r.nodes(ctx) })
+		},
+		func() {
+			if missing || refused { // whether any node has the driver shows whether it is installed at all; an error may name the node ID of any
 				r.csiNodes(ctx)
 				return
 			}
@@ -370,6 +377,11 @@ func (r *run) driverMissing(attachments []*storagev1.VolumeAttachment) bool {
 	return slices.ContainsFunc(attachments, func(va *storagev1.VolumeAttachment) bool {
 		return !slices.ContainsFunc(r.into.Drivers, func(d *storagev1.CSIDriver) bool { return d.Name == va.Spec.Attacher })
 	})
+}
+
+// refused reports whether a volume is not attached because its driver, or the attacher, refuses it.
+func refused(va *storagev1.VolumeAttachment) bool {
+	return va.Status.AttachError != nil && !va.Status.Attached
 }
 
 // full reports whether the scheduler found every node full of volumes: who fills them is then part of the answer.

@@ -57,7 +57,7 @@ func (p *plugin) explanation(e diagnosis.Explanation, format output) error {
 	return writeText(p.Out, p.style, e, format == formatWide)
 }
 
-// finding prints what someone needs who has to act: the verdict, the cause, the first step, and what not to do. What it rests on follows if
+// finding prints what a person needs who has to act: the verdict, the cause, the first step, and what not to do. What it rests on follows if
 // wide is set. others are findings with the same cause.
 func (p *page) finding(f *diagnosis.Finding, others []*diagnosis.Finding, wide bool) {
 	fmt.Fprintf(&p.text, "%s%s: %s\n", p.verdict(f.Verdict, words[f.Verdict]), p.lasting(f.Since), p.wrap(waits(f)+alsoWait(f, others), 0))

@@ -295,7 +295,7 @@ func driverUnavailable(s *stuck) {
 		Method: "ControllerPublishVolume", Effect: labdisk.EffectError, Code: "Unavailable", Message: "no route to the array",
 	})
 	s.Wait()
-	s.explains("driver-unavailable", s.waiter(), blocked, "DriverUnavailable")
+	s.explains("driver-unavailable", s.waiter(), blocked, "AttachFailed")
 }
 
 // storageLimit: the storage says that the node is full.
@@ -458,7 +458,7 @@ func uncertainAttach(s *stuck) {
 	s.Called("ControllerPublishVolume", labtest.Holding, false)
 	s.Wait()
 	s.explains("uncertain-attach", s.waiter(), blocked, "OtherWriterAttached")
-	s.explains("uncertain-attach-holder", s.podRef("holder"), blocked, "DriverUnavailable")
+	s.explains("uncertain-attach-holder", s.podRef("holder"), blocked, "AttachFailed")
 }
 
 // backendDisagrees: the finalizer was removed by hand while the volume was attached at the storage.
@@ -507,7 +507,7 @@ func mountError(s *stuck) {
 	s.Claim(scenario.StorageClass)
 	s.Fault(labdisk.Fault{Method: "NodeStageVolume", Effect: labdisk.EffectError, Code: "Internal", Message: "the file system is damaged, run fsck"})
 	s.Wait()
-	s.explains("mount-error", s.waiter(), blocked, "MountFailing")
+	s.explains("mount-error", s.waiter(), blocked, "FileSystemDamaged")
 }
 
 // migrated: an in-tree volume, of a CSI driver that is not installed.

@@ -1,0 +1,304 @@
+package explain
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"strings"
+
+	"belay.dev/belay/internal/decision"
+)
+
+// Reasons that a driver's answer gives, to an attach, a detach or a mount.
+const (
+	// HandleNotFound: the storage knows no volume of the PersistentVolume's handle.
+	HandleNotFound decision.Reason = "HandleNotFound"
+	// VolumeInOtherZone: the storage cannot attach the volume to a machine in the node's zone.
+	VolumeInOtherZone decision.Reason = "VolumeInOtherZone"
+	// DriverNotAuthorized: the storage refuses the driver's own credentials, or they lack a right.
+	DriverNotAuthorized decision.Reason = "DriverNotAuthorized"
+	// StorageQuotaReached: a quota of the storage or the cloud is used up.
+	StorageQuotaReached decision.Reason = "StorageQuotaReached"
+	// OperationPending: the driver refuses because an earlier operation of the volume or its machine has not ended.
+	OperationPending decision.Reason = "OperationPending"
+	// RequestNotSupported: the driver cannot do what is asked of it, however often it is asked.
+	RequestNotSupported decision.Reason = "RequestNotSupported"
+	// FileSystemDamaged: a check of the file system found errors that it did not correct.
+	FileSystemDamaged decision.Reason = "FileSystemDamaged"
+	// FileSystemMismatch: the node cannot read the file system as the type that the PersistentVolume names.
+	FileSystemMismatch decision.Reason = "FileSystemMismatch"
+	// FSGroupRefused: the storage refuses the change of ownership that the pod's fsGroup asks for.
+	FSGroupRefused decision.Reason = "FSGroupRefused"
+	// NodeIdentityShared: the driver knows two Nodes by one CSI node ID.
+	NodeIdentityShared decision.Reason = "NodeIdentityShared"
+)
+
+// Answer is what a situation says about the answer of a driver. Its texts are clean.
+type Answer struct {
+	Call      Operation // what the driver was called for
+	Handle    string    // of the volume
+	Elsewhere string    // where the volume is attached at the storage, "node b"
+	Ask       string    // a command of the storage's own client that shows where it is, and its documentation
+	AskSource string
+	NotSent   bool   // the attacher did not call the driver
+	RetryNow  bool   // the VolumeAttachment has an attacher that takes a request for an attempt
+	SharedID  string // the node ID that the driver has for several Nodes
+	Affinity  bool   // the PersistentVolume has a node affinity
+	Works     string // what the driver has done meanwhile, for an operation that it does not carry out
+}
+
+// Mount is the operation of a node that sets up a volume for a pod.
+const Mount Operation = "mount"
+
+func init() { maps.Copy(guides, answerGuides) }
+
+var answerGuides = map[decision.Reason]Guide{
+	BackendDisagrees: {
+		Title: "The storage says that the volume is attached elsewhere",
+		Page:  pageAttach, Event: FailedAttachVolume, Verdict: Unsafe,
+		Summary: func(s Situation) string {
+			if s.Elsewhere != "" {
+				return fmt.Sprintf("at the storage the volume is, or may be, attached to %s, and no VolumeAttachment shows it there%s", s.Elsewhere, because(s.Detail))
+			}
+			return fmt.Sprintf("no VolumeAttachment shows the volume on another node, but at the storage it is, or may be, attached to one%s", because(s.Detail))
+		},
+		Next: func(s Situation) []Step {
+			steps := []Step{askStorage(s)}
+			where := "that machine"
+			if s.Elsewhere != "" {
+				where = s.Elsewhere
+			}
+			steps = append(steps, Step{
+				Text:   fmt.Sprintf("Make sure that %s does not use the volume, then detach it there at the storage. With belay-attacher and a driver that lists where its volumes are published, that is done by itself.", where),
+				Danger: "if " + where + " still has the volume mounted, its writes are lost",
+			})
+			return append(steps, retryNow(s)...)
+		},
+	},
+	HandleNotFound: {
+		Title: "The storage does not know the volume",
+		Page:  pageDriver, Silence: onlyAsked,
+		Summary: func(s Situation) string {
+			return fmt.Sprintf("the storage of CSI driver %s has no volume with the handle %s of PersistentVolume %s%s", s.Driver, cmp.Or(s.Handle, "(unknown)"), volumeName(s), because(s.Detail))
+		},
+		Next: func(s Situation) []Step {
+			return []Step{
+				{Text: "Compare the handle with the volumes at the storage, in the region, project or account of the driver. Another attempt does not help.", Command: ofVolume(s, "kubectl describe pv %s")},
+				{Text: "See what the storage has under the handle" + documented(s) + ".", Command: s.Ask},
+				{
+					Text: "If the handle is wrong: it cannot be changed. Create another PersistentVolume with the right one, and a claim for it. " +
+						"If the volume was deleted at the storage: restore it there from a snapshot or a backup, under a PersistentVolume of its own.",
+				},
+			}
+		},
+	},
+	VolumeInOtherZone: {
+		Title: "The volume is in another zone than the node",
+		Page:  pageDriver, Silence: onlyAsked,
+		Summary: func(s Situation) string {
+			why := "PersistentVolume " + volumeName(s) + " has no node affinity, so that the scheduler does not know where it can be attached"
+			if s.Affinity {
+				why = "the pod got the node against the node affinity of PersistentVolume " + volumeName(s) + ", as spec.nodeName or a changed label of the node allows"
+			}
+			return fmt.Sprintf("the volume cannot be attached to node %s, which is in another zone, and %s%s", s.Wanted, why, because(s.Detail))
+		},
+		Next: func(s Situation) []Step {
+			zones := Step{Text: "See in which zones the nodes are, and at the storage in which one the volume is. Another attempt does not help.", Command: "kubectl get nodes -L topology.kubernetes.io/zone"}
+			if s.Affinity {
+				return []Step{
+					{Text: "See from which nodes the volume can be reached. Another attempt does not help.", Command: ofVolume(s, `kubectl get pv %s -o jsonpath='{.spec.nodeAffinity}{"\n"}'`)},
+					{Text: "Remove spec.nodeName from the pod's template, then delete the pod: the scheduler chooses a node for the next one.", Command: ofPod(s, "kubectl delete pod")},
+				}
+			}
+			return []Step{
+				zones,
+				{Text: "Set spec.nodeAffinity of the PersistentVolume to that zone, which is allowed as long as it has none.", Command: ofVolume(s, "kubectl edit pv %s")},
+				{Text: "Delete the pod: the next one gets a node in that zone.", Command: ofPod(s, "kubectl delete pod")},
+			}
+		},
+	},
+	DriverNotAuthorized: {
+		Title: "The storage refuses the driver's credentials",
+		Page:  pageDriver, Silence: onlyAsked,
+		Summary: func(s Situation) string {
+			return fmt.Sprintf("the storage refuses the credentials of CSI driver %s, or they lack a right, %s%s", s.Driver, toDo(s), because(s.Detail))
+		},
+		Next: func(s Situation) []Step {
+			return append([]Step{{
+				Text:    "Give the role or account of the driver's controller the right that the message names, or renew its credentials. The call is repeated with back-off, and succeeds after that. The whole message is in the log, and in the VolumeAttachment.",
+				Command: logsCommand(s),
+			}}, retryNow(s)...)
+		},
+	},
+	StorageQuotaReached: {
+		Title: "A quota of the storage is used up",
+		Page:  pageDriver, Silence: onlyAsked,
+		Summary: func(s Situation) string {
+			return fmt.Sprintf("a quota of the storage keeps CSI driver %s from what it is called for, %s%s", s.Driver, toDo(s), because(s.Detail))
+		},
+		Next: func(s Situation) []Step {
+			return append([]Step{{Text: "Raise the quota that the message names, or free some of it, at the storage. Another attempt helps only after that; the call is repeated with back-off."}}, retryNow(s)...)
+		},
+	},
+	OperationPending: {
+		Title: "An earlier operation of the volume has not ended",
+		Page:  pageDriver, Silence: onlyAsked,
+		Summary: func(s Situation) string {
+			return fmt.Sprintf("CSI driver %s refuses %s, because an earlier operation of the volume or its machine has not ended%s", s.Driver, toDo(s), because(s.Detail))
+		},
+		Next: func(s Situation) []Step {
+			if s.Call == Mount {
+				return []Step{{
+					Text: "Find out what the earlier call hangs in: read the log of the driver's node pod on node " + s.Wanted + ", and check that the node reaches the storage. " +
+						"The refused call is repeated, and succeeds only after the earlier one has ended.",
+					Command: podsOn(s.Wanted),
+				}}
+			}
+			return []Step{askStorage(s), {
+				Text:    "Find out what the earlier call hangs in, in the log of the driver's controller. The refused call is repeated, and succeeds only after the earlier one has ended.",
+				Command: logsCommand(s),
+			}}
+		},
+	},
+	RequestNotSupported: {
+		Title: "The driver does not support what is asked of it",
+		Page:  pageDriver, Silence: onlyAsked,
+		Summary: func(s Situation) string {
+			return fmt.Sprintf("CSI driver %s cannot do what it is asked for, %s%s", s.Driver, toDo(s), because(s.Detail))
+		},
+		Next: func(s Situation) []Step {
+			return []Step{{
+				Text:    "Compare the access modes, the volume mode and the parameters of the PersistentVolume with what the driver's documentation says it supports. Another attempt does not help.",
+				Command: ofVolume(s, "kubectl describe pv %s"),
+			}}
+		},
+	},
+	FileSystemDamaged: {
+		Title: "The file system on the volume is damaged",
+		Page:  pageMount, Silence: onlyAsked,
+		Summary: func(s Situation) string {
+			return fmt.Sprintf("node %s does not mount the volume, because its file system has errors that the check before a mount does not correct%s", s.Wanted, because(s.Detail))
+		},
+		Next: func(s Situation) []Step {
+			return []Step{
+				{Text: "Take a snapshot of the volume at the storage before anything else. Another attempt does not help."},
+				{
+					Text:   "Repair the file system by hand, with fsck or xfs_repair, on one machine that alone has the volume; or restore the volume from a snapshot or a backup.",
+					Danger: "a repair while another node has the volume mounted destroys it, and a repair may drop files",
+				},
+				{Text: "See which nodes have the volume.", Command: ofVolume(s, "kubectl belay explain pv/%s")},
+			}
+		},
+	},
+	FileSystemMismatch: {
+		Title: "The node cannot read the volume as the file system that it is mounted as",
+		Page:  pageMount, Silence: onlyAsked,
+		Summary: func(s Situation) string {
+			return fmt.Sprintf("node %s cannot mount the volume as the file system that PersistentVolume %s names: it has another one, is damaged, or the node's kernel lacks the type%s", s.Wanted, volumeName(s), because(s.Detail))
+		},
+		Next: func(s Situation) []Step {
+			return []Step{
+				{Text: "Compare spec.csi.fsType of the PersistentVolume with what blkid shows for the device on the node, and read what the kernel says, with dmesg. Another attempt does not help.", Command: ofVolume(s, "kubectl describe pv %s")},
+				{Text: "If the type is wrong, create a PersistentVolume with the right one. If it is right, the file system is damaged: repair it, or restore the volume.", Danger: "formatting the device, which would end the error, destroys the data"},
+			}
+		},
+	},
+	FSGroupRefused: {
+		Title: "The storage refuses the change of ownership for fsGroup",
+		Page:  pageMount, Silence: onlyAsked,
+		Summary: func(s Situation) string {
+			return fmt.Sprintf("node %s mounts the volume, and the storage does not let it change owner or permissions of the files, which the pod's fsGroup asks for%s", s.Wanted, because(s.Detail))
+		},
+		Next: func(s Situation) []Step {
+			return []Step{
+				{
+					Text: "Export the share with no_root_squash; or set fsGroupPolicy of the CSIDriver to None, where the driver's documentation allows it; or remove securityContext.fsGroup from the pod's template, " +
+						"and give the files at the file server the group that the pod runs with. Another attempt does not help before that.",
+					Command: "kubectl get csidriver " + s.Driver + ` -o jsonpath='{.spec.fsGroupPolicy}{"\n"}'`,
+				},
+			}
+		},
+	},
+	NodeIdentityShared: {
+		Title: "The driver knows two Nodes by one node ID",
+		Page:  pageDriver, Silence: onlyAsked, Verdict: Unsafe,
+		Summary: func(s Situation) string {
+			return fmt.Sprintf("CSI driver %s has registered node ID %s on several Nodes, %s: what it attaches for one, it attaches to the machine of another", s.Driver, s.SharedID, s.Detail)
+		},
+		Next: func(s Situation) []Step {
+			return []Step{
+				{Text: "See which IDs the driver has registered.", Command: "kubectl get csinodes -o custom-columns='NODE:.metadata.name,IDS:.spec.drivers[*].nodeID'"},
+				{
+					Text:   "Find out whether one machine has two Nodes, or two machines were cloned with one identity. Drain the one that should not have the ID, correct its identity, and let its node pod of the driver register again.",
+					Danger: "until then two nodes may write to one volume, whatever Kubernetes shows",
+				},
+			}
+		},
+	},
+}
+
+// toDo is what the driver was called for: "to attach the volume to node a".
+func toDo(s Situation) string {
+	switch s.Call {
+	case Detach:
+		return "to detach the volume from node " + s.Node
+	case Mount:
+		return "to mount the volume on node " + s.Wanted
+	}
+	return "to attach the volume to node " + s.Wanted
+}
+
+func volumeName(s Situation) string { return cmp.Or(s.Volume, "(none)") }
+
+// ofVolume fills in the PersistentVolume of a command; "" without one.
+func ofVolume(s Situation, command string) string {
+	if s.Volume == "" {
+		return ""
+	}
+	return fmt.Sprintf(command, s.Volume)
+}
+
+// ofPod is a command about the pod that waits; "" without one.
+func ofPod(s Situation, command string) string {
+	if s.Pod == "" {
+		return ""
+	}
+	return in(s.Namespace, command+" "+s.Pod)
+}
+
+func podsOn(node string) string {
+	return "kubectl get pods -A -o wide --field-selector spec.nodeName=" + node
+}
+
+// askStorage asks where the volume is attached, with the storage's own client if one is known.
+func askStorage(s Situation) Step {
+	text := fmt.Sprintf("Ask the storage where volume %s (handle %s) is attached, and whether that machine runs", cmp.Or(s.Volume, "(unknown)"), cmp.Or(s.Handle, "(unknown)"))
+	return Step{Text: text + documented(s) + ".", Command: s.Ask}
+}
+
+// documented is where the storage's own client is described.
+func documented(s Situation) string {
+	if s.Ask == "" {
+		return ""
+	}
+	return " (" + s.AskSource + ")"
+}
+
+// retryNow asks belay-attacher for an attempt; csi-attacher has no such request.
+func retryNow(s Situation) []Step {
+	if !s.RetryNow || s.Attachment == "" {
+		return nil
+	}
+	return []Step{{
+		Text:    "Once the cause is gone, bring the next attempt forward: the back-off is up to five minutes long.",
+		Command: "kubectl annotate volumeattachment " + s.Attachment + ` retry="$(date +%s)" --overwrite`,
+	}}
+}
+
+// AskWith fills in the handle of a volume in a command that has HANDLE; "" if the handle has characters that a shell would read.
+func AskWith(command, handle string) string {
+	if handle == "" || strings.Trim(handle, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_./:") != "" || handle[0] == '-' {
+		return ""
+	}
+	return strings.Replace(command, "HANDLE", handle, 1)
+}
