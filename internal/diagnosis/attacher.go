@@ -126,6 +126,12 @@ type wait struct {
 	since  time.Time
 	// failed is set if it has failed already, so that it is more than waiting.
 	failed bool
+	// own is the volume as the pod has it, mount what a text of kubelet about it means, and container one whose log may have the cause.
+	own       explain.PodVolume
+	mount     *explain.MountCause
+	container string
+	// said is set if only the pod's events show it, because of what could not be read.
+	said bool
 }
 
 // attachWait explains why a VolumeAttachment is not attached.

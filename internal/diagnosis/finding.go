@@ -19,6 +19,8 @@ type Verdict string
 const (
 	// Clear: nothing waits.
 	Clear Verdict = "Clear"
+	// NotVolume: a pod waits, and for no volume.
+	NotVolume Verdict = "NotVolume"
 	// InProgress: something waits that usually ends by itself within seconds.
 	InProgress Verdict = "InProgress"
 	// Unknown: too little could be read to tell.
@@ -33,16 +35,18 @@ func (v Verdict) severity() int {
 	switch v {
 	case Clear:
 		return 0
-	case InProgress:
+	case NotVolume:
 		return 1
-	case Unknown:
+	case InProgress:
 		return 2
-	case Blocked:
+	case Unknown:
 		return 3
-	case Unsafe:
+	case Blocked:
 		return 4
+	case Unsafe:
+		return 5
 	}
-	return 2
+	return 3
 }
 
 // Explanation is the answer about one object.
@@ -89,8 +93,11 @@ type Finding struct {
 	Runbook string `json:"runbook,omitempty"`
 }
 
-// Volume is a PersistentVolume with its claim.
+// Volume is a volume of a pod: a PersistentVolume with its claim, or one without a claim.
 type Volume struct {
+	// Name is that in the spec of the pod that waits, and Kind the field of its source, or of its PersistentVolume's: "configMap", "csi".
+	Name             string `json:"name,omitempty"`
+	Kind             string `json:"kind,omitempty"`
 	PersistentVolume string `json:"persistentVolume,omitempty"`
 	// Namespace and Claim are empty if the reader may not read the namespace.
 	Namespace string `json:"namespace,omitempty"`

@@ -1,9 +1,7 @@
 package diagnosis
 
 import (
-	"cmp"
 	"fmt"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -27,7 +25,10 @@ func (x *state) ofPod(pod *corev1.Pod) []Finding {
 		return nil
 	}
 	if mounted(pod) {
-		return x.ofMounted(pod)
+		if found := x.ofMounted(pod); len(found) > 0 {
+			return found
+		}
+		return x.ofStarted(pod)
 	}
 	if found := x.claimsOf(pod); len(found) > 0 {
 		return found
@@ -35,7 +36,13 @@ func (x *state) ofPod(pod *corev1.Pod) []Finding {
 	if pod.Spec.NodeName == "" {
 		return []Finding{x.unscheduled(pod)}
 	}
-	return x.volumesOfPod(pod)
+	if f, ok := x.waitsElsewhere(pod); ok {
+		return []Finding{f}
+	}
+	if found := x.volumesOfPod(pod); len(found) > 0 {
+		return found
+	}
+	return []Finding{x.notStarted(pod)}
 }
 
 // mounted reports whether kubelet has set up the pod's volumes: it starts no container before.
@@ -43,7 +50,7 @@ func mounted(pod *corev1.Pod) bool {
 	started := func(s corev1.ContainerStatus) bool {
 		w := s.State.Waiting
 		return s.State.Running != nil || s.State.Terminated != nil || s.LastTerminationState.Terminated != nil || s.RestartCount > 0 ||
-			w != nil && w.Reason != "ContainerCreating" && w.Reason != "PodInitializing"
+			w != nil && !slices.Contains(starting, w.Reason)
 	}
 	return slices.ContainsFunc(pod.Status.InitContainerStatuses, started) || slices.ContainsFunc(pod.Status.ContainerStatuses, started)
 }
@@ -55,7 +62,7 @@ func podRef(pod *corev1.Pod) Ref {
 // finding makes a finding about a pod.
 func (x *state) finding(pod *corev1.Pod, w wait, v *Volume, h *Holder) Finding {
 	s := x.situation(v, h)
-	s.Detail = w.detail
+	s.Detail, s.Own, s.Mount, s.Container = w.detail, w.own, w.mount, w.container
 	var subject Ref
 	if pod != nil {
 		s.Pod, s.Namespace, subject = pod.Name, pod.Namespace, podRef(pod)
@@ -65,6 +72,9 @@ func (x *state) finding(pod *corev1.Pod, w wait, v *Volume, h *Holder) Finding {
 	}
 	f := x.findingOf(w, s)
 	f.Subject, f.Volume = subject, v
+	if w.said {
+		f.Summary += " (as the pod's events say)"
+	}
 	return f
 }
 
@@ -196,10 +206,10 @@ func (x *state) claimsOf(pod *corev1.Pod) []Finding {
 				w.failed = e.Type == corev1.EventTypeWarning
 			}
 		case x.volumes[claim.Spec.VolumeName] == nil:
-			v.PersistentVolume, w.reason = claim.Spec.VolumeName, explain.PersistentVolumeMissing
 			if x.exists(Ref{Resource: Volumes, Name: claim.Spec.VolumeName}) != decision.No {
-				w.reason, w.detail = explain.Incomplete, "PersistentVolume "+claim.Spec.VolumeName+" could not be read"
+				continue // volumesOfPod has what the pod's events say of it
 			}
+			v.PersistentVolume, w.reason = claim.Spec.VolumeName, explain.PersistentVolumeMissing
 		default:
 			continue
 		}
@@ -332,11 +342,15 @@ func (x *state) filledByOrphans(driver string) []string {
 	return nodes
 }
 
-// volumesOfPod returns what each volume of a scheduled pod waits for.
-func (x *state) volumesOfPod(pod *corev1.Pod) []Finding {
-	var found []Finding
-	for _, v := range x.keysOf(pod) {
-		found = append(found, x.ofVolume(pod, v.key, v.pv))
+// volumesOfPod returns what the volumes of a scheduled pod wait for. What is unknown of one is left out where the cause of another is known.
+func (x *state) volumesOfPod(pod *corev1.Pod) (found []Finding) {
+	for _, v := range x.volumesOf(pod) {
+		if f, waits := x.ofVolume(pod, &v); waits {
+			found = append(found, f)
+		}
+	}
+	if slices.ContainsFunc(found, func(f Finding) bool { return f.Verdict.severity() > Unknown.severity() }) {
+		found = slices.DeleteFunc(found, func(f Finding) bool { return f.Verdict == Unknown })
 	}
 	return found
 }
@@ -351,19 +365,42 @@ func scheduled(pod *corev1.Pod) time.Time {
 	return pod.CreationTimestamp.Time
 }
 
-// ofVolume explains what a volume waits for that a pod needs on its node.
-func (x *state) ofVolume(pod *corev1.Pod, key attachment.VolumeKey, pv *corev1.PersistentVolume) Finding {
-	v := x.describe(key, pv)
-	v.WantedOn = pod.Spec.NodeName
-	w, h, va := x.waitFor(pod, key)
-	if h == nil && va != nil { // the operation is at the pod's own node
-		own := x.holder(key, pod.Spec.NodeName)
-		f := x.finding(pod, w, v, &own)
-		f.Facts = slices.Concat(x.attacherFacts(va), x.eventFacts(pod), f.Facts)
-		f.Holders, f.Clock = []Holder{own}, mountTick(pod.Spec.NodeName, w)
-		return f
+// ofKeyOn returns what the volumes of a pod with a key wait for, or that the pod waits for something else.
+func (x *state) ofKeyOn(pod *corev1.Pod, key attachment.VolumeKey) (found []Finding) {
+	if f, ok := x.waitsElsewhere(pod); ok {
+		return []Finding{f}
 	}
-	f := x.finding(pod, w, v, h)
+	for _, v := range x.volumesOf(pod) {
+		if v.hasKey && v.key == key {
+			if f, waits := x.ofVolume(pod, &v); waits {
+				found = append(found, f)
+			}
+		}
+	}
+	return found
+}
+
+// ofVolume explains what a volume waits for that a pod needs on its node, and reports whether it waits.
+func (x *state) ofVolume(pod *corev1.Pod, own *podVolume) (f Finding, waits bool) {
+	v, key := x.describeOwn(pod, own), own.key
+	w, h, va := x.waitOf(pod, own)
+	if w.reason == attachment.Settled {
+		return f, false
+	}
+	w.own = own.PodVolume
+	if !own.hasKey {
+		f = x.finding(pod, w, v, nil)
+		f.Facts = x.eventFacts(pod)
+		return f, true
+	}
+	if h == nil && va != nil { // the operation is at the pod's own node
+		at := x.holder(key, pod.Spec.NodeName)
+		f := x.finding(pod, w, v, &at)
+		f.Facts = slices.Concat(x.attacherFacts(va), x.eventFacts(pod), f.Facts)
+		f.Holders, f.Clock = []Holder{at}, mountTick(pod.Spec.NodeName, w)
+		return f, true
+	}
+	f = x.finding(pod, w, v, h)
 	f.Holders = x.holders(key, pod.Spec.NodeName)
 	said := f.Facts
 	f.Facts = nil
@@ -375,21 +412,48 @@ func (x *state) ofVolume(pod *corev1.Pod, key attachment.VolumeKey, pv *corev1.P
 		f.Clock = x.clock(key, h, w)
 	}
 	f.Facts = slices.Concat(f.Facts, x.eventFacts(pod), said)
-	return f
+	return f, true
+}
+
+// waitOf returns what a volume of a pod waits for. What the objects do not show because they could not be read, the pod's events may.
+func (x *state) waitOf(pod *corev1.Pod, v *podVolume) (wait, *Holder, *storagev1.VolumeAttachment) {
+	since := scheduled(pod)
+	unread := v.claim != "" && v.pv == nil
+	if !unread && !v.hasKey {
+		return x.mountWait(pod, v, since), nil, nil
+	}
+	w := wait{reason: explain.Incomplete, detail: "PersistentVolume " + v.names[0] + " could not be read", since: since}
+	if !unread {
+		var h *Holder
+		var va *storagev1.VolumeAttachment
+		if w, h, va = x.waitFor(pod, v); w.reason != explain.Incomplete {
+			return w, h, va
+		}
+	}
+	if _, cause, over := x.failing(pod, v); cause != "" {
+		x.readMount(&w, cause, v)
+		w.said = true
+	} else if said, ok := x.attachReport(pod, v); ok {
+		said.since, said.said = since, true
+		w = said
+	} else if over {
+		w.reason = attachment.Settled
+	}
+	return w, nil, nil
 }
 
 // waitFor returns what a volume waits for at the pod's node: the VolumeAttachment for the node, or the holder elsewhere.
-func (x *state) waitFor(pod *corev1.Pod, key attachment.VolumeKey) (wait, *Holder, *storagev1.VolumeAttachment) {
-	since := scheduled(pod)
+func (x *state) waitFor(pod *corev1.Pod, v *podVolume) (wait, *Holder, *storagev1.VolumeAttachment) {
+	since, key := scheduled(pod), v.key
 	va, has := x.attachmentOn(key, pod.Spec.NodeName)
 	switch {
-	case !x.attachRequired(key.Driver):
-		return x.mountWait(pod, key, since), nil, nil
+	case !x.attachRequired(key.Driver), !has && x.connects(key, pod.Spec.NodeName):
+		return x.mountWait(pod, v, since), nil, nil
 	case has:
 		if h, w := x.blockedBeside(pod, key, va, since); h != nil {
 			return w, h, nil
 		}
-		return x.ownWait(pod, key, va, since), nil, va
+		return x.ownWait(pod, v, va, since), nil, va
 	case x.namesAnothers(pod, key):
 		return wait{reason: explain.VolumeOfAnotherNamespace, since: since}, nil, nil
 	case !slices.Contains(x.Whole, Attachments):
@@ -449,9 +513,22 @@ func (x *state) blockedBeside(pod *corev1.Pod, key attachment.VolumeKey, own *st
 	return h, w
 }
 
+// connects reports whether the node may connect a volume by itself that has no VolumeAttachment there: the controller of Kubernetes, which creates none
+// for it, has listed it in the Node's status (k/k v1.36.3 pkg/volume/iscsi/attacher.go, pkg/volume/fc/attacher.go: Attach does nothing).
+func (x *state) connects(key attachment.VolumeKey, name string) bool {
+	node := x.nodes[name]
+	return kube.NoAttacher(key.Driver) && node != nil && kube.Reported(node, kube.UniqueVolumeName(key.Driver, key.Handle))
+}
+
+// given reports whether a volume is attached to a node, needs no attach, or may be attached as far as that could be read.
+func (x *state) given(key attachment.VolumeKey, node string) bool {
+	va, has := x.attachmentOn(key, node)
+	return !x.attachRequired(key.Driver) || has && va.Status.Attached || !has && (x.connects(key, node) || !slices.Contains(x.Whole, Attachments))
+}
+
 // ownWait returns what the VolumeAttachment for the pod's own node waits for.
-func (x *state) ownWait(pod *corev1.Pod, key attachment.VolumeKey, va *storagev1.VolumeAttachment, since time.Time) wait {
-	node := x.nodes[pod.Spec.NodeName]
+func (x *state) ownWait(pod *corev1.Pod, v *podVolume, va *storagev1.VolumeAttachment, since time.Time) wait {
+	node, key := x.nodes[pod.Spec.NodeName], v.key
 	switch {
 	case va.DeletionTimestamp != nil:
 		return x.detachWait(va)
@@ -460,65 +537,9 @@ func (x *state) ownWait(pod *corev1.Pod, key attachment.VolumeKey, va *storagev1
 	case node != nil && !kube.Reported(node, kube.UniqueVolumeName(key.Driver, key.Handle)):
 		return wait{reason: explain.NotReported, since: va.CreationTimestamp.Time}
 	}
-	w := x.mountWait(pod, key, since)
+	w := x.mountWait(pod, v, since)
 	if w.reason == explain.Mounting && node != nil && x.unlisted(node, key) {
 		w.detail = explain.NotListedYet
-	}
-	return w
-}
-
-// mountFailures are kubelet's. The attach, whose failures are events of the controller, has succeeded before.
-var mountFailures = []string{"FailedMount", "FailedMapVolume"}
-
-// aboutVolume matches the volume in kubelet's events: a PersistentVolume, or the pod's own name for another volume.
-var aboutVolume = regexp.MustCompile(`failed for volume "([^"]+)"`)
-
-// concerns reports whether an event of kubelet may be why a volume of the pod is not mounted: it does not name another volume that has
-// a finding of its own. own is set if it names this one.
-func (x *state) concerns(e *corev1.Event, pod *corev1.Pod, key attachment.VolumeKey) (own, concerns bool) {
-	found := aboutVolume.FindStringSubmatch(e.Message)
-	if found == nil {
-		return true, true
-	}
-	for _, v := range x.keysOf(pod) {
-		if v.pv != nil && v.pv.Name == found[1] {
-			return v.key == key, v.key == key
-		}
-	}
-	return false, true
-}
-
-// timedOut matches kubelet's event that only repeats that something is not there yet.
-var timedOut = regexp.MustCompile(`^(\(combined from similar events\): )?Unable to attach or mount volumes: unmounted volumes=`)
-
-// mountWait explains why the pod's node has not mounted the volume.
-func (x *state) mountWait(pod *corev1.Pod, key attachment.VolumeKey, since time.Time) wait {
-	w := wait{reason: explain.Mounting, since: since}
-	switch state := x.node(pod.Spec.NodeName).State; {
-	case state != NodeReady && state != NodeUnknown:
-		w.reason = explain.PodNodeNotReady
-		return w
-	case x.onNode(key.Driver, pod.Spec.NodeName) == decision.No:
-		w.reason = explain.DriverNotOnNode
-		return w
-	}
-	for _, e := range x.events[string(pod.UID)] {
-		own, concerns := x.concerns(e, pod, key)
-		if !slices.Contains(mountFailures, e.Reason) || !concerns || repeats(e) || timedOut.MatchString(e.Message) {
-			continue
-		}
-		message := strings.TrimPrefix(e.Message, combined)
-		if _, last, ok := strings.Cut(message, "last failure: "); ok {
-			message = last // what comes before is that belay's node agent waits, and since when
-		}
-		w.detail, w.reason = x.foreign(message), explain.MountFailing
-		if own {
-			w.reason = cmp.Or(lacking(e.Message), w.reason)
-		}
-		return w
-	}
-	if x.Now.Sub(since) > attachment.AnswerTimeout {
-		w.reason = explain.MountFailing
 	}
 	return w
 }
@@ -540,7 +561,7 @@ func (x *state) eventFacts(pod *corev1.Pod) []Fact {
 			"FailedScheduling": "scheduler", "Scheduled": "scheduler", "FailedAttachVolume": "attach/detach controller",
 			"SuccessfulAttachVolume": "attach/detach controller", "FailedMount": "kubelet", "FailedMapVolume": "kubelet", "FailedDetachVolume": "attach/detach controller",
 		}[e.Reason]
-		if component == "" || seen[component] || timedOut.MatchString(e.Message) {
+		if component == "" || seen[component] || onlyRepeats(e.Message) {
 			continue
 		}
 		if e.Reason == "FailedAttachVolume" && x.attachedSince(pod, eventTime(e)) {

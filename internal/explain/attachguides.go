@@ -29,7 +29,7 @@ var attachGuides = map[decision.Reason]Guide{
 	attachment.AttachFailed: {
 		Title: "The driver refuses to attach the volume",
 		Summary: func(s Situation) string {
-			return fmt.Sprintf("CSI driver %s fails to attach the volume to node %s%s", s.Driver, s.Wanted, because(s.Detail))
+			return fmt.Sprintf("CSI driver %s fails to attach the volume to node %s%s", cmp.Or(s.Driver, "(unknown)"), s.Wanted, because(s.Detail))
 		},
 		Next: attacherLogs,
 	},
@@ -135,10 +135,11 @@ var attachGuides = map[decision.Reason]Guide{
 			return fmt.Sprintf("a Secret for CSI driver %s cannot be read%s", s.Driver, because(s.Detail))
 		},
 		Next: func(s Situation) []Step {
-			return []Step{{
-				Text:    "Create the Secret that the PersistentVolume refers to, or allow the driver's ServiceAccount to read it. It is read again with the next attempt.",
-				Command: "kubectl get pv " + cmp.Or(s.Volume, "NAME") + ` -o jsonpath='{.spec.csi.controllerPublishSecretRef}{"\n"}{.spec.csi.nodeStageSecretRef}{"\n"}'`,
-			}}
+			step := Step{Text: "Create the Secret that the PersistentVolume, or the pod's template, refers to, or allow the driver's ServiceAccount to read it. It is read again with the next attempt."}
+			if s.Volume != "" {
+				step.Command = "kubectl get pv " + s.Volume + ` -o jsonpath='{.spec.csi.controllerPublishSecretRef}{"\n"}{.spec.csi.nodeStageSecretRef}{"\n"}'`
+			}
+			return []Step{step}
 		},
 	},
 	DriverNotOnNode: {
@@ -187,17 +188,39 @@ var attachGuides = map[decision.Reason]Guide{
 	MountFailing: {
 		Title: "The node fails to mount the volume",
 		Summary: func(s Situation) string {
-			if s.Detail == "" {
-				return fmt.Sprintf("the volume is attached to node %s, which has neither mounted it nor reported an error: kubelet or the driver may hang there", s.Wanted)
+			switch {
+			case s.Mount != nil:
+				return mountCause(s)
+			case s.Detail != "":
+				return fmt.Sprintf("node %s fails to mount %s%s", s.Wanted, s.Own.words(), because(s.Detail))
+			case s.Own.Name == "":
+				return fmt.Sprintf("node %s has neither started a container of %s nor reported an error: kubelet or a driver may hang there", s.Wanted, subject(s))
 			}
-			return fmt.Sprintf("the volume is attached to node %s, which fails to mount it%s", s.Wanted, because(s.Detail))
+			return fmt.Sprintf("node %s has neither mounted %s nor reported an error: kubelet or the driver may hang there", s.Wanted, s.Own.words())
 		},
-		Next: func(s Situation) []Step {
-			return []Step{{
-				Text:    "Read the events of the pod, kubelet's log, and the driver's node pod on that node.",
-				Command: in(s.Namespace, "kubectl describe pod "+s.Pod) + "; kubectl get pods -A -o wide --field-selector spec.nodeName=" + s.Wanted,
-			}}
+		Next: mountSteps,
+	},
+	VolumeSourceMissing:  {Title: "The volume refers to an object that does not exist", Summary: mountCause, Next: mountSteps},
+	NodePathUnusable:     {Title: "The path of the volume cannot be used on the node", Summary: mountCause, Next: mountSteps},
+	NodeProgramMissing:   {Title: "The node lacks a program that mounts the volume", Summary: mountCause, Next: mountSteps},
+	StorageServerFailing: {Title: "The storage server does not answer the node, or refuses it", Summary: mountCause, Next: mountSteps},
+	VolumeUnsupported:    {Title: "The node cannot set up the volume as the pod wants it", Summary: mountCause, Next: mountSteps},
+	ContainerMountFailing: {
+		Title: "The volume is mounted, and a container cannot get it",
+		Summary: func(s Situation) string {
+			if s.Mount == nil {
+				return fmt.Sprintf("a container of %s cannot get %s on node %s%s", subject(s), s.Own.words(), s.Wanted, because(s.Detail))
+			}
+			return fmt.Sprintf("a container of %s cannot get %s: %s", subject(s), s.Own.words(), s.Mount.fill(s.Mount.text.why, s, same))
 		},
+		Next: mountSteps,
+	},
+	NotVolume: {
+		Title: "The pod waits for something else than its volumes",
+		Summary: func(s Situation) string {
+			return fmt.Sprintf("%s waits for no volume%s%s", subject(s), onNode(" on node ", s.Wanted), because(s.Detail))
+		},
+		Next: notVolume,
 	},
 	PodOnLostNode: {
 		Title:  "The pod is being deleted on a node that is silent",
@@ -275,6 +298,14 @@ var attachGuides = map[decision.Reason]Guide{
 		},
 		Next: none,
 	},
+}
+
+// notVolume shows where the cause is: in the log of a container that ended, else in the pod's events.
+func notVolume(s Situation) []Step {
+	if s.Container != "" {
+		return []Step{{Text: "Read the log of the container's last run.", Command: in(s.Namespace, "kubectl logs "+s.Pod+" -c "+s.Container+" --previous --tail=50")}}
+	}
+	return []Step{{Text: "Read the pod's conditions and events.", Command: in(s.Namespace, "kubectl describe pod "+s.Pod)}}
 }
 
 func attacherLogs(s Situation) []Step {

@@ -1,0 +1,181 @@
+package diagnosis
+
+import (
+	"cmp"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+
+	"belay.dev/belay/internal/attachment"
+	"belay.dev/belay/internal/decision"
+	"belay.dev/belay/internal/drivers"
+	"belay.dev/belay/internal/explain"
+	"belay.dev/belay/internal/kube"
+	"belay.dev/belay/internal/redact"
+)
+
+// What speaks in an event (k/k v1.36.3 cmd/kubelet/app/server.go makeEventRecorder, pkg/controller/volume/attachdetach/attach_detach_controller.go:153).
+var (
+	nodeAgents  = []string{"kubelet", "belay-node"}
+	controllers = []string{"attachdetach-controller", kube.EventComponent}
+)
+
+// from reports whether one of the components emitted an event.
+func from(e *corev1.Event, components []string) bool {
+	return slices.Contains(components, cmp.Or(e.Source.Component, e.ReportingController))
+}
+
+// mountFailures are the events of a volume that a node agent cannot mount (k/k v1.36.3 pkg/kubelet/events/event.go:64, 70).
+var mountFailures = []string{"FailedMount", "FailedMapVolume"}
+
+var (
+	// ofOne matches what kubelet reports of one volume: the step, its name for the volume, the cause (k/k v1.36.3
+	// pkg/volume/util/operationexecutor/operation_executor.go generateVolumeMsg, GenerateError).
+	ofOne = regexp.MustCompile(`(?s)^[^":]* for volume "([^"]+)" :?\s?(.*)$`)
+	// ofPod matches what it reports of all volumes of a pod: those that are not mounted, those that it could not even begin with, the cause
+	// (k/k v1.36.3 pkg/kubelet/kubelet.go:2204, pkg/kubelet/volumemanager/volume_manager.go:463).
+	ofPod = regexp.MustCompile(`(?s)^Unable to attach or mount volumes: unmounted volumes=\[([^\]]*)\], unattached volumes=\[[^\]]*\](?:, failed to process volumes=\[([^\]]*)\])?: (.*)$`)
+	// timedOut is a cause that says no more than that volumes are not mounted (k8s.io/apimachinery v0.36.3 pkg/util/wait/error.go; Go context).
+	timedOut = regexp.MustCompile(`^(?:timed out waiting for the condition|context deadline exceeded)\.?$`)
+)
+
+// onlyRepeats reports whether a text of kubelet says no more than which volumes are not mounted.
+func onlyRepeats(message string) bool {
+	m := ofPod.FindStringSubmatch(strings.TrimSpace(strings.TrimPrefix(message, combined)))
+	return m != nil && timedOut.MatchString(m[3])
+}
+
+// report is what a node agent reports of a pod's volumes in one event.
+type report struct {
+	event *corev1.Event
+	// about are kubelet's names of the volumes, empty for the pod as a whole.
+	about []string
+	cause string
+	// unmounted are the pod's names of the volumes that are not mounted, if the event lists them.
+	unmounted []string
+	lists     bool
+}
+
+// reports returns what node agents report of a pod's volumes, newest first.
+func (x *state) reports(pod *corev1.Pod) (found []report) {
+	for _, e := range x.events[string(pod.UID)] {
+		if !slices.Contains(mountFailures, e.Reason) || !from(e, nodeAgents) || repeats(e) {
+			continue
+		}
+		r := report{event: e, cause: strings.TrimSpace(strings.TrimPrefix(e.Message, combined))}
+		if m := ofPod.FindStringSubmatch(r.cause); m != nil {
+			r.unmounted, r.about, r.cause, r.lists = strings.Fields(m[1]), strings.Fields(m[2]), m[3], true
+		} else if m := ofOne.FindStringSubmatch(r.cause); m != nil {
+			r.about, r.cause = []string{m[1]}, m[2]
+		}
+		if _, last, ok := strings.Cut(r.cause, "last failure: "); ok {
+			r.cause = last // what comes before is that belay's node agent waits, and since when
+		}
+		found = append(found, r)
+	}
+	return found
+}
+
+// causeFor returns what the report says of the cause for a volume: where it is about several, the part that names the volume, because kubelet joins
+// the errors of all (k/k v1.36.3 pkg/kubelet/volumemanager/volume_manager.go:558).
+func (r *report) causeFor(v *podVolume) string {
+	about := slices.ContainsFunc(r.about, v.isCalled) || len(r.about) == 0 && (v.hasKey || v.claim != "")
+	if !about || timedOut.MatchString(r.cause) {
+		return ""
+	}
+	if len(r.about) > 1 {
+		for part := range strings.SplitSeq(r.cause, "; ") {
+			if slices.ContainsFunc(append(slices.Clone(v.names), v.claim), func(name string) bool { return name != "" && names(part, name) }) {
+				return part
+			}
+		}
+	}
+	return r.cause
+}
+
+// names reports whether a text has a name as a word.
+func names(text, name string) bool {
+	return regexp.MustCompile(`(^|[^\w.-])` + regexp.QuoteMeta(name) + `($|[^\w.-])`).MatchString(text)
+}
+
+// failing returns the newest cause that a node agent reports for a volume. One that names no volume counts for all. over is set if a later list of
+// what is not mounted leaves the volume out, or if reports are about other volumes only: it waits for nothing then.
+func (x *state) failing(pod *corev1.Pod, v *podVolume) (r report, cause string, over bool) {
+	others, listed := false, false
+	for _, r := range x.reports(pod) {
+		if r.lists && !listed {
+			if listed = true; !slices.Contains(r.unmounted, v.Name) {
+				return report{}, "", true
+			}
+		}
+		if cause := r.causeFor(v); cause != "" {
+			return r, cause, false
+		}
+		others = others || !timedOut.MatchString(r.cause)
+	}
+	return report{}, "", others && !listed
+}
+
+// mountWait explains why the pod's node has not mounted a volume. It waits for nothing if the reason is Settled.
+func (x *state) mountWait(pod *corev1.Pod, v *podVolume, since time.Time) wait {
+	w := wait{reason: explain.Mounting, since: since}
+	switch state := x.node(pod.Spec.NodeName).State; {
+	case state != NodeReady && state != NodeUnknown:
+		w.reason = explain.PodNodeNotReady
+		return w
+	case v.driver != "" && v.hasKey && x.onNode(v.key.Driver, pod.Spec.NodeName) == decision.No:
+		w.reason = explain.DriverNotOnNode
+		return w
+	}
+	_, cause, over := x.failing(pod, v)
+	switch {
+	case cause != "":
+		x.readMount(&w, cause, v)
+	case over || !v.hasKey && v.claim == "":
+		w.reason = attachment.Settled
+	case x.Now.Sub(since) > attachment.AnswerTimeout:
+		w.reason = explain.MountFailing
+	}
+	return w
+}
+
+// readMount adds what a cause means.
+func (x *state) readMount(w *wait, cause string, v *podVolume) {
+	w.reason, w.detail = explain.MountFailing, x.foreign(cause)
+	if read, ok := explain.ReadMount(x.hide(redact.Secrets(cause)), v.PodVolume); ok {
+		w.reason, w.mount = read.Reason, &read
+	}
+}
+
+// attachReport returns what the attach/detach controller reported last of a volume: that its attach failed, and why.
+func (x *state) attachReport(pod *corev1.Pod, v *podVolume) (w wait, ok bool) {
+	for _, e := range x.events[string(pod.UID)] {
+		m := ofOne.FindStringSubmatch(strings.TrimPrefix(e.Message, combined))
+		if m == nil || !from(e, controllers) || !v.isCalled(m[1]) {
+			continue
+		}
+		switch e.Reason {
+		case "SuccessfulAttachVolume":
+			return w, false
+		case "FailedAttachVolume":
+			w.reason, _ = reasonOf(&storagev1.VolumeError{Message: m[2]}, v.driver, drivers.Publish)
+			if strings.HasPrefix(strings.TrimPrefix(e.Message, combined), multiAttach) {
+				w.reason = attachment.OtherWriterAttached
+			}
+			if strings.HasPrefix(m[2], "timed out waiting for external-attacher") { // k/k v1.36.3 pkg/volume/csi/csi_attacher.go:521
+				w.reason = attachment.AttachUnanswered
+			}
+			w.detail = x.foreign(m[2])
+			return w, true
+		}
+	}
+	return w, false
+}
+
+// multiAttach begins upstream's event about a volume that another node has (k/k v1.36.3
+// pkg/controller/volume/attachdetach/reconciler/reconciler.go:396, 432).
+const multiAttach = "Multi-Attach error"
