@@ -8,7 +8,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"belay.dev/belay/internal/explain"
-	"belay.dev/belay/internal/redact"
 )
 
 // ofPath matches the volume in a path of kubelet (k/k v1.36.3 pkg/kubelet/kubelet_getters.go getPodVolumeDir, pkg/volume/util/subpath/subpath_linux.go:39).
@@ -22,9 +21,9 @@ var pulling = []string{"ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", 
 // the image of a volume.
 func (x *state) containerMount(pod *corev1.Pod, s *corev1.ContainerStatus) (f Finding, ok bool) {
 	for _, message := range messagesOf(s) {
+		w := wait{since: scheduled(pod), detail: x.foreign(joined("container "+s.Name, message))}
 		for _, v := range x.volumesOf(pod) {
-			w := wait{since: scheduled(pod), own: v.PodVolume, detail: x.foreign(joined("container "+s.Name, message))}
-			read, means := explain.ReadContainer(x.hide(redact.Secrets(message)), v.PodVolume)
+			read, means := explain.ReadContainer(message, v.PodVolume)
 			switch {
 			case means && v.isMeant(message):
 				w.reason, w.mount = read.Reason, &read
@@ -33,12 +32,24 @@ func (x *state) containerMount(pod *corev1.Pod, s *corev1.ContainerStatus) (f Fi
 			default:
 				continue
 			}
-			f = x.finding(pod, w, x.describeOwn(pod, &v), nil)
-			f.Facts = x.eventFacts(pod)
-			return f, true
+			w.own = v.PodVolume
+			return x.ofContainer(pod, w, x.describeOwn(pod, &v)), true
+		}
+		if read, means := explain.ReadContainer(message, explain.PodVolume{}); means && read.Nameless() {
+			w.reason, w.mount = read.Reason, &read
+			return x.ofContainer(pod, w, nil), true
 		}
 	}
 	return f, false
+}
+
+func (x *state) ofContainer(pod *corev1.Pod, w wait, v *Volume) Finding {
+	if w.mount != nil {
+		w.mount.Clean(x.foreign)
+	}
+	f := x.finding(pod, w, v, nil)
+	f.Facts = x.eventFacts(pod)
+	return f
 }
 
 // messagesOf returns what is said of a container that does not run.

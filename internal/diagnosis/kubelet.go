@@ -15,7 +15,6 @@ import (
 	"belay.dev/belay/internal/drivers"
 	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/kube"
-	"belay.dev/belay/internal/redact"
 )
 
 // What speaks in an event (k/k v1.36.3 cmd/kubelet/app/server.go makeEventRecorder, pkg/controller/volume/attachdetach/attach_detach_controller.go:153).
@@ -123,7 +122,11 @@ func (x *state) failing(pod *corev1.Pod, v *podVolume) (r report, cause string, 
 // mountWait explains why the pod's node has not mounted a volume. It waits for nothing if the reason is Settled.
 func (x *state) mountWait(pod *corev1.Pod, v *podVolume, since time.Time) wait {
 	w := wait{reason: explain.Mounting, since: since}
+	plain := !v.hasKey && v.claim == ""
 	switch state := x.node(pod.Spec.NodeName).State; {
+	case state != NodeReady && state != NodeUnknown && plain:
+		w.reason = attachment.Settled // notStarted says it of the pod
+		return w
 	case state != NodeReady && state != NodeUnknown:
 		w.reason = explain.PodNodeNotReady
 		return w
@@ -135,7 +138,7 @@ func (x *state) mountWait(pod *corev1.Pod, v *podVolume, since time.Time) wait {
 	switch {
 	case cause != "":
 		x.readMount(&w, cause, v)
-	case over || !v.hasKey && v.claim == "":
+	case over || plain:
 		w.reason = attachment.Settled
 	case x.Now.Sub(since) > attachment.AnswerTimeout:
 		w.reason = explain.MountFailing
@@ -146,7 +149,8 @@ func (x *state) mountWait(pod *corev1.Pod, v *podVolume, since time.Time) wait {
 // readMount adds what a cause means.
 func (x *state) readMount(w *wait, cause string, v *podVolume) {
 	w.reason, w.detail = explain.MountFailing, x.foreign(cause)
-	if read, ok := explain.ReadMount(x.hide(redact.Secrets(cause)), v.PodVolume); ok {
+	if read, ok := explain.ReadMount(cause, v.PodVolume); ok {
+		read.Clean(x.foreign)
 		w.reason, w.mount = read.Reason, &read
 	}
 }
@@ -162,19 +166,43 @@ func (x *state) attachReport(pod *corev1.Pod, v *podVolume) (w wait, ok bool) {
 		case "SuccessfulAttachVolume":
 			return w, false
 		case "FailedAttachVolume":
-			w.reason, _ = reasonOf(&storagev1.VolumeError{Message: m[2]}, v.driver, drivers.Publish)
-			if strings.HasPrefix(strings.TrimPrefix(e.Message, combined), multiAttach) {
-				w.reason = attachment.OtherWriterAttached
-			}
-			if strings.HasPrefix(m[2], "timed out waiting for external-attacher") { // k/k v1.36.3 pkg/volume/csi/csi_attacher.go:521
-				w.reason = attachment.AttachUnanswered
-			}
-			w.detail = x.foreign(m[2])
+			w.reason, w.detail = x.attachFailure(strings.TrimPrefix(e.Message, combined), m[2], v), x.foreign(m[2])
 			return w, true
 		}
 	}
 	return w, false
 }
+
+// attachFailure is what the event of a failed attach means. The driver of a PersistentVolume that could not be read is unknown, unless its claim names
+// it: then the text means what the drivers agree on whose text it may be.
+func (x *state) attachFailure(message, cause string, v *podVolume) decision.Reason {
+	if strings.HasPrefix(message, multiAttach) {
+		return attachment.OtherWriterAttached
+	}
+	if strings.HasPrefix(cause, unanswering) {
+		return attachment.AttachUnanswered
+	}
+	e := &storagev1.VolumeError{Message: cause}
+	reason, _ := reasonOf(e, v.driver, drivers.Publish)
+	if v.driver != "" || reason != attachment.AttachFailed {
+		return reason
+	}
+	means := map[decision.Reason]bool{}
+	for _, facts := range drivers.All() {
+		if of, _ := reasonOf(e, facts.Driver, drivers.Publish); facts.Means(drivers.Publish, codeOf(e), cause) != "" {
+			means[of] = true
+		}
+	}
+	for of := range means {
+		if len(means) == 1 {
+			return of
+		}
+	}
+	return reason
+}
+
+// unanswering begins the error of an attach without an answer (k/k v1.36.3 pkg/volume/csi/csi_attacher.go:521).
+const unanswering = "timed out waiting for external-attacher of"
 
 // multiAttach begins upstream's event about a volume that another node has (k/k v1.36.3
 // pkg/controller/volume/attachdetach/reconciler/reconciler.go:396, 432).

@@ -2,6 +2,7 @@ package diagnosis
 
 import (
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -24,55 +25,60 @@ func (x *state) ofStarted(pod *corev1.Pod) []Finding {
 			return []Finding{f}
 		}
 	}
-	w := wait{reason: explain.NotVolume, since: scheduled(pod)}
-	s := explain.Situation{}
-	w.detail, s.Container = x.containerWait(pod)
-	if w.detail == "" {
+	w := x.containerWait(pod)
+	if w.since = scheduled(pod); w.detail == "" {
 		w.detail = x.conditionWait(pod, &w.since)
 	}
 	if w.detail == "" {
 		return nil
 	}
-	return []Finding{x.notVolume(pod, w, s.Container)}
+	return []Finding{x.notVolume(pod, w)}
 }
 
-func (x *state) notVolume(pod *corev1.Pod, w wait, container string) Finding {
-	w.reason, w.container = explain.NotVolume, container
+func (x *state) notVolume(pod *corev1.Pod, w wait) Finding {
+	w.reason = explain.NotVolume
 	f := x.finding(pod, w, nil, nil)
 	f.Facts = x.eventFacts(pod)
 	return f
 }
 
-// containerWait is what a container waits for that does not run, and the container if the log of its last run may say why.
-func (x *state) containerWait(pod *corev1.Pod) (detail, log string) {
+// containerWait is what the first container waits for that does not run. Init containers come first.
+func (x *state) containerWait(pod *corev1.Pod) wait {
 	for i := range pod.Status.InitContainerStatuses {
 		s := &pod.Status.InitContainerStatuses[i]
-		if detail, log = x.statusWait("init container "+s.Name, s); detail != "" {
-			return detail, log
+		if w := x.statusWait("init container "+s.Name, s); w.detail != "" {
+			return w
 		}
 		if s.State.Running != nil && !slices.ContainsFunc(pod.Status.ContainerStatuses, begun) {
-			return "init container " + s.Name + " runs, and the pod's containers start when it has ended", ""
+			return wait{detail: "init container " + s.Name + " runs, and the pod's containers start when it has ended"}
 		}
 	}
 	for i := range pod.Status.ContainerStatuses {
 		s := &pod.Status.ContainerStatuses[i]
-		if detail, log = x.statusWait("container "+s.Name, s); detail != "" {
-			return detail, log
+		if w := x.statusWait("container "+s.Name, s); w.detail != "" {
+			return w
 		}
 	}
-	return "", ""
+	return wait{}
 }
 
-func (x *state) statusWait(who string, s *corev1.ContainerStatus) (detail, log string) {
+func (x *state) statusWait(who string, s *corev1.ContainerStatus) (found wait) {
 	switch w, t, last := s.State.Waiting, s.State.Terminated, s.LastTerminationState.Terminated; {
-	case w != nil && !slices.Contains(starting, w.Reason) && last != nil:
-		return fmt.Sprintf("%s: %s; its last run ended with exit code %d", who, x.foreign(joined(w.Reason, w.Message)), last.ExitCode), s.Name
 	case w != nil && !slices.Contains(starting, w.Reason):
-		return who + ": " + x.foreign(joined(w.Reason, w.Message)), ""
+		found.detail = who + ": " + x.foreign(joined(w.Reason, w.Message))
+		switch {
+		case slices.Contains(pulling, w.Reason):
+			found.waits = explain.WaitImage
+		case w.Reason == "CreateContainerConfigError": // k/k v1.36.3 pkg/kubelet/kuberuntime/kuberuntime_container.go:69
+			found.waits = explain.WaitConfig
+		case last != nil:
+			found.detail += fmt.Sprintf("; its last run ended with exit code %d", last.ExitCode)
+			found.waits, found.container = explain.WaitRestart, s.Name
+		}
 	case t != nil && t.ExitCode != 0:
-		return fmt.Sprintf("%s ended with exit code %d: %s", who, t.ExitCode, x.foreign(joined(t.Reason, t.Message))), ""
+		found.detail = fmt.Sprintf("%s ended with exit code %d: %s", who, t.ExitCode, x.foreign(joined(t.Reason, t.Message)))
 	}
-	return "", ""
+	return found
 }
 
 func begun(s corev1.ContainerStatus) bool { return s.State.Running != nil || s.State.Terminated != nil }
@@ -106,6 +112,10 @@ var elsewhere = []string{
 	"NetworkNotReady", "FailedCreatePodContainer", "FailedPrepareDynamicResources", "FailedCreatePodSandBox", "FailedPodSandBoxStatus",
 }
 
+// ofNetwork matches the text about a sandbox whose network fails; there are other causes (containerd v2.0 internal/cri/server/sandbox_run.go,
+// CRI-O v1.34 server/sandbox_run_linux.go).
+var ofNetwork = regexp.MustCompile(`failed to set ?up network|failed to create pod network sandbox`)
+
 const dataDirectories = "error making pod data directories"
 
 // waitsElsewhere explains a pod without a container for which kubelet reports last that something else than a volume fails. A volume that is not
@@ -124,12 +134,15 @@ func (x *state) waitsElsewhere(pod *corev1.Pod) (f Finding, ok bool) {
 		w.detail = x.conditionWait(pod, &w.since)
 	}
 	if e := x.lastOfKubelet(pod); e != nil && !slices.Contains(mountFailures, e.Reason) {
-		w.detail = x.foreign(joined(e.Reason, strings.TrimPrefix(e.Message, combined)))
+		w.detail = x.foreign(strings.TrimPrefix(e.Message, combined))
+		if e.Reason == "NetworkNotReady" || ofNetwork.MatchString(e.Message) {
+			w.waits = explain.WaitNetwork
+		}
 	}
 	if w.detail == "" {
 		return f, false
 	}
-	return x.notVolume(pod, w, ""), true
+	return x.notVolume(pod, w), true
 }
 
 // lastOfKubelet is the newest event of a node agent that says why a pod has no container yet.

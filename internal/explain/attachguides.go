@@ -22,6 +22,9 @@ var attachGuides = map[decision.Reason]Guide{
 	attachment.AttachUnanswered: {
 		Title: "The attacher has not confirmed the attach for two minutes",
 		Summary: func(s Situation) string {
+			if s.Detail != "" {
+				return fmt.Sprintf("the attacher of %s has not confirmed the attach to node %s%s", csiDriver(s), s.Wanted, because(s.Detail))
+			}
 			return fmt.Sprintf("the attacher of CSI driver %s has not confirmed the attach to node %s, although it runs: its call to the driver hangs, or waits for others", s.Driver, s.Wanted)
 		},
 		Next: attacherLogs,
@@ -29,7 +32,7 @@ var attachGuides = map[decision.Reason]Guide{
 	attachment.AttachFailed: {
 		Title: "The driver refuses to attach the volume",
 		Summary: func(s Situation) string {
-			return fmt.Sprintf("CSI driver %s fails to attach the volume to node %s%s", cmp.Or(s.Driver, "(unknown)"), s.Wanted, because(s.Detail))
+			return fmt.Sprintf("%s fails to attach the volume to node %s%s", csiDriver(s), s.Wanted, because(s.Detail))
 		},
 		Next: attacherLogs,
 	},
@@ -132,7 +135,7 @@ var attachGuides = map[decision.Reason]Guide{
 	SecretMissing: {
 		Title: "A Secret that the driver needs cannot be read",
 		Summary: func(s Situation) string {
-			return fmt.Sprintf("a Secret for CSI driver %s cannot be read%s", s.Driver, because(s.Detail))
+			return fmt.Sprintf("a Secret for %s cannot be read%s", csiDriver(s), because(s.Detail))
 		},
 		Next: func(s Situation) []Step {
 			step := Step{Text: "Create the Secret that the PersistentVolume, or the pod's template, refers to, or allow the driver's ServiceAccount to read it. It is read again with the next attempt."}
@@ -145,7 +148,7 @@ var attachGuides = map[decision.Reason]Guide{
 	DriverNotOnNode: {
 		Title: "The driver has not registered on the node",
 		Summary: func(s Situation) string {
-			return fmt.Sprintf("CSI driver %s has not registered on node %s%s", s.Driver, cmp.Or(s.Wanted, s.Node), because(s.Detail))
+			return fmt.Sprintf("%s has not registered on node %s%s", csiDriver(s), cmp.Or(s.Wanted, s.Node), because(s.Detail))
 		},
 		Next: func(s Situation) []Step {
 			node := cmp.Or(s.Wanted, s.Node)
@@ -218,7 +221,7 @@ var attachGuides = map[decision.Reason]Guide{
 	NotVolume: {
 		Title: "The pod waits for something else than its volumes",
 		Summary: func(s Situation) string {
-			return fmt.Sprintf("%s waits for no volume%s%s", subject(s), onNode(" on node ", s.Wanted), because(s.Detail))
+			return fmt.Sprintf("%s%s waits for something else than a volume%s", subject(s), onNode(" on node ", s.Wanted), because(s.Detail))
 		},
 		Next: notVolume,
 	},
@@ -300,12 +303,49 @@ var attachGuides = map[decision.Reason]Guide{
 	},
 }
 
-// notVolume shows where the cause is: in the log of a container that ended, else in the pod's events.
-func notVolume(s Situation) []Step {
-	if s.Container != "" {
-		return []Step{{Text: "Read the log of the container's last run.", Command: in(s.Namespace, "kubectl logs "+s.Pod+" -c "+s.Container+" --previous --tail=50")}}
+// csiDriver names the driver of a volume; that of a PersistentVolume which could not be read may be unknown.
+func csiDriver(s Situation) string {
+	if s.Driver == "" {
+		return "the volume's CSI driver"
 	}
-	return []Step{{Text: "Read the pod's conditions and events.", Command: in(s.Namespace, "kubectl describe pod "+s.Pod)}}
+	return "CSI driver " + s.Driver
+}
+
+// Elsewhere is what a pod waits for that is no volume, as far as that has a step of its own.
+type Elsewhere uint8
+
+// What a pod waits for.
+const (
+	// WaitOther: its events say it.
+	WaitOther Elsewhere = iota
+	// WaitRestart: a container that ended is to start again.
+	WaitRestart
+	// WaitImage: an image.
+	WaitImage
+	// WaitConfig: an object, or a field of its template, that a container needs.
+	WaitConfig
+	// WaitNetwork: its network.
+	WaitNetwork
+)
+
+// notVolume is what to do about what a pod waits for.
+func notVolume(s Situation) []Step {
+	describe := in(s.Namespace, "kubectl describe pod "+s.Pod)
+	switch s.Waits {
+	case WaitRestart:
+		return []Step{{Text: "Read the log of the container's last run.", Command: in(s.Namespace, "kubectl logs "+s.Pod+" -c "+s.Container+" --previous --tail=50")}}
+	case WaitImage:
+		return []Step{{Text: "Correct the name of the image in the pod's template, give the pod imagePullSecrets that its registry accepts, or let the node reach the registry.", Command: describe}}
+	case WaitConfig:
+		return []Step{{Text: "Create the ConfigMap, Secret or key that the message names, or correct the container in the pod's template.", Command: describe}}
+	case WaitNetwork:
+		return []Step{{
+			Text:    "Look at the pod of the network plugin on the node, and at its log.",
+			Command: "kubectl get pods -A -o wide --field-selector spec.nodeName=" + s.Wanted,
+		}}
+	case WaitOther:
+	}
+	return []Step{{Text: "Read the pod's conditions and events.", Command: describe}}
 }
 
 func attacherLogs(s Situation) []Step {

@@ -30,6 +30,7 @@ type Situation struct {
 	Own              PodVolume   // the volume as the pod's spec has it
 	Mount            *MountCause // what a text of kubelet about it means
 	Container        string      // the container that waits
+	Waits            Elsewhere   // what the pod waits for that is no volume
 	LeaseNamespace   string      // of the attacher
 	AttacherPod      string      // the holder of the attacher's lease
 	FenceIsAvailable bool

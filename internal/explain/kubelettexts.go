@@ -54,15 +54,18 @@ type kubeletText struct {
 	steps   []Step
 	// names is set if the first two groups are the kind and name of an object: the text counts only if the volume refers to it.
 	names bool
+	// nameless is set if the text names no volume.
+	nameless bool
 }
 
 // ReadMount returns what kubelet means by a cause that it reports for a volume. What follows "rpc error: code =" are the words of a CSI driver,
-// or of a container runtime, and not kubelet's.
+// or of a container runtime, and not kubelet's. Of a volume whose kind is unknown, a text that is of all kinds comes first.
 func ReadMount(cause string, v PodVolume) (MountCause, bool) {
-	if found, ok := read(mountTexts, cause, v); ok {
-		return found, true
+	texts := slices.Concat(mountTexts, storageTexts)
+	if v.Kind == "" {
+		slices.SortStableFunc(texts, func(a, b kubeletText) int { return min(len(a.kinds), 1) - min(len(b.kinds), 1) })
 	}
-	return read(storageTexts, cause, v)
+	return read(texts, cause, v)
 }
 
 // ReadContainer is ReadMount for the message of a container that cannot be created or started.
@@ -105,6 +108,24 @@ func (v PodVolume) words() string {
 	return "volume " + v.Name
 }
 
+// Clean applies a function to what is printed of the text.
+func (c *MountCause) Clean(clean func(string) string) {
+	for i := range c.groups {
+		c.groups[i] = clean(c.groups[i])
+	}
+}
+
+// Nameless reports whether the text names no volume: it is about one of the pod's.
+func (c *MountCause) Nameless() bool { return c.text.nameless }
+
+// Driver is the CSI driver that the text names, empty for none.
+func (c *MountCause) Driver() string {
+	if c.Reason == DriverNotOnNode && len(c.groups) > 1 {
+		return c.groups[1]
+	}
+	return ""
+}
+
 // fill puts the names into a text of the table. Guide.Steps has made the situation's own names words of a shell; word does that for the others.
 func (c *MountCause) fill(text string, s Situation, word func(string) string) string {
 	object := ""
@@ -131,7 +152,20 @@ func mountCause(s Situation) string {
 	if s.Mount == nil {
 		return "node " + s.Wanted + " cannot set up " + s.Own.words() + because(s.Detail)
 	}
-	return "node " + s.Wanted + " cannot set up " + s.Own.words() + ": " + s.Mount.fill(s.Mount.text.why, s, same)
+	why := s.Mount.fill(s.Mount.text.why, s, same)
+	return "node " + s.Wanted + " cannot set up " + s.Own.beside(why) + ": " + why
+}
+
+// beside is words without what the rest of the sentence names.
+func (v PodVolume) beside(rest string) string {
+	if len(v.Objects) == 1 && strings.HasPrefix(v.Objects[0], objectClaim+" ") {
+		return v.words()
+	}
+	words := strings.FieldsFunc(rest, func(r rune) bool { return strings.ContainsRune(" ,;:", r) })
+	if len(v.Objects) == 1 && slices.Contains(words, v.Objects[0][strings.LastIndex(v.Objects[0], " ")+1:]) {
+		v.Objects = nil
+	}
+	return v.words()
 }
 
 // mountSteps are the steps of the text. One whose command lacks a name has none.

@@ -112,7 +112,7 @@ var containerTexts = []kubeletText{
 		},
 	},
 	{ // pkg/kubelet/kubelet_pods.go:320, 324
-		pattern: regexp.MustCompile("(?:error|unable to provision) SubPath `([^`]*)`:? (.*)"), reason: ContainerMountFailing,
+		pattern: regexp.MustCompile("(?:error|unable to provision) SubPath `([^`]*)`:? (.*)"), reason: ContainerMountFailing, nameless: true,
 		why:   "the subPath {1} cannot be used: {2}",
 		steps: []Step{{Text: "Correct subPath in the pod's template: it is relative to the volume and has no \"..\".", Command: "kubectl explain pod.spec.containers.volumeMounts.subPath"}},
 	},
