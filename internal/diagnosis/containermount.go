@@ -52,7 +52,7 @@ func (x *state) ofContainer(pod *corev1.Pod, w wait, v *Volume) Finding {
 	return f
 }
 
-// messagesOf returns what is said of a container that does not run.
+// messagesOf returns the messages of a container that does not run.
 func messagesOf(s *corev1.ContainerStatus) (messages []string) {
 	if s.State.Running != nil {
 		return nil

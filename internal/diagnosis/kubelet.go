@@ -37,7 +37,7 @@ var (
 	ofOne = regexp.MustCompile(`(?s)^[^":]* for volume "([^"]+)" :?\s?(.*)$`)
 	// ofPod matches what it reports of all volumes of a pod: those that are not mounted, those that it could not even begin with, the cause
 	// (k/k v1.36.3 pkg/kubelet/kubelet.go:2204, pkg/kubelet/volumemanager/volume_manager.go:463).
-	ofPod = regexp.MustCompile(`(?s)^Unable to attach or mount volumes: unmounted volumes=\[([^\]]*)\], unattached volumes=\[[^\]]*\](?:, failed to process volumes=\[([^\]]*)\])?: (.*)$`)
+	ofPod = regexp.MustCompile(`(?s)^Unable to attach or mount volumes: unmounted volumes=\[([^\]]*)\], \w+ volumes=\[[^\]]*\](?:, failed to process volumes=\[([^\]]*)\])?: (.*)$`)
 	// timedOut is a cause that says no more than that volumes are not mounted (k8s.io/apimachinery v0.36.3 pkg/util/wait/error.go; Go context).
 	timedOut = regexp.MustCompile(`^(?:timed out waiting for the condition|context deadline exceeded)\.?$`)
 )

@@ -186,7 +186,7 @@ func TestContainersThatNeedNoVolume(t *testing.T) {
 	}
 }
 
-// TestClaimBesideAnotherVolume: what fails is said of the volume that kubelet names, and of the claim beside it only that the pod waits.
+// TestClaimBesideAnotherVolume: what fails belongs to the volume that kubelet names, and not to the claim beside it.
 func TestClaimBesideAnotherVolume(t *testing.T) {
 	c := text{volume: ofClaim, pv: onCSI(), reason: "FailedMount", message: `MountVolume.SetUp failed for volume "config" : configmap "app" not found`}
 	c.also = func(_ *Snapshot, pod *corev1.Pod) {

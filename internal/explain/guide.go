@@ -112,7 +112,7 @@ const (
 	NodeProgramMissing decision.Reason = "NodeProgramMissing"
 	// StorageServerFailing: the node gets no answer from the server of the storage, or is refused.
 	StorageServerFailing decision.Reason = "StorageServerFailing"
-	// VolumeUnsupported: the node cannot set up a volume of this kind, or not in the way in which the pod wants it.
+	// VolumeUnsupported: the node cannot set up a volume of this kind, or not as the pod wants it.
 	VolumeUnsupported decision.Reason = "VolumeUnsupported"
 	// ContainerMountFailing: the volume is mounted, and a container cannot get it.
 	ContainerMountFailing decision.Reason = "ContainerMountFailing"

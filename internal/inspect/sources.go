@@ -40,15 +40,15 @@ func sourceOf(v *corev1.VolumeSource) corev1.VolumeSource {
 	case v.Projected != nil:
 		return corev1.VolumeSource{Projected: projectionOf(v.Projected)}
 	case v.HostPath != nil:
-		return corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: decision.Text(v.HostPath.Path), Type: v.HostPath.Type}}
+		return corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: short(v.HostPath.Path), Type: v.HostPath.Type}}
 	case v.NFS != nil:
-		return corev1.VolumeSource{NFS: &corev1.NFSVolumeSource{Server: kube.Name(v.NFS.Server), Path: decision.Text(v.NFS.Path)}}
+		return corev1.VolumeSource{NFS: &corev1.NFSVolumeSource{Server: kube.Name(v.NFS.Server), Path: short(v.NFS.Path)}}
 	case v.CSI != nil:
 		return corev1.VolumeSource{CSI: &corev1.CSIVolumeSource{Driver: kube.Name(v.CSI.Driver)}}
 	case v.FlexVolume != nil:
 		return corev1.VolumeSource{FlexVolume: &corev1.FlexVolumeSource{Driver: kube.Name(v.FlexVolume.Driver)}}
 	case v.Image != nil:
-		return corev1.VolumeSource{Image: &corev1.ImageVolumeSource{Reference: decision.Text(v.Image.Reference)}}
+		return corev1.VolumeSource{Image: &corev1.ImageVolumeSource{Reference: short(v.Image.Reference)}}
 	case v.EmptyDir != nil:
 		return corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}
 	case v.DownwardAPI != nil:
@@ -57,6 +57,14 @@ func sourceOf(v *corev1.VolumeSource) corev1.VolumeSource {
 		return corev1.VolumeSource{GitRepo: &corev1.GitRepoVolumeSource{}}
 	}
 	return otherSource(v)
+}
+
+// short cuts a path or a reference, which the API server does not limit.
+func short(text string) string {
+	if len(text) <= kube.MaxName {
+		return text
+	}
+	return decision.Truncate(text, kube.MaxName)
 }
 
 // otherSource keeps the kind of what Kubernetes does not mount any more.
