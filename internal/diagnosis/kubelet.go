@@ -60,7 +60,11 @@ type report struct {
 }
 
 // reports returns what node agents report of a pod's volumes, newest first.
-func (x *state) reports(pod *corev1.Pod) (found []report) {
+func (x *state) reports(pod *corev1.Pod) []report {
+	if found, ok := x.reported[pod]; ok {
+		return found
+	}
+	var found []report
 	for _, e := range x.events[string(pod.UID)] {
 		if !slices.Contains(mountFailures, e.Reason) || !from(e, nodeAgents) || repeats(e) {
 			continue
@@ -76,6 +80,7 @@ func (x *state) reports(pod *corev1.Pod) (found []report) {
 		}
 		found = append(found, r)
 	}
+	x.reported[pod] = found
 	return found
 }
 

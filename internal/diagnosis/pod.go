@@ -360,7 +360,7 @@ func (x *state) waitFor(pod *corev1.Pod, v *podVolume) (wait, *Holder, *storagev
 	since, key := scheduled(pod), v.key
 	va, has := x.attachmentOn(key, pod.Spec.NodeName)
 	switch {
-	case !x.attachRequired(key.Driver), !has && x.connects(key, pod.Spec.NodeName):
+	case x.needsNoAttachment(key, pod.Spec.NodeName):
 		return x.mountWait(pod, v, since), nil, nil
 	case has:
 		if h, w := x.blockedBeside(pod, key, va, since); h != nil {

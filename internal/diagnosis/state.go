@@ -39,6 +39,7 @@ type state struct {
 	listed   map[string][]string        // the nodes that report or use a volume, by its unique name
 	hidden   map[string]bool            // names that must not appear in an output
 	carriers map[kube.Identity][]string // the nodes that have an identity; nil until it is asked for
+	reported map[*corev1.Pod][]report   // what node agents report of the volumes of those that were asked for
 }
 
 // use is a pod that needs a volume on its node.
@@ -56,7 +57,7 @@ func newState(s *Snapshot) *state {
 		byKey:    map[attachment.VolumeKey][]*corev1.PersistentVolume{},
 		attached: map[attachment.VolumeKey][]*storagev1.VolumeAttachment{},
 		uses:     map[attachment.VolumeKey][]use{}, byClaim: map[string][]*corev1.Pod{}, events: map[string][]*corev1.Event{},
-		listed: map[string][]string{},
+		listed: map[string][]string{}, reported: map[*corev1.Pod][]report{},
 	}
 	for _, lease := range s.Leases {
 		if lease.Namespace == corev1.NamespaceNodeLease {

@@ -101,15 +101,17 @@ func (x *state) waitOf(pod *corev1.Pod, v *podVolume) (wait, *Holder, *storagev1
 	return w, nil, nil
 }
 
-// connects reports whether the node may connect a volume by itself that has no VolumeAttachment there: the controller of Kubernetes, which creates none
-// for it, has listed it in the Node's status (k/k v1.36.3 pkg/volume/iscsi/attacher.go, pkg/volume/fc/attacher.go: Attach does nothing).
-func (x *state) connects(key attachment.VolumeKey, name string) bool {
+// needsNoAttachment reports whether a node may mount a volume without a VolumeAttachment: its driver needs no attach, or the node connects it by itself and
+// the controller of Kubernetes, which creates none for it, lists it in the Node's status (k/k v1.36.3 pkg/volume/iscsi/attacher.go, pkg/volume/fc/attacher.go:
+// Attach does nothing).
+func (x *state) needsNoAttachment(key attachment.VolumeKey, name string) bool {
 	node := x.nodes[name]
-	return kube.NoAttacher(key.Driver) && node != nil && kube.Reported(node, kube.UniqueVolumeName(key.Driver, key.Handle))
+	_, has := x.attachmentOn(key, name)
+	return !x.attachRequired(key.Driver) || kube.NoAttacher(key.Driver) && !has && node != nil && kube.Reported(node, kube.UniqueVolumeName(key.Driver, key.Handle))
 }
 
-// given reports whether a volume is attached to a node, needs no attach, or may be attached as far as that could be read.
+// given reports whether a volume is attached to a node, needs no VolumeAttachment, or may be attached as far as that could be read.
 func (x *state) given(key attachment.VolumeKey, node string) bool {
 	va, has := x.attachmentOn(key, node)
-	return !x.attachRequired(key.Driver) || has && va.Status.Attached || !has && (x.connects(key, node) || !slices.Contains(x.Whole, Attachments))
+	return x.needsNoAttachment(key, node) || has && va.Status.Attached || !has && !slices.Contains(x.Whole, Attachments)
 }
