@@ -31,6 +31,9 @@ func TestFewRights(t *testing.T) {
 			reason: "FailedAttachVolume", message: `Multi-Attach error for volume "pv" Volume is already exclusively attached to one node and can't be attached to another`,
 			want: attachment.OtherWriterAttached, next: "Do not delete it with --force",
 		},
+		"a detach": { // k/k v1.36.3 pkg/volume/csi/csi_attacher.go:634
+			from: "kubelet", reason: "FailedMount", message: waitForAttach("volume attachment is being deleted"), want: attachment.Detaching, says: []string{"n1"},
+		},
 		"nothing":                   {want: explain.Incomplete},
 		"an attach that succeeded":  {reason: "SuccessfulAttachVolume", message: `AttachVolume.Attach succeeded for volume "pv"`, want: explain.Incomplete},
 		"the attach of another one": {reason: "FailedAttachVolume", message: `AttachVolume.Attach failed for volume "pv2" : rpc error: code = Internal desc = no`, want: explain.Incomplete},

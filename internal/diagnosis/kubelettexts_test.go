@@ -275,6 +275,14 @@ func TestTextsOfPlainVolumes(t *testing.T) {
 			message: setUpPV("mount failed: exit status 32\nMounting command: mount\nMounting arguments: -t nfs nas:/a /x\nOutput: mount.nfs: No route to host\n"),
 			want:    explain.StorageServerFailing, says: []string{"volume v (claim claim)", "No route to host"}, next: "firewall",
 		},
+		"a node that the volume excludes": {
+			source: "1.36.3 pkg/volume/util/util.go CheckNodeAffinity", volume: ofClaim, pv: onCSI(), reason: "FailedMount",
+			message: `MountVolume.NodeAffinity check failed for volume "pv" : no matching NodeSelectorTerms`,
+			also: func(s *Snapshot, _ *corev1.Pod) {
+				s.Attachments[0].Status = storagev1.VolumeAttachmentStatus{AttachError: &storagev1.VolumeError{Message: "rpc error: code = Internal desc = another zone"}}
+			},
+			want: explain.VolumeUnsupported, says: []string{"volume v (claim claim)", "node affinity", "node n1"}, next: "remove nodeName",
+		},
 		"nothing at all": {
 			source: "none: kubelet writes no event for a volume that only waits (1.36.3 pkg/kubelet/kubelet.go:2203)", volume: configMap("app"),
 			want: explain.MountFailing, says: []string{"pod app-0", "n1", "nor reported an error"},

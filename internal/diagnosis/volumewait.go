@@ -86,6 +86,7 @@ func (x *state) waitOf(pod *corev1.Pod, v *podVolume) (wait, *Holder, *storagev1
 		var h *Holder
 		var va *storagev1.VolumeAttachment
 		if w, h, va = x.waitFor(pod, v); w.reason != explain.Incomplete {
+			x.unsuitable(&w, pod, v)
 			return w, h, va
 		}
 	}
@@ -99,6 +100,19 @@ func (x *state) waitOf(pod *corev1.Pod, v *podVolume) (wait, *Holder, *storagev1
 		w.reason = attachment.Settled
 	}
 	return w, nil, nil
+}
+
+// unsuitable replaces what a volume waits for by the cause that kubelet reports, if no attach can help: the volume does not fit the pod or the node.
+func (x *state) unsuitable(w *wait, pod *corev1.Pod, v *podVolume) {
+	if x.verdict(*w) == Unsafe {
+		return
+	}
+	if _, cause, _ := x.failing(pod, v); cause != "" {
+		said := wait{since: w.since}
+		if x.readMount(&said, cause, v); said.reason == explain.VolumeUnsupported {
+			*w = said
+		}
+	}
 }
 
 // needsNoAttachment reports whether a node may mount a volume without a VolumeAttachment: its driver needs no attach, or the node connects it by itself and

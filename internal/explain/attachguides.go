@@ -37,9 +37,11 @@ var attachGuides = map[decision.Reason]Guide{
 		Next: attacherLogs,
 	},
 	attachment.Detaching: {
-		Title:   "The attacher has not confirmed the detach yet",
-		Summary: func(s Situation) string { return fmt.Sprintf("the volume is being detached from node %s", s.Node) },
-		Next:    none,
+		Title: "The attacher has not confirmed the detach yet",
+		Summary: func(s Situation) string {
+			return fmt.Sprintf("the volume is being detached from node %s", cmp.Or(s.Node, s.Wanted))
+		},
+		Next: none,
 	},
 	attachment.DetachUnanswered: {
 		Title: "The attacher has not confirmed the detach for two minutes",

@@ -1,6 +1,10 @@
 package explain
 
-import "regexp"
+import (
+	"regexp"
+
+	"belay.dev/belay/internal/attachment"
+)
 
 // storageTexts are those in which a server of a storage has its part, and those about how the pod wants the volume.
 var storageTexts = []kubeletText{
@@ -81,6 +85,14 @@ var storageTexts = []kubeletText{
 		why:   "its PersistentVolume has mount options, which volumes of this kind do not allow",
 		steps: []Step{{Text: "Remove mountOptions from the PersistentVolume.", Command: "kubectl get pv {pv} -o jsonpath='{.spec.mountOptions}'"}},
 	},
+	{ // pkg/volume/util/util.go CheckNodeAffinity
+		pattern: regexp.MustCompile(`^no matching NodeSelectorTerms$`), reason: VolumeUnsupported,
+		why: "the node affinity of its PersistentVolume excludes the node",
+		steps: []Step{
+			{Text: "Let the scheduler choose the node: remove nodeName from the pod's template. It then takes one that matches this:", Command: "kubectl get pv {pv} -o jsonpath='{.spec.nodeAffinity}'"},
+			{Text: "If the volume has to be on node {node}, create one there, and copy the data."},
+		},
+	},
 	{ // pkg/kubelet/volumemanager/cache/desired_state_of_world.go:377
 		pattern: regexp.MustCompile(`conflicting SELinux labels of volume \S+: ("[^"]*") and ("[^"]*")`), reason: VolumeUnsupported,
 		why:   "two pods on node {node} want it with different SELinux labels: {1} and {2}",
@@ -95,6 +107,8 @@ var storageTexts = []kubeletText{
 		pattern: regexp.MustCompile(`volume uses the ReadWriteOncePod access mode and is already in use by another pod`), reason: ReadWriteOncePodInUse,
 	},
 
+	// pkg/volume/csi/csi_attacher.go:634
+	{kinds: csi, pattern: regexp.MustCompile(`volume attachment is being deleted`), reason: attachment.Detaching},
 	// pkg/volume/csi/csi_client.go:160
 	{kinds: csi, pattern: regexp.MustCompile(`driver name (\S+) not found in the list of registered CSI drivers`), reason: DriverNotOnNode},
 	// pkg/volume/csi/csi_attacher.go:312, csi_mounter.go:222, csi_block.go:239; expander.go
