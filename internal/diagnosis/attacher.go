@@ -128,6 +128,14 @@ type wait struct {
 	// failed is set if it has failed already, so that it is more than waiting.
 	failed bool
 	answer explain.Answer
+	// own is the volume as the pod has it, and mount what a text of kubelet about it means.
+	own   explain.PodVolume
+	mount *explain.MountCause
+	// waits is what a pod waits for that is no volume, and container the one whose log may have the cause.
+	waits     explain.Elsewhere
+	container string
+	// said is set if only the pod's events show it, because of what could not be read.
+	said bool
 }
 
 // attachWait explains why a VolumeAttachment is not attached.

@@ -125,25 +125,19 @@ func (x *state) clearPod(pod *corev1.Pod) string {
 		return fmt.Sprintf("pod %s has ended (%s) and needs no volume any more", pod.Name, pod.Status.Phase)
 	case mounted(pod):
 		return fmt.Sprintf("pod %s has its volumes on node %s", pod.Name, pod.Spec.NodeName)
-	case pod.Annotations[TooManyVolumes] != "":
-		return fmt.Sprintf("pod %s gets no volume attached: it has more than %d that may be, or those without a claim are too large", pod.Name, kube.MaxVolumes)
 	}
 	return fmt.Sprintf("pod %s has no volume that is attached", pod.Name)
 }
 
 func (x *state) ofClaim(claim *corev1.PersistentVolumeClaim) ([]Finding, string) {
 	clear := fmt.Sprintf("claim %s is bound to %s", claim.Name, cmp.Or(claim.Spec.VolumeName, "no volume"))
-	var found []Finding
-	for _, pod := range x.byClaim[join(claim.Namespace, claim.Name)] {
-		for _, f := range x.ofPod(pod) {
-			if f.Volume == nil || f.Volume.Claim == claim.Name {
-				found = append(found, f)
-			}
-		}
+	found, others := x.ofClaimants(claim.Namespace, claim.Name)
+	if others != "" {
+		clear += others
 	}
 	pv := x.volumes[claim.Spec.VolumeName]
 	switch {
-	case len(found) > 0:
+	case len(found) > 0, others != "" && pv != nil:
 		return found, clear
 	case pv != nil:
 		return x.ofPersistentVolume(pv)
@@ -167,10 +161,30 @@ func (x *state) ofClaim(claim *corev1.PersistentVolumeClaim) ([]Finding, string)
 	return []Finding{f}, clear
 }
 
+// ofClaimants returns what the pods that use a claim wait for, as far as it is the claim or no volume, and which of them wait for another volume.
+func (x *state) ofClaimants(namespace, name string) (found []Finding, others string) {
+	for _, pod := range x.byClaim[join(namespace, name)] {
+		for _, f := range x.ofPod(pod) {
+			switch {
+			case f.Volume == nil || f.Volume.Claim == name:
+				found = append(found, f)
+			case others == "":
+				others = fmt.Sprintf("; pod %s waits for its volume %s", pod.Name, cmp.Or(f.Volume.Name, f.Volume.PersistentVolume))
+			}
+		}
+	}
+	return found, others
+}
+
 func (x *state) ofPersistentVolume(pv *corev1.PersistentVolume) ([]Finding, string) {
 	key, ok := kube.KeyOfVolume(pv)
 	if !ok {
-		return nil, fmt.Sprintf("volume %s is not attached by a controller", pv.Name)
+		clear := fmt.Sprintf("volume %s is not attached by a controller", pv.Name)
+		if ref := pv.Spec.ClaimRef; ref != nil && x.mayName(ref.Namespace) {
+			found, others := x.ofClaimants(ref.Namespace, ref.Name)
+			return found, clear + others
+		}
+		return nil, clear
 	}
 	return x.ofKey(key, pv)
 }
@@ -187,7 +201,7 @@ func (x *state) ofKey(key attachment.VolumeKey, pv *corev1.PersistentVolume) ([]
 		case u.pod.Spec.NodeName == "" || u.pod.DeletionTimestamp != nil:
 			found = append(found, x.ofPod(u.pod)...)
 		default:
-			found = append(found, x.ofVolume(u.pod, key, pv))
+			found = append(found, x.ofKeyOn(u.pod, key)...)
 		}
 	}
 	if len(found) == 0 {
@@ -318,7 +332,7 @@ func (x *state) waitersElsewhere(key attachment.VolumeKey, node string) []Findin
 	for _, u := range x.uses[key] {
 		waits := u.pod.Spec.NodeName != "" && u.pod.Spec.NodeName != node && !ended(u) && u.pod.DeletionTimestamp == nil && !mounted(u.pod)
 		if waits && x.mayName(u.pod.Namespace) {
-			found = append(found, x.ofVolume(u.pod, key, x.volume(key)))
+			found = append(found, x.ofKeyOn(u.pod, key)...)
 		}
 	}
 	return found

@@ -18,6 +18,7 @@ type Verdict = explain.Verdict
 // The verdicts, least severe first.
 const (
 	Clear      = explain.Clear
+	NotVolume  = explain.NotForVolume
 	InProgress = explain.InProgress
 	Unknown    = explain.Unknown
 	Blocked    = explain.Blocked
@@ -68,8 +69,11 @@ type Finding struct {
 	Runbook string `json:"runbook,omitempty"`
 }
 
-// Volume is a PersistentVolume with its claim.
+// Volume is a volume of a pod: a PersistentVolume with its claim, or one without a claim.
 type Volume struct {
+	// Name is that in the spec of the pod that waits, and Kind the field of its source, or of its PersistentVolume's: "configMap", "csi".
+	Name             string `json:"name,omitempty"`
+	Kind             string `json:"kind,omitempty"`
 	PersistentVolume string `json:"persistentVolume,omitempty"`
 	// Namespace and Claim are empty if the reader may not read the namespace.
 	Namespace string `json:"namespace,omitempty"`

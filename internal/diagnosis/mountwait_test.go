@@ -28,7 +28,7 @@ func (s scene) mounts() {
 // says adds an event of an object.
 func (s scene) says(uid, kind, reason, message string, ago time.Duration) {
 	e := &corev1.Event{InvolvedObject: corev1.ObjectReference{UID: "waiter"}, Reason: reason, Message: message, Type: corev1.EventTypeWarning, LastTimestamp: metav1.NewTime(s.Now.Add(-ago))}
-	e.InvolvedObject.Kind = kind
+	e.InvolvedObject.Kind, e.Source.Component = kind, "kubelet"
 	e.InvolvedObject.UID = s.waiter.UID
 	if uid != "" {
 		e.InvolvedObject.UID = s.Claims[0].UID
@@ -46,7 +46,7 @@ func TestMountEventsOfOthers(t *testing.T) {
 	}{
 		"this volume":                               {"FailedMount", `MountVolume.MountDevice failed for volume "pv" : rpc error: code = Internal desc = bad superblock`, explain.MountFailing, true},
 		"this volume, secret":                       {"FailedMount", `MountVolume.MountDevice failed for volume "pv" : fetching NodeStageSecretRef ns/s failed: failed to find the secret s in the namespace ns: secrets "s" not found`, explain.SecretMissing, true},
-		"the pod's own secret":                      {"FailedMount", `MountVolume.SetUp failed for volume "tls" : secret "db-tls" not found`, explain.MountFailing, true},
+		"the pod's own secret":                      {"FailedMount", `MountVolume.SetUp failed for volume "tls" : secret "db-tls" not found`, explain.VolumeSourceMissing, false},
 		"an attach that failed before it succeeded": {"FailedAttachVolume", `AttachVolume.Attach failed for volume "pv" : rpc error: code = Unavailable desc = down`, explain.Mounting, false},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -54,7 +54,7 @@ func TestMountEventsOfOthers(t *testing.T) {
 			s.mounts()
 			s.says("", "Pod", one.reason, one.message, 10*time.Second)
 			e, err := Explain(s.Snapshot, Ref{Pods, "ns", "waiter"})
-			if err != nil || e.Reason != one.want || one.detail != strings.Contains(e.Summary, one.message) {
+			if err != nil || e.Reason != one.want || one.detail != strings.Contains(e.Summary, one.message[strings.Index(one.message, " : ")+3:]) {
 				t.Errorf("%s: %s (%v), want %s", e.Reason, e.Summary, err, one.want)
 			}
 		})

@@ -2,7 +2,6 @@ package diagnosis
 
 import (
 	"fmt"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -26,7 +25,10 @@ func (x *state) ofPod(pod *corev1.Pod) []Finding {
 		return nil
 	}
 	if mounted(pod) {
-		return x.ofMounted(pod)
+		if found := x.ofMounted(pod); len(found) > 0 {
+			return found
+		}
+		return x.ofStarted(pod)
 	}
 	if found := x.claimsOf(pod); len(found) > 0 {
 		return found
@@ -34,7 +36,13 @@ func (x *state) ofPod(pod *corev1.Pod) []Finding {
 	if pod.Spec.NodeName == "" {
 		return []Finding{x.unscheduled(pod)}
 	}
-	return x.volumesOfPod(pod)
+	if f, ok := x.waitsElsewhere(pod); ok {
+		return []Finding{f}
+	}
+	if found := x.volumesOfPod(pod); len(found) > 0 {
+		return found
+	}
+	return []Finding{x.notStarted(pod)}
 }
 
 // mounted reports whether kubelet has set up the pod's volumes: it starts no container before.
@@ -42,7 +50,7 @@ func mounted(pod *corev1.Pod) bool {
 	started := func(s corev1.ContainerStatus) bool {
 		w := s.State.Waiting
 		return s.State.Running != nil || s.State.Terminated != nil || s.LastTerminationState.Terminated != nil || s.RestartCount > 0 ||
-			w != nil && w.Reason != "ContainerCreating" && w.Reason != "PodInitializing"
+			w != nil && !slices.Contains(starting, w.Reason)
 	}
 	return slices.ContainsFunc(pod.Status.InitContainerStatuses, started) || slices.ContainsFunc(pod.Status.ContainerStatuses, started)
 }
@@ -54,7 +62,10 @@ func podRef(pod *corev1.Pod) Ref {
 // finding makes a finding about a pod.
 func (x *state) finding(pod *corev1.Pod, w wait, v *Volume, h *Holder) Finding {
 	s := x.situation(v, h)
-	s.Detail = w.detail
+	s.Detail, s.Own, s.Mount, s.Waits, s.Container = w.detail, w.own, w.mount, w.waits, w.container
+	if w.mount != nil && s.Driver == "" {
+		s.Driver = w.mount.Driver()
+	}
 	var subject Ref
 	if pod != nil {
 		s.Pod, s.Namespace, subject = pod.Name, pod.Namespace, podRef(pod)
@@ -64,6 +75,9 @@ func (x *state) finding(pod *corev1.Pod, w wait, v *Volume, h *Holder) Finding {
 	}
 	f := x.findingOf(w, s)
 	f.Subject, f.Volume = subject, v
+	if w.said {
+		f.Summary += " (as the pod's events say)"
+	}
 	return f
 }
 
@@ -196,10 +210,10 @@ func (x *state) claimsOf(pod *corev1.Pod) []Finding {
 				w.failed = e.Type == corev1.EventTypeWarning
 			}
 		case x.volumes[claim.Spec.VolumeName] == nil:
-			v.PersistentVolume, w.reason = claim.Spec.VolumeName, explain.PersistentVolumeMissing
 			if x.exists(Ref{Resource: Volumes, Name: claim.Spec.VolumeName}) != decision.No {
-				w.reason, w.detail = explain.Incomplete, "PersistentVolume "+claim.Spec.VolumeName+" could not be read"
+				continue // volumesOfPod has what the pod's events say of it
 			}
+			v.PersistentVolume, w.reason = claim.Spec.VolumeName, explain.PersistentVolumeMissing
 		default:
 			continue
 		}
@@ -332,15 +346,6 @@ func (x *state) filledByOrphans(driver string) []string {
 	return nodes
 }
 
-// volumesOfPod returns what each volume of a scheduled pod waits for.
-func (x *state) volumesOfPod(pod *corev1.Pod) []Finding {
-	var found []Finding
-	for _, v := range x.keysOf(pod) {
-		found = append(found, x.ofVolume(pod, v.key, v.pv))
-	}
-	return found
-}
-
 // scheduled is when the pod got its node.
 func scheduled(pod *corev1.Pod) time.Time {
 	for _, c := range pod.Status.Conditions {
@@ -351,45 +356,18 @@ func scheduled(pod *corev1.Pod) time.Time {
 	return pod.CreationTimestamp.Time
 }
 
-// ofVolume explains what a volume waits for that a pod needs on its node.
-func (x *state) ofVolume(pod *corev1.Pod, key attachment.VolumeKey, pv *corev1.PersistentVolume) Finding {
-	v := x.describe(key, pv)
-	v.WantedOn = pod.Spec.NodeName
-	w, h, va := x.waitFor(pod, key)
-	if h == nil && va != nil { // the operation is at the pod's own node
-		own := x.holder(key, pod.Spec.NodeName)
-		f := x.finding(pod, w, v, &own)
-		f.Facts = slices.Concat(x.attacherFacts(va), x.identityFacts(pod.Spec.NodeName), x.eventFacts(pod), f.Facts)
-		f.Holders, f.Clock = []Holder{own}, mountTick(pod.Spec.NodeName, w)
-		return f
-	}
-	f := x.finding(pod, w, v, h)
-	f.Holders = x.holders(key, pod.Spec.NodeName)
-	said := f.Facts
-	f.Facts = nil
-	if h != nil {
-		if held, ok := x.attachmentOn(key, h.Node.Name); ok {
-			f.Facts = x.attacherFacts(held)
-		}
-		f.Facts = append(f.Facts, x.unmountFacts(key, h)...)
-		f.Clock = x.clock(key, h, w)
-	}
-	f.Facts = slices.Concat(f.Facts, x.eventFacts(pod), said)
-	return f
-}
-
 // waitFor returns what a volume waits for at the pod's node: the VolumeAttachment for the node, or the holder elsewhere.
-func (x *state) waitFor(pod *corev1.Pod, key attachment.VolumeKey) (wait, *Holder, *storagev1.VolumeAttachment) {
-	since := scheduled(pod)
+func (x *state) waitFor(pod *corev1.Pod, v *podVolume) (wait, *Holder, *storagev1.VolumeAttachment) {
+	since, key := scheduled(pod), v.key
 	va, has := x.attachmentOn(key, pod.Spec.NodeName)
 	switch {
-	case !x.attachRequired(key.Driver):
-		return x.mountWait(pod, key, since), nil, nil
+	case x.needsNoAttachment(key, pod.Spec.NodeName):
+		return x.mountWait(pod, v, since), nil, nil
 	case has:
 		if h, w := x.blockedBeside(pod, key, va, since); h != nil {
 			return w, h, nil
 		}
-		return x.ownWait(pod, key, va, since), nil, va
+		return x.ownWait(pod, v, va, since), nil, va
 	case x.namesAnothers(pod, key):
 		return wait{reason: explain.VolumeOfAnotherNamespace, since: since}, nil, nil
 	case !slices.Contains(x.Whole, Attachments):
@@ -450,8 +428,8 @@ func (x *state) blockedBeside(pod *corev1.Pod, key attachment.VolumeKey, own *st
 }
 
 // ownWait returns what the VolumeAttachment for the pod's own node waits for.
-func (x *state) ownWait(pod *corev1.Pod, key attachment.VolumeKey, va *storagev1.VolumeAttachment, since time.Time) wait {
-	node := x.nodes[pod.Spec.NodeName]
+func (x *state) ownWait(pod *corev1.Pod, v *podVolume, va *storagev1.VolumeAttachment, since time.Time) wait {
+	node, key := x.nodes[pod.Spec.NodeName], v.key
 	switch {
 	case va.DeletionTimestamp != nil:
 		return x.detachWait(va)
@@ -460,66 +438,13 @@ func (x *state) ownWait(pod *corev1.Pod, key attachment.VolumeKey, va *storagev1
 	case node != nil && !kube.Reported(node, kube.UniqueVolumeName(key.Driver, key.Handle)):
 		return wait{reason: explain.NotReported, since: va.CreationTimestamp.Time}
 	}
-	w := x.mountWait(pod, key, since)
+	w := x.mountWait(pod, v, since)
 	if was, is, renamed := x.renamed(va, key); renamed && (w.reason == explain.MountFailing || x.Now.Sub(since) > usual) {
 		w.reason = attachment.NodeReplaced
 		w.detail = fmt.Sprintf("VolumeAttachment %s is for node ID %s, and CSI driver %s has now registered %s", va.Name, x.foreign(was), key.Driver, x.foreign(is))
 	}
 	if w.reason == explain.Mounting && node != nil && x.unlisted(node, key) {
 		w.detail = explain.NotListedYet
-	}
-	return w
-}
-
-// mountFailures are kubelet's. The attach, whose failures are events of the controller, has succeeded before.
-var mountFailures = []string{"FailedMount", "FailedMapVolume"}
-
-// aboutVolume matches the volume in kubelet's events: a PersistentVolume, or the pod's own name for another volume.
-var aboutVolume = regexp.MustCompile(`failed for volume "([^"]+)"`)
-
-// concerns reports whether an event of kubelet may be why a volume of the pod is not mounted: it does not name another volume that has
-// a finding of its own. own is set if it names this one.
-func (x *state) concerns(e *corev1.Event, pod *corev1.Pod, key attachment.VolumeKey) (own, concerns bool) {
-	found := aboutVolume.FindStringSubmatch(e.Message)
-	if found == nil {
-		return true, true
-	}
-	for _, v := range x.keysOf(pod) {
-		if v.pv != nil && v.pv.Name == found[1] {
-			return v.key == key, v.key == key
-		}
-	}
-	return false, true
-}
-
-// timedOut matches kubelet's event that only repeats that something is not there yet.
-var timedOut = regexp.MustCompile(`^(\(combined from similar events\): )?Unable to attach or mount volumes: unmounted volumes=`)
-
-// mountWait explains why the pod's node has not mounted the volume.
-func (x *state) mountWait(pod *corev1.Pod, key attachment.VolumeKey, since time.Time) wait {
-	w := wait{reason: explain.Mounting, since: since}
-	switch state := x.node(pod.Spec.NodeName).State; {
-	case state != NodeReady && state != NodeUnknown:
-		w.reason = explain.PodNodeNotReady
-		return w
-	case x.onNode(key.Driver, pod.Spec.NodeName) == decision.No:
-		w.reason = explain.DriverNotOnNode
-		return w
-	}
-	for _, e := range x.events[string(pod.UID)] {
-		own, concerns := x.concerns(e, pod, key)
-		if !slices.Contains(mountFailures, e.Reason) || !concerns || repeats(e) || timedOut.MatchString(e.Message) {
-			continue
-		}
-		message := strings.TrimPrefix(e.Message, combined)
-		if _, last, ok := strings.Cut(message, "last failure: "); ok {
-			message = last // what comes before is that belay's node agent waits, and since when
-			own = own || strings.Contains(last, "of volume "+key.Handle+": ")
-		}
-		return x.mountError(w, pod, key, message, own)
-	}
-	if x.Now.Sub(since) > attachment.AnswerTimeout {
-		w.reason = explain.MountFailing
 	}
 	return w
 }
@@ -541,7 +466,7 @@ func (x *state) eventFacts(pod *corev1.Pod) []Fact {
 			"FailedScheduling": "scheduler", "Scheduled": "scheduler", "FailedAttachVolume": "attach/detach controller",
 			"SuccessfulAttachVolume": "attach/detach controller", "FailedMount": "kubelet", "FailedMapVolume": "kubelet", "FailedDetachVolume": "attach/detach controller",
 		}[e.Reason]
-		if component == "" || seen[component] || timedOut.MatchString(e.Message) {
+		if component == "" || seen[component] || onlyRepeats(e.Message) {
 			continue
 		}
 		if e.Reason == "FailedAttachVolume" && x.attachedSince(pod, eventTime(e)) {

@@ -41,6 +41,7 @@ type state struct {
 	carriers map[kube.Identity][]string             // the nodes that have an identity; nil until it is asked for
 	byNodeID map[driverID][]string                  // the nodes for which a driver has registered an ID; nil until it is asked for
 	latest   map[string]*storagev1.VolumeAttachment // the latest that a driver has attached; nil until it is asked for
+	reported map[*corev1.Pod][]report               // what node agents report of the volumes of those that were asked for
 }
 
 // use is a pod that needs a volume on its node.
@@ -58,7 +59,7 @@ func newState(s *Snapshot) *state {
 		byKey:    map[attachment.VolumeKey][]*corev1.PersistentVolume{},
 		attached: map[attachment.VolumeKey][]*storagev1.VolumeAttachment{},
 		uses:     map[attachment.VolumeKey][]use{}, byClaim: map[string][]*corev1.Pod{}, events: map[string][]*corev1.Event{},
-		listed: map[string][]string{},
+		listed: map[string][]string{}, reported: map[*corev1.Pod][]report{},
 	}
 	for _, lease := range s.Leases {
 		if lease.Namespace == corev1.NamespaceNodeLease {

@@ -24,7 +24,7 @@ func (x *state) describe(key attachment.VolumeKey, pv *corev1.PersistentVolume) 
 	if pv == nil {
 		return v
 	}
-	v.PersistentVolume, v.InTree = pv.Name, pv.Spec.CSI == nil
+	v.PersistentVolume, v.InTree = pv.Name, pv.Spec.CSI == nil && key.Driver != "" && !kube.NoAttacher(key.Driver)
 	for _, mode := range pv.Spec.AccessModes {
 		v.AccessModes = append(v.AccessModes, string(mode))
 	}

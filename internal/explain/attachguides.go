@@ -25,6 +25,9 @@ var attachGuides = map[decision.Reason]Guide{
 		Title: "The attacher has not confirmed the attach for two minutes",
 		Page:  pageAttach, Event: FailedAttachVolume,
 		Summary: func(s Situation) string {
+			if s.Detail != "" {
+				return fmt.Sprintf("the attacher of %s has not confirmed the attach to node %s%s", csiDriver(s), s.Wanted, because(s.Detail))
+			}
 			return fmt.Sprintf("the attacher of CSI driver %s has not confirmed the attach to node %s, although it runs: its call to the driver hangs, or waits for others", s.Driver, s.Wanted)
 		},
 		Next: attacherLogs,
@@ -36,7 +39,7 @@ var attachGuides = map[decision.Reason]Guide{
 			if s.NotSent {
 				return fmt.Sprintf("the attacher of CSI driver %s does not call the driver for the attach to node %s%s", s.Driver, s.Wanted, because(s.Detail))
 			}
-			return fmt.Sprintf("CSI driver %s fails to attach the volume to node %s%s", s.Driver, s.Wanted, because(s.Detail))
+			return fmt.Sprintf("%s fails to attach the volume to node %s%s", csiDriver(s), s.Wanted, because(s.Detail))
 		},
 		Next: attacherLogs,
 	},
@@ -44,7 +47,7 @@ var attachGuides = map[decision.Reason]Guide{
 		Title: "The attacher has not confirmed the detach yet",
 		Page:  pageDetach, Event: DetachingVolume, Verdict: InProgress,
 		Summary: func(s Situation) string {
-			return fmt.Sprintf("the volume is being detached from node %s%s", s.Node, because(s.Detail))
+			return fmt.Sprintf("the volume is being detached from node %s%s", cmp.Or(s.Node, s.Wanted), because(s.Detail))
 		},
 	},
 	attachment.DetachUnanswered: {
@@ -152,20 +155,21 @@ var attachGuides = map[decision.Reason]Guide{
 		Title: "A Secret that the driver needs cannot be read",
 		Page:  pageDriver, Event: FailedAttachVolume,
 		Summary: func(s Situation) string {
-			return fmt.Sprintf("a Secret for CSI driver %s cannot be read%s", s.Driver, because(s.Detail))
+			return fmt.Sprintf("a Secret for %s cannot be read%s", csiDriver(s), because(s.Detail))
 		},
 		Next: func(s Situation) []Step {
-			return []Step{{
-				Text:    "Create the Secret that the PersistentVolume refers to, or allow the driver's ServiceAccount to read it. It is read again with the next attempt.",
-				Command: "kubectl get pv " + cmp.Or(s.Volume, "NAME") + ` -o jsonpath='{.spec.csi.controllerPublishSecretRef}{"\n"}{.spec.csi.nodeStageSecretRef}{"\n"}'`,
-			}}
+			step := Step{Text: "Create the Secret that the PersistentVolume, or the pod's template, refers to, or allow the driver's ServiceAccount to read it. It is read again with the next attempt."}
+			if s.Volume != "" {
+				step.Command = "kubectl get pv " + s.Volume + ` -o jsonpath='{.spec.csi.controllerPublishSecretRef}{"\n"}{.spec.csi.nodeStageSecretRef}{"\n"}'`
+			}
+			return []Step{step}
 		},
 	},
 	DriverNotOnNode: {
 		Title: "The driver has not registered on the node",
 		Page:  pageDriver, Event: FailedAttachVolume,
 		Summary: func(s Situation) string {
-			return fmt.Sprintf("CSI driver %s has not registered on node %s%s", s.Driver, cmp.Or(s.Wanted, s.Node), because(s.Detail))
+			return fmt.Sprintf("%s has not registered on node %s%s", csiDriver(s), cmp.Or(s.Wanted, s.Node), because(s.Detail))
 		},
 		Next: func(s Situation) []Step {
 			node := cmp.Or(s.Wanted, s.Node)
@@ -197,17 +201,41 @@ var attachGuides = map[decision.Reason]Guide{
 		Title: "The node fails to mount the volume",
 		Page:  pageMount, Event: FailedMount,
 		Summary: func(s Situation) string {
-			if s.Detail == "" {
-				return fmt.Sprintf("the volume is attached to node %s, which has neither mounted it nor reported an error: kubelet or the driver may hang there", s.Wanted)
+			switch {
+			case s.Mount != nil:
+				return mountCause(s)
+			case s.Detail != "":
+				return fmt.Sprintf("node %s fails to mount %s%s", s.Wanted, s.Own.words(), because(s.Detail))
+			case s.Own.Name == "":
+				return fmt.Sprintf("node %s has neither started a container of %s nor reported an error: kubelet or a driver may hang there", s.Wanted, subject(s))
 			}
-			return fmt.Sprintf("node %s fails to mount the volume%s", s.Wanted, because(s.Detail))
+			return fmt.Sprintf("node %s has neither mounted %s nor reported an error: kubelet or the driver may hang there", s.Wanted, s.Own.words())
 		},
-		Next: func(s Situation) []Step {
-			return []Step{{
-				Text:    "Read the events of the pod, kubelet's log, and the driver's node pod on that node.",
-				Command: in(s.Namespace, "kubectl describe pod "+s.Pod) + "; kubectl get pods -A -o wide --field-selector spec.nodeName=" + s.Wanted,
-			}}
+		Next: mountSteps,
+	},
+	VolumeSourceMissing:  {Title: "The volume refers to an object that does not exist", Page: pageMount, Event: FailedMount, Summary: mountCause, Next: mountSteps},
+	NodePathUnusable:     {Title: "The path of the volume cannot be used on the node", Page: pageMount, Event: FailedMount, Summary: mountCause, Next: mountSteps},
+	NodeProgramMissing:   {Title: "The node lacks a program that mounts the volume", Page: pageMount, Event: FailedMount, Summary: mountCause, Next: mountSteps},
+	StorageServerFailing: {Title: "The storage server does not answer the node, or refuses it", Page: pageMount, Event: FailedMount, Summary: mountCause, Next: mountSteps},
+	VolumeUnsupported:    {Title: "The node cannot set up the volume as the pod wants it", Page: pageMount, Event: FailedMount, Summary: mountCause, Next: mountSteps},
+	ContainerMountFailing: {
+		Title: "The volume is mounted, and a container cannot get it",
+		Page:  pageMount, Silence: onlyAsked,
+		Summary: func(s Situation) string {
+			if s.Mount == nil {
+				return fmt.Sprintf("a container of %s cannot get %s on node %s%s", subject(s), s.Own.words(), s.Wanted, because(s.Detail))
+			}
+			return fmt.Sprintf("a container of %s cannot get %s: %s", subject(s), s.Own.words(), s.Mount.fill(s.Mount.text.why, s, same))
 		},
+		Next: mountSteps,
+	},
+	NotVolume: {
+		Title: "The pod waits for something else than its volumes",
+		Page:  pageMount, Silence: onlyAsked, Verdict: NotForVolume,
+		Summary: func(s Situation) string {
+			return fmt.Sprintf("%s%s waits for something else than a volume%s", subject(s), onNode(" on node ", s.Wanted), because(s.Detail))
+		},
+		Next: notVolume,
 	},
 	PodOnLostNode: {
 		Title: "The pod is being deleted on a node that is silent",
@@ -289,6 +317,51 @@ var attachGuides = map[decision.Reason]Guide{
 			return fmt.Sprintf("too little could be read to say what %s waits for%s", subject(s), because(s.Detail))
 		},
 	},
+}
+
+// csiDriver names the driver of a volume; that of a PersistentVolume which could not be read may be unknown.
+func csiDriver(s Situation) string {
+	if s.Driver == "" {
+		return "the volume's CSI driver"
+	}
+	return "CSI driver " + s.Driver
+}
+
+// Elsewhere is what a pod waits for that is no volume, as far as that has a step of its own.
+type Elsewhere uint8
+
+// What a pod waits for.
+const (
+	// WaitOther: its events say it.
+	WaitOther Elsewhere = iota
+	// WaitRestart: a container that ended is to start again.
+	WaitRestart
+	// WaitImage: an image.
+	WaitImage
+	// WaitConfig: an object, or a field of its template, that a container needs.
+	WaitConfig
+	// WaitNetwork: its network.
+	WaitNetwork
+)
+
+// notVolume is what to do about what a pod waits for.
+func notVolume(s Situation) []Step {
+	describe := in(s.Namespace, "kubectl describe pod "+s.Pod)
+	switch s.Waits {
+	case WaitRestart:
+		return []Step{{Text: "Read the log of the container's last run.", Command: in(s.Namespace, "kubectl logs "+s.Pod+" -c "+s.Container+" --previous --tail=50")}}
+	case WaitImage:
+		return []Step{{Text: "Correct the name of the image in the pod's template, give the pod imagePullSecrets that its registry accepts, or let the node reach the registry.", Command: describe}}
+	case WaitConfig:
+		return []Step{{Text: "Create the ConfigMap, Secret or key that the message names, or correct the container in the pod's template.", Command: describe}}
+	case WaitNetwork:
+		return []Step{{
+			Text:    "Look at the pod of the network plugin on the node, and at its log.",
+			Command: "kubectl get pods -A -o wide --field-selector spec.nodeName=" + s.Wanted,
+		}}
+	case WaitOther:
+	}
+	return []Step{{Text: "Read the pod's conditions and events.", Command: describe}}
 }
 
 func attacherLogs(s Situation) []Step {

@@ -24,12 +24,16 @@ type Situation struct {
 	Holder           string // the pod that uses the volume, as "name" or "namespace/name"
 	HolderNamespace  string
 	HolderName       string
-	HolderOwner      string // "Deployment/web"
-	NotInstalled     bool   // the driver is not installed in the cluster
-	Detail           string // an error of a component, or a number
-	Ends             string // why a fence ends before it took anything
-	LeaseNamespace   string // of the attacher
-	AttacherPod      string // the holder of the attacher's lease
+	HolderOwner      string      // "Deployment/web"
+	NotInstalled     bool        // the driver is not installed in the cluster
+	Detail           string      // an error of a component, or a number
+	Ends             string      // why a fence ends before it took anything
+	Own              PodVolume   // the volume as the pod's spec has it
+	Mount            *MountCause // what a text of kubelet about it means
+	Container        string      // the container that waits
+	Waits            Elsewhere   // what the pod waits for that is no volume
+	LeaseNamespace   string      // of the attacher
+	AttacherPod      string      // the holder of the attacher's lease
 	FenceIsAvailable bool
 }
 
@@ -106,6 +110,20 @@ const (
 	NotReported decision.Reason = "NotReported"
 	// MountFailing: the volume is attached, and the node fails to mount it.
 	MountFailing decision.Reason = "MountFailing"
+	// VolumeSourceMissing: the volume refers to an object that does not exist, or not yet.
+	VolumeSourceMissing decision.Reason = "VolumeSourceMissing"
+	// NodePathUnusable: the volume is a path of the node that is missing, or is no such path.
+	NodePathUnusable decision.Reason = "NodePathUnusable"
+	// NodeProgramMissing: a program that mounts volumes of this kind is not installed on the node.
+	NodeProgramMissing decision.Reason = "NodeProgramMissing"
+	// StorageServerFailing: the node gets no answer from the server of the storage, or is refused.
+	StorageServerFailing decision.Reason = "StorageServerFailing"
+	// VolumeUnsupported: the node cannot set up a volume of this kind, or not as the pod wants it.
+	VolumeUnsupported decision.Reason = "VolumeUnsupported"
+	// ContainerMountFailing: the volume is mounted, and a container cannot get it.
+	ContainerMountFailing decision.Reason = "ContainerMountFailing"
+	// NotVolume: the pod waits for something else than its volumes.
+	NotVolume decision.Reason = "NotVolume"
 	// Mounting: the volume is attached, and the node mounts it.
 	Mounting decision.Reason = "Mounting"
 	// Scheduling: the scheduler has not chosen a node yet.

@@ -366,7 +366,10 @@ var holderGuides = map[decision.Reason]Guide{
 		Title: "The volume is, or may be, attached to another node",
 		Page:  pageAttach, Event: FailedAttachVolume,
 		Summary: func(s Situation) string {
-			if s.HolderName == "" {
+			switch {
+			case s.Node == "":
+				return fmt.Sprintf("%s is, or may be, attached to another node than %s%s", s.Own.words(), s.Wanted, because(s.Detail))
+			case s.HolderName == "":
 				return fmt.Sprintf("the volume is, or may be, attached to node %s%s", s.Node, because(s.Detail))
 			}
 			return fmt.Sprintf("%s came first: its attach to node %s has not succeeded, so the volume may or may not be attached there%s", holder(s), s.Node, because(s.Detail))
@@ -377,6 +380,9 @@ var holderGuides = map[decision.Reason]Guide{
 					{Text: "See what that pod waits for: when it runs, or is gone, this wait ends too.", Command: in(s.HolderNamespace, "kubectl belay explain pod/"+s.HolderName)},
 					{Text: "Delete that pod if it should not run. The volume is then detached from its node, and attached for this one.", Command: deleteHolder(s)},
 				}
+			}
+			if s.Node == "" {
+				return []Step{{Text: "See on which node the pods run that use the claim, and end the one that should not run. Do not delete it with --force: its node may still write to the volume.", Command: in(s.Namespace, "kubectl get pods -o wide")}}
 			}
 			return []Step{{Text: "See what the volume does there.", Command: "kubectl belay explain node/" + s.Node}}
 		},

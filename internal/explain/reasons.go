@@ -16,6 +16,8 @@ type Verdict string
 const (
 	// Clear: nothing waits.
 	Clear Verdict = "Clear"
+	// NotForVolume: a pod waits, and for no volume.
+	NotForVolume Verdict = "NotVolume"
 	// InProgress: something waits that usually ends by itself within seconds. If it does not, it is blocked.
 	InProgress Verdict = "InProgress"
 	// Unknown: too little could be read to tell.
@@ -31,16 +33,18 @@ func (v Verdict) Severity() int {
 	switch v {
 	case Clear:
 		return 0
-	case InProgress:
+	case NotForVolume:
 		return 1
-	case Unknown:
+	case InProgress:
 		return 2
-	case Blocked:
+	case Unknown:
 		return 3
-	case Unsafe:
+	case Blocked:
 		return 4
+	case Unsafe:
+		return 5
 	}
-	return 2
+	return 3
 }
 
 // Page is a page of docs/runbooks, without its extension. It has a section for each of its reasons.

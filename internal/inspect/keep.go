@@ -46,8 +46,11 @@ func keepPod(pod *corev1.Pod, volumes []corev1.Volume, history bool) *corev1.Pod
 		kept.Status.ContainerStatuses = running // as most are: what else it was and is does not matter
 		return kept
 	}
+	if history {
+		kept.Spec.ReadinessGates = first(pod.Spec.ReadinessGates)
+	}
 	for _, c := range pod.Status.Conditions {
-		if c.Type == corev1.PodScheduled || history {
+		if c.Type == corev1.PodScheduled || c.Type == corev1.PodReadyToStartContainers || history {
 			kept.Status.Conditions = append(kept.Status.Conditions, c)
 		}
 	}

@@ -168,9 +168,9 @@ func (r *run) podsOn(ctx context.Context, node, namespace string) {
 	}
 }
 
-// keepPod stores a pod that uses a volume. Those that are in several lists are sorted out by merge.
+// keepPod stores a pod that has a volume that may be attached, or that may wait for one of another kind. Those that are in several lists are sorted out by merge.
 func (r *run) keepPod(s *diagnosis.Snapshot, pod *corev1.Pod) {
-	if volumes := kube.StripVolumes(pod); len(volumes) > 0 {
+	if volumes := volumesThatWait(pod); len(volumes) > 0 {
 		s.Pods = append(s.Pods, keepPod(pod, volumes, r.history))
 	}
 }

@@ -64,17 +64,20 @@ func (r *run) subject(ctx context.Context, ref diagnosis.Ref) {
 	}
 }
 
-// storePod keeps the pod that was asked about even if it uses no volume, with its finalizers and grace period.
+// storePod keeps the pod that was asked about even if it uses no volume, with its finalizers, grace period, and all conditions and containers: what
+// it waits for may be no volume.
 func storePod(r *run) func(*diagnosis.Snapshot, *corev1.Pod) {
 	return func(s *diagnosis.Snapshot, pod *corev1.Pod) {
-		s.Pods = append(s.Pods, keepPod(pod, kube.StripVolumes(pod), r.history))
+		s.Pods = append(s.Pods, keepPod(pod, volumesThatWait(pod), true))
 	}
 }
 
 func (r *run) claim(ctx context.Context, namespace, name string) {
 	ref := diagnosis.Ref{Resource: diagnosis.Claims, Namespace: namespace, Name: name}
 	if get(ctx, r, ref, r.clients.CoreV1().PersistentVolumeClaims(namespace).Get, func(s *diagnosis.Snapshot, c *corev1.PersistentVolumeClaim) {
-		s.Claims = append(s.Claims, keepClaim(c))
+		kept := keepClaim(c)
+		kept.Annotations = only(c.Annotations, diagnosis.ProvisionerAnnotation) // its driver, where the PersistentVolume may not be read
+		s.Claims = append(s.Claims, kept)
 	}) != nil {
 		r.mayName(namespace)
 	}

@@ -220,7 +220,7 @@ func volumeName(v *diagnosis.Volume) string {
 	case v.Claim != "":
 		return "pvc " + v.Claim
 	}
-	return ""
+	return v.Name
 }
 
 // wantedOn is the node where the volume, or the pod, is wanted.

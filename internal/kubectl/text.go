@@ -1,6 +1,7 @@
 package kubectl
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -16,6 +17,7 @@ import (
 // words are the verdicts as the first words of the output.
 var words = map[diagnosis.Verdict]string{
 	diagnosis.Clear: "CLEAR", diagnosis.InProgress: "IN PROGRESS", diagnosis.Blocked: "BLOCKED", diagnosis.Unsafe: "BLOCKED, UNSAFE TO FORCE", diagnosis.Unknown: "UNKNOWN",
+	diagnosis.NotVolume: "NOT A VOLUME",
 }
 
 // label is the width of the first column.
@@ -107,12 +109,12 @@ func (p *page) facts(facts []diagnosis.Fact) {
 // waits names what waits, and for which volume.
 func waits(f *diagnosis.Finding) string {
 	text := kindAndName(f.Subject)
-	if f.Subject.Resource == diagnosis.Pods && f.Volume != nil && f.Volume.PersistentVolume != "" {
+	if f.Subject.Resource == diagnosis.Pods && f.Volume != nil && cmp.Or(f.Volume.PersistentVolume, f.Volume.Name) != "" {
 		verb := " waits for volume "
 		if uses(f) {
 			verb = " uses volume "
 		}
-		text += verb + f.Volume.PersistentVolume
+		text += verb + cmp.Or(f.Volume.PersistentVolume, f.Volume.Name)
 	}
 	return text
 }
@@ -163,6 +165,9 @@ func (p *page) volume(v *diagnosis.Volume) {
 	}
 	if v.PersistentVolume != "" {
 		parts = append(parts, "volume "+v.PersistentVolume)
+	}
+	if v.Name != "" && v.Claim == "" && v.PersistentVolume == "" {
+		parts = append(parts, v.Name+" ("+v.Kind+")")
 	}
 	if v.Driver != "" {
 		driver := v.Driver

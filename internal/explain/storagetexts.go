@@ -1,0 +1,145 @@
+package explain
+
+import (
+	"regexp"
+
+	"belay.dev/belay/internal/attachment"
+)
+
+// storageTexts are those in which a server of a storage has its part, and those about how the pod wants the volume.
+var storageTexts = []kubeletText{
+	{ // pkg/volume/iscsi/iscsi_util.go:352; after "output:" open-iscsi usr/initiator_common.c, usr/login.c
+		kinds: iscsi, pattern: regexp.MustCompile(`failed to sendtargets to portal (\S+) output: (?:iscsiadm: )?([^\n]*)`), reason: StorageServerFailing,
+		why: "its portal {1} does not answer node {node}: {2}",
+		steps: []Step{
+			{Text: "Make sure that the iSCSI target runs, that its address is right in the PersistentVolume, and that no firewall keeps node {node} from {1}.", Command: "kubectl describe pv {pv}"},
+		},
+	},
+	{ // pkg/volume/iscsi/iscsi_util.go:368, 93, 123
+		kinds: iscsi, pattern: regexp.MustCompile(`(?s)iscsi: failed to (?:attach disk: Error|update (?:discoverydb|node) with CHAP, output): (?:Logging in to .*?\n)?(.*)`), reason: StorageServerFailing,
+		why:   "the iSCSI target refuses the login of node {node}: {1}",
+		steps: []Step{{Text: "Compare the initiator name of node {node} (/etc/iscsi/initiatorname.iscsi) with what the target allows, and the CHAP secret with the target's.", Command: "kubectl describe pv {pv}"}},
+	},
+	{ // pkg/volume/iscsi/iscsi_util.go:422
+		kinds: iscsi, pattern: regexp.MustCompile(`Timed out waiting for device at path (\S+) after`), reason: StorageServerFailing,
+		why:   "the iSCSI target took the login of node {node}, and shows it no disk at {1}",
+		steps: []Step{{Text: "Make sure that the LUN of the PersistentVolume exists at the target, and that it is mapped to the initiator of node {node}.", Command: "kubectl describe pv {pv}"}},
+	},
+	{ // pkg/volume/fc/fc_util.go:241
+		kinds: []string{"fc"}, pattern: regexp.MustCompile(`no fc disk found`), reason: StorageServerFailing,
+		why:   "node {node} sees no Fibre Channel disk with the targets and LUN, or world wide IDs, of the volume",
+		steps: []Step{{Text: "Make sure that the LUN is mapped to the host bus adapters of node {node}, that the fabric's zones let them reach the target, and that the volume names the right one.", Command: "kubectl describe pv {pv}"}},
+	},
+	{ // nfs-utils 2.8.2 utils/mount/error.c mount_error
+		kinds: nfs, pattern: regexp.MustCompile(`access denied by server while mounting (\S+)`), reason: StorageServerFailing,
+		why:   "the NFS server denies node {node} the export {1}",
+		steps: []Step{{Text: "Add the address of node {node} to the export at the server, and export again (exportfs -ra). The addresses of the node:", Command: "kubectl get node {node} -o wide"}},
+	},
+	{ // nfs-utils 2.8.2 utils/mount/error.c mount_error
+		kinds: nfs, pattern: regexp.MustCompile(`(?s)mounting (\S+) failed, reason given by server:\s+([^\n]*)`), reason: StorageServerFailing,
+		why:   "the NFS server does not export {1}: {2}",
+		steps: []Step{{Text: "Create the directory at the server, or correct the path of the volume."}},
+	},
+	{ // nfs-utils 2.8.2 utils/mount/error.c rpc_mount_errors, mount_error; utils/mount/network.c nfs_lookup
+		kinds: nfs, pattern: regexp.MustCompile(`mount\.nfs4?: ([^\n]*(?:Connection refused|[Tt]imed out|No route to host|Network is unreachable|resolve|not supported|Name or service not known)[^\n]*)`), reason: StorageServerFailing,
+		why:   "node {node} does not get an answer from the NFS server: {1}",
+		steps: []Step{{Text: "Make sure that the server runs and has NFS enabled, that node {node} resolves its name (nodes do not use the cluster's DNS), and that no firewall is between them.", Command: "kubectl get node {node} -o wide"}},
+	},
+
+	{ // pkg/kubelet/volumemanager/populator/desired_state_of_world_populator.go:487
+		pattern: regexp.MustCompile(`volume (\S+) has volumeMode Block, but is specified in volumeMounts`), reason: VolumeUnsupported,
+		why: "its claim has the volumeMode Block, and the pod wants it as a file system, in volumeMounts",
+		steps: []Step{
+			{Text: "Use volumeDevices in the pod's template, with a devicePath, or a claim with the volumeMode Filesystem.", Command: "kubectl explain pod.spec.containers.volumeDevices"},
+		},
+	},
+	{ // pkg/kubelet/volumemanager/populator/desired_state_of_world_populator.go:494
+		pattern: regexp.MustCompile(`volume (\S+) has volumeMode (\S+), but is specified in volumeDevices`), reason: VolumeUnsupported,
+		why:   "its claim has the volumeMode {2}, and the pod wants it as a device, in volumeDevices",
+		steps: []Step{{Text: "Use volumeMounts in the pod's template, or a claim with the volumeMode Block.", Command: "kubectl explain pvc.spec.volumeMode"}},
+	},
+	{ // pkg/volume/csi/csi_mounter.go:557
+		kinds: csi, pattern: regexp.MustCompile(`volume mode "([^"]+)" not supported by driver (\S+) \(no CSIDriver object\)`), reason: VolumeUnsupported,
+		why: "CSI driver {2} is not installed: it has no CSIDriver object, which a volume in a pod's spec needs",
+		steps: []Step{
+			{Text: "Install CSI driver {2}, or correct its name in the pod's template. These are installed:", Command: "kubectl get csidrivers"},
+		},
+	},
+	{ // pkg/volume/csi/csi_mounter.go:562
+		kinds: csi, pattern: regexp.MustCompile(`volume mode "([^"]+)" not supported by driver (\S+) \(only supports (\[[^\]]*\])\)`), reason: VolumeUnsupported,
+		why:   "CSI driver {2} allows the volume modes {3}, and the pod wants {1}",
+		steps: []Step{{Text: "Use a claim in the pod's template, if the driver allows Persistent alone, or a driver that allows {1}.", Command: "kubectl get csidriver {2} -o jsonpath='{.spec.volumeLifecycleModes}'"}},
+	},
+	{ // pkg/volume/plugins.go:72
+		pattern: regexp.MustCompile(`no volume plugin matched`), reason: VolumeUnsupported,
+		why:   "kubelet on node {node} has no plugin for volumes of this kind: it was removed from Kubernetes, or its CSI driver is not installed",
+		steps: []Step{{Text: "Use a CSI driver for this storage, and a PersistentVolume or pod that names it. These are installed:", Command: "kubectl get csidrivers"}},
+	},
+	{ // pkg/volume/git_repo/git_repo.go:175
+		kinds: []string{"gitRepo"}, pattern: regexp.MustCompile(`git-repo volume plugin has been disabled`), reason: VolumeUnsupported,
+		why:   "kubelet does not set up gitRepo volumes any more",
+		steps: []Step{{Text: "Clone the repository in an init container, into a volume of the kind emptyDir.", Command: "kubectl explain pod.spec.volumes.gitRepo"}},
+	},
+	{ // pkg/volume/util/operationexecutor/operation_generator.go:2156
+		pattern: regexp.MustCompile(`mount options are not supported for this volume type`), reason: VolumeUnsupported,
+		why:   "its PersistentVolume has mount options, which volumes of this kind do not allow",
+		steps: []Step{{Text: "Remove mountOptions from the PersistentVolume.", Command: "kubectl get pv {pv} -o jsonpath='{.spec.mountOptions}'"}},
+	},
+	{ // pkg/volume/util/util.go CheckNodeAffinity
+		pattern: regexp.MustCompile(`^no matching NodeSelectorTerms$`), reason: VolumeUnsupported,
+		why: "the node affinity of its PersistentVolume excludes the node",
+		steps: []Step{
+			{Text: "Let the scheduler choose the node: remove nodeName from the pod's template. It then takes one that matches this:", Command: "kubectl get pv {pv} -o jsonpath='{.spec.nodeAffinity}'"},
+			{Text: "If the volume has to be on node {node}, create one there, and copy the data."},
+		},
+	},
+	{ // pkg/kubelet/volumemanager/cache/desired_state_of_world.go:377
+		pattern: regexp.MustCompile(`conflicting SELinux labels of volume \S+: ("[^"]*") and ("[^"]*")`), reason: VolumeUnsupported,
+		why:   "two pods on node {node} want it with different SELinux labels: {1} and {2}",
+		steps: []Step{{Text: "Give the pods the same seLinuxOptions, or run them on different nodes.", Command: "kubectl explain pod.spec.securityContext.seLinuxOptions"}},
+	},
+	{ // pkg/volume/emptydir/empty_dir.go:275, 427, 442
+		kinds: []string{"emptyDir"}, pattern: regexp.MustCompile(`(unknown storage medium .*|medium:? \S+ can't be used if .*|medium \S+: hugePages storage requested, .*)`), reason: VolumeUnsupported,
+		why:   "the pod's template does not fit: {1}",
+		steps: []Step{{Text: "Correct the medium of the volume, or the resource requests for huge pages, in the pod's template.", Command: "kubectl explain pod.spec.volumes.emptyDir.medium"}},
+	},
+	{ // pkg/volume/util/operationexecutor/operation_generator.go:482
+		pattern: regexp.MustCompile(`volume uses the ReadWriteOncePod access mode and is already in use by another pod`), reason: ReadWriteOncePodInUse,
+	},
+
+	// pkg/volume/csi/csi_attacher.go:634
+	{kinds: csi, pattern: regexp.MustCompile(`volume attachment is being deleted`), reason: attachment.Detaching},
+	// pkg/volume/csi/csi_client.go:160
+	{kinds: csi, pattern: regexp.MustCompile(`driver name (\S+) not found in the list of registered CSI drivers`), reason: DriverNotOnNode},
+	// pkg/volume/csi/csi_attacher.go:312, csi_mounter.go:222, csi_block.go:239; expander.go
+	{kinds: csi, pattern: regexp.MustCompile(`(?:fetching|failed to get) Node(?:Stage|Publish|Expand)SecretRef \S+ failed: |failed to get NodePublishSecretRef \S+: `), reason: SecretMissing},
+}
+
+// containerTexts are about a volume that is mounted, and that a container cannot get. The last group is the volume, or a path of it.
+var containerTexts = []kubeletText{
+	{ // pkg/kubelet/kubelet_pods.go:358, 372; both leave out the cause, which is in kubelet's log
+		pattern: regexp.MustCompile(`failed to (prepare|create) subPath (?:directory )?for volumeMount "([^"]+)" of container "([^"]+)"`), reason: ContainerMountFailing,
+		why: "node {node} has mounted it, and kubelet cannot make or enter the subPath that container {3} wants in it: its permissions do not allow that, as with root_squash of NFS, or a file is in the way",
+		steps: []Step{
+			{Text: "Read kubelet's log on node {node} for \"subPath\": it has the cause, which kubelet keeps out of events.", Command: "kubectl get pod {pod} -n {namespace} -o jsonpath='{.spec.containers[*].volumeMounts}'"},
+			{Text: "Create the directory in the volume beforehand, with an owner and mode that let root of the node enter it, or correct subPath in the pod's template."},
+		},
+	},
+	{ // pkg/kubelet/kubelet_pods.go:320, 324
+		pattern: regexp.MustCompile("(?:error|unable to provision) SubPath `([^`]*)`:? (.*)"), reason: ContainerMountFailing, nameless: true,
+		why:   "the subPath {1} cannot be used: {2}",
+		steps: []Step{{Text: "Correct subPath in the pod's template: it is relative to the volume and has no \"..\".", Command: "kubectl explain pod.spec.containers.volumeMounts.subPath"}},
+	},
+	{ // containerd v2.0 internal/cri/opts/spec_linux_opts.go WithMounts: "relabel"; CRI-O v1.34 server/container_create_linux.go: "relabel failed"
+		pattern: regexp.MustCompile(`relabel (?:failed )?"?(/[^" ]+?)"?:? (?:with "[^"]*" failed: )?(?:relabel failed: )?((?:l?setxattr|lstat|open).*)`), reason: ContainerMountFailing,
+		why: "the container runtime of node {node} cannot give it the pod's SELinux label: {2}",
+		steps: []Step{
+			{Text: "Mount a file system without SELinux labels with the option context=, or let its CSIDriver have seLinuxMount: true; a system path such as /etc cannot be labelled at all.", Command: "kubectl get csidrivers -o custom-columns=NAME:.metadata.name,SELINUXMOUNT:.spec.seLinuxMount"},
+		},
+	},
+	{ // opencontainers/runc v1.3 libcontainer/rootfs_linux.go prepareRootfs
+		pattern: regexp.MustCompile(`error mounting "([^"]+)" to rootfs at "([^"]+)": (.*)`), reason: ContainerMountFailing,
+		why:   "the container runtime of node {node} cannot mount it at {2}: {3}",
+		steps: []Step{{Text: "A file and a directory do not fit: compare subPath and mountPath with what the volume has, and with what the image has at {2}.", Command: "kubectl get pod {pod} -n {namespace} -o jsonpath='{.spec.containers[*].volumeMounts}'"}},
+	},
+}
