@@ -237,6 +237,7 @@ func (x *state) withoutNames(s spoken, key attachment.VolumeKey) spoken {
 			}
 			at += i
 			s.text = s.text[:at] + strings.Repeat("x", len(name)) + s.text[at+len(name):]
+			at += len(name)
 		}
 	}
 	return s

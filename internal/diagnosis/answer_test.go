@@ -218,6 +218,7 @@ func TestTextsOfOthers(t *testing.T) {
 		"attached to this very node, by its ID":                                                    {drivers.Publish, oneDriver, "FailedPrecondition", "volume v1 is already attached to node i-own", nil, attachment.AttachFailed},
 		"attached to this very node (trident, 71dd7161840c frontend/csi/controller_server.go:476)": {drivers.Publish, "csi.trident.netapp.io", "AlreadyExists", "this volume is already published to this node with different options", nil, attachment.AttachFailed},
 		"a volume that is called quota":                                                            {drivers.Publish, oneDriver, "Internal", "volume team-quota-limit: out of luck", func(s scene) { s.named("team-quota-limit") }, attachment.AttachFailed},
+		"a volume of the letter that names are blanked with":                                       {drivers.Publish, oneDriver, "Internal", "volume xxxxx: out of luck, xxxxx", func(s scene) { s.named("xxxxx") }, attachment.AttachFailed},
 		"a mount's words in an attach":                                                             {drivers.Publish, oneDriver, "Internal", "image copy: wrong fs type, bad option, bad superblock", nil, attachment.AttachFailed},
 		"a share is exported":                                                                      {drivers.Mount, oneDriver, "Internal", "already attached to another node s1", nil, explain.MountFailing},
 	} {

@@ -64,6 +64,9 @@ func TestWhatStandsInTheCluster(t *testing.T) {
 		"belay-attacher takes a request": {drivers.Publish, "Internal", "the disk is in a failed state", func(s scene) {
 			s.va.Annotations = map[string]string{kube.PublishedHandleAnnotation: "h"}
 		}, attachment.AttachFailed, "failed state", "kubectl annotate volumeattachment csi-", ""},
+		"the attacher has not called the driver": {drivers.Publish, "Internal", "x", func(s scene) {
+			s.attachError(`volume may be attached to one node only and VolumeAttachment x for node "c" still exists`)
+		}, attachment.AttachFailed, "does not call the driver for the attach to node b: volume may be attached to one node only", "", ""},
 		"csi-attacher takes none": {drivers.Publish, "Internal", "the disk is in a failed state", nil, attachment.AttachFailed, "failed state", "", "annotate"},
 		"the driver attaches elsewhere meanwhile": {drivers.Unpublish, "Internal", "device is busy", func(s scene) {
 			other := s.va.DeepCopy()

@@ -191,3 +191,26 @@ func TestShorten(t *testing.T) {
 		t.Errorf("%q is no text", got)
 	}
 }
+
+// FuzzRead: what is read from any message is a part of it, and the cause is text.
+func FuzzRead(f *testing.F) {
+	for _, w := range AllWords() {
+		f.Add("ebs.csi.aws.com", "Internal", w.Example)
+	}
+	for _, facts := range All() {
+		for _, a := range facts.Answers[AttachedElsewhere] {
+			f.Add(facts.Driver, a.Code, strings.Repeat("could not: ", 30)+a.Example)
+		}
+	}
+	f.Fuzz(func(t *testing.T, driver, code, message string) {
+		for _, call := range []Call{Publish, Unpublish, Mount} {
+			r := Read(driver, call, code, message)
+			if !strings.Contains(message, r.Where) || !strings.Contains(message, r.Cause(message)) || r.Situation != "" && !slices.Contains(AllSituations(), r.Situation) {
+				t.Fatalf("%q is read as %+v, because of %q", message, r, r.Cause(message))
+			}
+			if short := Shorten(message, 40); utf8.ValidString(message) && !utf8.ValidString(short) || len(short) > max(len(message), 45) {
+				t.Fatalf("%q is shortened to %q", message, short)
+			}
+		}
+	})
+}
