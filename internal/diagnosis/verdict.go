@@ -10,7 +10,7 @@ import (
 var passing = map[decision.Reason]bool{
 	attachment.Attaching: true, attachment.Detaching: true, attachment.OtherWriterDetaching: true, attachment.StillInUse: true,
 	explain.Scheduling: true, explain.Mounting: true, explain.PodTerminating: true, explain.HeldByTerminatingPod: true,
-	explain.ClaimNotBound: true, explain.NotReported: true, explain.NodeOutOfService: true,
+	explain.ClaimNotBound: true, explain.ClaimTerminating: true, explain.VolumeTerminating: true, explain.ResizePending: true, explain.NotReported: true, explain.NodeOutOfService: true,
 }
 
 // verdict grades a wait.

@@ -59,8 +59,10 @@ func (r *run) subject(ctx context.Context, ref diagnosis.Ref) {
 		r.volume(ctx, ref.Name)
 	case diagnosis.Nodes:
 		parallel(func() { r.node(ctx, ref.Name) }, func() { r.csiNode(ctx, ref.Name) }, func() { r.podsOn(ctx, ref.Name, "") })
+	case diagnosis.StatefulSets, diagnosis.Deployments, diagnosis.ReplicaSets, diagnosis.DaemonSets, diagnosis.Jobs:
+		r.workload(ctx, ref)
 	case diagnosis.Attachments, diagnosis.Leases, diagnosis.CSINodes, diagnosis.Drivers, diagnosis.Events, diagnosis.Namespaces, diagnosis.ClusterRoles, diagnosis.ClusterRoleBindings,
-		diagnosis.Fences, diagnosis.FenceSources: // all are listed
+		diagnosis.Fences, diagnosis.FenceSources, diagnosis.StorageClasses, diagnosis.Capacities: // all are listed
 	}
 }
 
@@ -104,7 +106,7 @@ func (r *run) sources(ctx context.Context, subject diagnosis.Ref) {
 		each(r.claimNames(), func(name string) { r.claim(ctx, subject.Namespace, name) }, func() { r.claims(ctx, subject.Namespace) })
 	}
 	each(r.volumeNames(subject), func(name string) { r.volume(ctx, name) }, func() { r.volumes(ctx) })
-	if subject.Resource == diagnosis.Pods || subject.Resource == diagnosis.Claims {
+	if subject.Namespace != "" {
 		return
 	}
 	// The claim of a volume, and the pods that use it, are in a namespace that the reader may or may not be allowed to read.
@@ -271,9 +273,16 @@ func (r *run) surroundings(ctx context.Context, subject diagnosis.Ref) {
 	if subject.Resource == diagnosis.Nodes {
 		nodes = append(nodes, subject.Name)
 	}
-	missing := r.driverMissing(held) // before the calls, which add to what was read
+	missing := r.driverMissing(held) || r.provisionerMissing() // before the calls, which add to what was read
+	placed := r.placed()
 	calls = append(calls,
-		func() { each(nodes, func(name string) { r.node(ctx, name) }, func() { r.nodes(ctx) }) },
+		func() {
+			if placed { // which nodes have what the volume needs
+				r.nodes(ctx)
+				return
+			}
+			each(nodes, func(name string) { r.node(ctx, name) }, func() { r.nodes(ctx) })
+		},
 		func() {
 			if missing { // whether any node has it shows whether it is installed at all
 				r.csiNodes(ctx)
@@ -302,16 +311,12 @@ func (r *run) eventsAround(ctx context.Context, subject diagnosis.Ref) (calls []
 			calls = append(calls, func() { r.claims(ctx, "") }, func() { r.volumes(ctx) }, func() { r.pods(ctx, "") }, func() { r.csiNodes(ctx) })
 		}
 	}
-	for _, claim := range r.into.Claims {
-		if claim.Spec.VolumeName == "" {
-			calls = append(calls, func() { r.eventsOf(ctx, claim.Namespace, string(claim.UID)) })
-		}
-	}
+	calls = append(calls, r.eventsOfClaims(ctx)...)
 	calls = append(calls, r.nodeAgentEvents(ctx)...)
 	if len(calls) > 2*few { // a claim that many pods wait for
-		return []func(){func() { r.warnings(ctx, subject.Namespace) }}
+		calls = []func(){func() { r.warnings(ctx, subject.Namespace) }}
 	}
-	return calls
+	return append(calls, r.provisioning(ctx, subject.Namespace, false)...)
 }
 
 // nodeAgentEvents returns the calls that read what node agents and the controller said about volumes that are in use: unmounts that fail,

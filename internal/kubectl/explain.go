@@ -3,6 +3,7 @@ package kubectl
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -17,13 +18,17 @@ import (
 const explainLong = `Explain what an object waits for: the verdict first, then the volume, who holds it, what each component said last, what
 happens by itself, and the next step.
 
-The object is pod/NAME, pvc/NAME, pv/NAME, node/NAME or va/NAME (a VolumeAttachment).`
+The object is pod/NAME, pvc/NAME, pv/NAME, node/NAME or va/NAME (a VolumeAttachment). Of sts/NAME, deploy/NAME, rs/NAME, ds/NAME or
+job/NAME, the answer is what its pods wait for, and why one cannot be created.`
 
 const explainExample = `  # Why does this pod not start?
   kubectl belay explain pod/db-0 -n prod
 
   # Who has this volume?
   kubectl belay explain pvc data-db-0
+
+  # What do the pods of this StatefulSet wait for?
+  kubectl belay explain sts/db -n prod
 
   # Redraw until nothing is blocked
   kubectl belay explain pod/db-0 --watch
@@ -38,6 +43,16 @@ var aliases = map[string]diagnosis.Resource{
 	"pv": diagnosis.Volumes, "persistentvolume": diagnosis.Volumes, "persistentvolumes": diagnosis.Volumes,
 	"va": diagnosis.Attachments, "volumeattachment": diagnosis.Attachments, "volumeattachments": diagnosis.Attachments,
 	"node": diagnosis.Nodes, "nodes": diagnosis.Nodes, "no": diagnosis.Nodes,
+	"sts": diagnosis.StatefulSets, "statefulset": diagnosis.StatefulSets, "statefulsets": diagnosis.StatefulSets,
+	"deploy": diagnosis.Deployments, "deployment": diagnosis.Deployments, "deployments": diagnosis.Deployments,
+	"rs": diagnosis.ReplicaSets, "replicaset": diagnosis.ReplicaSets, "replicasets": diagnosis.ReplicaSets,
+	"ds": diagnosis.DaemonSets, "daemonset": diagnosis.DaemonSets, "daemonsets": diagnosis.DaemonSets,
+	"job": diagnosis.Jobs, "jobs": diagnosis.Jobs,
+}
+
+// namespaced are the kinds of objects that have a namespace.
+var namespaced = []diagnosis.Resource{
+	diagnosis.Pods, diagnosis.Claims, diagnosis.StatefulSets, diagnosis.Deployments, diagnosis.ReplicaSets, diagnosis.DaemonSets, diagnosis.Jobs,
 }
 
 // subject reads "KIND/NAME" or "KIND NAME".
@@ -53,7 +68,7 @@ func (p *plugin) subject(args []string) (diagnosis.Ref, error) {
 		return diagnosis.Ref{}, usage.Errorf("unknown kind %q: use pod, pvc, pv, node or va", args[0])
 	}
 	ref := diagnosis.Ref{Resource: resource, Name: args[1]}
-	if resource == diagnosis.Pods || resource == diagnosis.Claims {
+	if slices.Contains(namespaced, resource) {
 		namespace, err := p.namespace()
 		if err != nil {
 			return ref, err
