@@ -45,10 +45,10 @@ func (x *state) claimEnding(claim *corev1.PersistentVolumeClaim) (wait, []PodSta
 		case cloneHolds:
 			held = append(held, "it is being cloned to another claim ("+f+")")
 		default:
-			held = append(held, "the controller that set the finalizer "+f+" has not removed it")
+			held = append(held, "the controller that set the finalizer "+x.foreign(f)+" has not removed it")
 		}
 	}
-	w.detail = x.foreign(strings.Join(held, "; "))
+	w.detail = strings.Join(held, "; ")
 	w.fill = func(s *explain.Situation) {
 		s.Claim, s.Cause = claim.Name, cause
 		if len(pods) > 0 {
@@ -111,6 +111,29 @@ func (x *state) endingOrGrowing(claim *corev1.PersistentVolumeClaim) (found []Fi
 	if w := x.resizing(claim); w.reason != "" {
 		found = append(found, x.claimFinding(claim, w))
 	}
+	return found
+}
+
+// growing returns what the claims of a pod wait for that are to grow: the pod runs, and may have to be started again.
+func (x *state) growing(pod *corev1.Pod) (found []Finding) {
+	for i := range pod.Spec.Volumes {
+		claim := x.claims[join(pod.Namespace, kube.ClaimName(pod, &pod.Spec.Volumes[i]))]
+		if claim == nil {
+			continue
+		}
+		if w := x.resizing(claim); w.reason != "" {
+			found = append(found, x.claimFinding(claim, w))
+		}
+	}
+	return found
+}
+
+// stuckVolume returns why a volume still exists that no claim uses any more.
+func (x *state) stuckVolume(pv *corev1.PersistentVolume) []Finding {
+	if pv.DeletionTimestamp == nil && pv.Status.Phase != corev1.VolumeReleased && pv.Status.Phase != corev1.VolumeFailed {
+		return nil
+	}
+	found, _ := x.ofPersistentVolume(pv)
 	return found
 }
 
@@ -303,12 +326,11 @@ func (x *state) mismatch(claim *corev1.PersistentVolumeClaim, pv *corev1.Persist
 			break
 		}
 		if e := x.claimFailure(claim); e != nil {
-			w.detail = e.Message
+			w.detail = x.foreign(e.Message)
 			break
 		}
 		return wait{reason: explain.ClaimNotBound, since: since} // what is left is that the controller binds it
 	}
-	w.detail = x.foreign(w.detail)
 	return w
 }
 

@@ -73,7 +73,7 @@ func (x *state) about(r Ref) (found []Finding, clear string, err error) {
 	switch r.Resource {
 	case Pods:
 		if pod := x.pods[name]; pod != nil {
-			return append(x.ofPod(pod), x.usedElsewhere(pod)...), x.clearPod(pod), nil
+			return slices.Concat(x.ofPod(pod), x.usedElsewhere(pod), x.growing(pod)), x.clearPod(pod), nil
 		}
 	case Claims:
 		if claim := x.claims[name]; claim != nil {

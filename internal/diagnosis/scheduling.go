@@ -195,11 +195,11 @@ func (x *state) misplaced(pod *corev1.Pod, w *wait) *Volume {
 			key, _ := kube.KeyOfVolume(pv)
 			first, nowhere = x.describe(key, pv), none
 			if host := hostOf(pv); none && host != "" {
-				w.reason, w.detail = explain.VolumeNodeGone, x.foreign(host)
+				w.reason, w.detail = explain.VolumeNodeGone, host
 				return first
 			}
 		}
-		said = append(said, x.whereUsed("volume "+pv.Name+" can be used only where "+affinityOf(pv), pv, nodes, pod))
+		said = append(said, x.whereUsed(pv, nodes, pod))
 	}
 	if len(said) > 0 {
 		w.detail = strings.Join(said, "; ")
@@ -215,22 +215,24 @@ func (x *state) outOfReach(pod *corev1.Pod, key attachment.VolumeKey) wait {
 		return wait{}
 	}
 	nodes := x.nodesThat(func(labels map[string]string) bool { return kube.Reaches(pv, labels) })
-	return wait{reason: explain.VolumeTopologyConflict, since: scheduled(pod), detail: x.whereUsed("volume "+pv.Name+" can be used only where "+affinityOf(pv), pv, nodes, pod)}
+	return wait{reason: explain.VolumeTopologyConflict, since: scheduled(pod), detail: x.whereUsed(pv, nodes, pod)}
 }
 
-// whereUsed completes a sentence about where something can be used with the nodes that are there.
-func (x *state) whereUsed(text string, pv *corev1.PersistentVolume, nodes []string, pod *corev1.Pod) string {
+// whereUsed says where a volume can be used, and which nodes are there. Names of the pod's own objects, of nodes and of volumes may be named, also if
+// something in a namespace that the reader may not read is named alike.
+func (x *state) whereUsed(pv *corev1.PersistentVolume, nodes []string, pod *corev1.Pod) string {
+	text := "volume " + pv.Name + " can be used only where " + x.foreign(affinityOf(pv))
 	switch {
 	case !slices.Contains(x.Whole, Nodes):
 	case len(nodes) == 0:
-		text += ", and no node is there" + x.valuesThere(pv)
+		text += ", and no node is there" + x.foreign(x.valuesThere(pv))
 	default:
 		text += ": " + few(nodes)
 		if others := otherReasons(schedulerSays(pod)); len(others) > 0 {
-			text += ", where the pod does not fit: " + strings.Join(others, ", ")
+			text += ", where the pod does not fit: " + x.foreign(strings.Join(others, ", "))
 		}
 	}
-	return x.foreign(text)
+	return text
 }
 
 // valuesThere lists the values that nodes have for the label that a volume needs.
@@ -387,14 +389,14 @@ func (x *state) capacityFor(claim *corev1.PersistentVolumeClaim) string {
 		}
 	}
 	if largest == nil {
-		return x.foreign(asks + ", and its driver reports no free storage for it on any node: no CSIStorageCapacity has this class")
+		return asks + ", and its driver reports no free storage for it on any node: no CSIStorageCapacity has this class"
 	}
 	slices.Sort(nodes)
 	on := ""
 	if nodes = slices.Compact(nodes); len(nodes) > 0 {
 		on = " on " + few(nodes)
 	}
-	return x.foreign(fmt.Sprintf("%s, and the largest volume that its driver has room for is %s%s", asks, largest.String(), on))
+	return fmt.Sprintf("%s, and the largest volume that its driver has room for is %s%s", asks, largest.String(), on)
 }
 
 // bindable says which volumes of its class a claim could be bound to, or where it may be provisioned.
@@ -404,16 +406,16 @@ func (x *state) bindable(claim *corev1.PersistentVolumeClaim, class *storagev1.S
 			return ""
 		}
 		nodes := x.nodesThat(func(labels map[string]string) bool { return kube.InTopologies(class.AllowedTopologies, labels) })
-		text := fmt.Sprintf("StorageClass %s provisions only where %s", class.Name, topologies(class.AllowedTopologies))
+		text := fmt.Sprintf("StorageClass %s provisions only where %s", class.Name, x.foreign(topologies(class.AllowedTopologies)))
 		if slices.Contains(x.Whole, Nodes) {
 			text += ": " + cmp.Or(few(nodes), "no node is there")
 		}
-		return x.foreign(text)
+		return text
 	}
 	size := wanted(claim)
 	asks := fmt.Sprintf("claim %s asks for %s of StorageClass %s, which provisions nothing", claim.Name, size.String(), class.Name)
 	if !slices.Contains(x.Whole, Volumes) {
-		return x.foreign(asks)
+		return asks
 	}
 	of, small, elsewhere := 0, 0, []string{}
 	for _, pv := range x.Volumes {
@@ -438,7 +440,7 @@ func (x *state) bindable(claim *corev1.PersistentVolumeClaim, class *storagev1.S
 		slices.Sort(elsewhere)
 		text += fmt.Sprintf(" (%s), on nodes that the pod does not fit or with other access modes", few(elsewhere))
 	}
-	return x.foreign(text)
+	return text
 }
 
 func topologies(terms []corev1.TopologySelectorTerm) string {

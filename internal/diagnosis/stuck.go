@@ -31,7 +31,7 @@ type StuckList struct {
 }
 
 // Stuck finds what is blocked: pods that wait for volumes or stay Terminating because of their nodes, VolumeAttachments whose attach or
-// detach fails or does not end, and claims without a volume. Only objects of the namespace count, and the VolumeAttachments of its
+// detach fails or does not end, claims without a volume, and claims and volumes that do not end or grow. Only objects of the namespace count, and the VolumeAttachments of its
 // claims; "" is for all, and for the fences whose evidence is contradicted. What has waited for less than olderThan is left out.
 func Stuck(s *Snapshot, namespace string, olderThan time.Duration) StuckList {
 	x := newState(s)
@@ -39,11 +39,19 @@ func Stuck(s *Snapshot, namespace string, olderThan time.Duration) StuckList {
 		TypeMeta: metav1.TypeMeta{APIVersion: APIVersion, Kind: "StuckList"}, Namespace: namespace, Time: s.Now, Verdict: Clear,
 		Items: []Finding{}, Unread: s.Unread,
 	}
+	listed := map[string]bool{} // a volume that cannot be deleted is attached, which is listed too
 	add := func(found ...Finding) {
 		for i := range found {
 			f := &found[i]
 			if !stuck(f) || f.Since != nil && s.Now.Sub(*f.Since) < olderThan {
 				continue
+			}
+			if of := f.Subject; of.Resource == Attachments || of.Resource == Volumes || of.Resource == Claims {
+				if key := string(f.Reason) + " " + of.Namespace + " " + of.String(); listed[key] {
+					continue
+				} else {
+					listed[key] = true
+				}
 			}
 			list.Items, list.Verdict = append(list.Items, *f), worse(list.Verdict, f.Verdict)
 		}
@@ -54,6 +62,12 @@ func Stuck(s *Snapshot, namespace string, olderThan time.Duration) StuckList {
 	for _, claim := range s.Claims {
 		if x.within(namespace, claim.Namespace) {
 			add(x.stuckClaim(claim)...)
+			add(x.endingOrGrowing(claim)...)
+		}
+	}
+	for _, pv := range s.Volumes {
+		if ref := pv.Spec.ClaimRef; namespace == "" || ref != nil && ref.Namespace == namespace {
+			add(x.stuckVolume(pv)...)
 		}
 	}
 	if namespace == "" {

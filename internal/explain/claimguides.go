@@ -225,7 +225,7 @@ func nextOfProvisioning(s Situation) []Step {
 			describeClaim(s, "Compare size, access modes and volume mode with what the driver can do."),
 		}
 	}
-	return []Step{logs, class}
+	return []Step{describeClaim(s, "Correct what the error names, such as a permission, a quota or a parameter. The provisioner tries again by itself."), logs, class}
 }
 
 func withText(step Step, text string) Step {
