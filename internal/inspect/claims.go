@@ -38,6 +38,11 @@ func (r *run) provisioning(ctx context.Context, namespace string, all bool) (cal
 			r.events(ctx, namespace, fields.AndSelectors(fields.OneTermEqualSelector("involvedObject.kind", "PersistentVolumeClaim"), fields.OneTermEqualSelector("type", corev1.EventTypeNormal)))
 		})
 	}
+	if all && namespace != "" && namespace != metav1.NamespaceDefault && slices.ContainsFunc(r.into.Volumes, volumeEnds) { // theirs are in that namespace
+		calls = append(calls, func() {
+			r.events(ctx, metav1.NamespaceDefault, fields.OneTermEqualSelector("involvedObject.kind", "PersistentVolume"))
+		})
+	}
 	if r.refused(explain.NotEnoughStorage) {
 		calls = append(calls, func() { r.capacities(ctx) })
 	}
@@ -88,11 +93,16 @@ func (r *run) eventsOfClaims(ctx context.Context) (calls []func()) {
 		}
 	}
 	for _, pv := range r.into.Volumes {
-		if pv.DeletionTimestamp != nil || pv.Status.Phase == corev1.VolumeReleased || pv.Status.Phase == corev1.VolumeFailed {
+		if volumeEnds(pv) {
 			calls = append(calls, func() { r.eventsOf(ctx, metav1.NamespaceDefault, string(pv.UID)) })
 		}
 	}
 	return calls
+}
+
+// volumeEnds reports whether why a volume still exists may be asked.
+func volumeEnds(pv *corev1.PersistentVolume) bool {
+	return pv.DeletionTimestamp != nil || pv.Status.Phase == corev1.VolumeReleased || pv.Status.Phase == corev1.VolumeFailed
 }
 
 func (r *run) class(ctx context.Context, name string) {

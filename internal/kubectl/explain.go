@@ -61,11 +61,11 @@ func (p *plugin) subject(args []string) (diagnosis.Ref, error) {
 		args = strings.SplitN(args[0], "/", 2)
 	}
 	if len(args) != 2 || args[0] == "" || args[1] == "" {
-		return diagnosis.Ref{}, usage.Errorf("name one object: pod/NAME, pvc/NAME, pv/NAME, node/NAME or va/NAME")
+		return diagnosis.Ref{}, usage.Errorf("name one object, such as pod/NAME, pvc/NAME, pv/NAME, node/NAME, va/NAME or sts/NAME")
 	}
 	resource, ok := aliases[strings.ToLower(args[0])]
 	if !ok {
-		return diagnosis.Ref{}, usage.Errorf("unknown kind %q: use pod, pvc, pv, node or va", args[0])
+		return diagnosis.Ref{}, usage.Errorf("unknown kind %q: use pod, pvc, pv, node or va, or with explain sts, deploy, rs, ds or job", args[0])
 	}
 	ref := diagnosis.Ref{Resource: resource, Name: args[1]}
 	if slices.Contains(namespaced, resource) {
@@ -83,9 +83,9 @@ func (p *plugin) explainCommand() *cobra.Command {
 	var watch bool
 	var dumped string
 	c := &cobra.Command{
-		Use: "explain (KIND/NAME | KIND NAME)", Short: "Explain what a pod, claim, volume, node or VolumeAttachment waits for",
+		Use: "explain (KIND/NAME | KIND NAME)", Short: "Explain what a pod, claim, volume, node, VolumeAttachment or owner of pods waits for",
 		Long: explainLong, Example: explainExample,
-		Args: oneObject("pod/NAME, pvc/NAME, pv/NAME, node/NAME or va/NAME"), ValidArgsFunction: p.completeObject(kinds...),
+		Args: oneObject("pod/NAME, pvc/NAME, pv/NAME, node/NAME, va/NAME, sts/NAME, deploy/NAME, rs/NAME, ds/NAME or job/NAME"), ValidArgsFunction: p.completeObject(kinds...),
 		RunE: func(c *cobra.Command, args []string) error {
 			ref, err := p.subject(args)
 			if err != nil {
