@@ -97,6 +97,13 @@ func (x *state) keptBy(claim *corev1.PersistentVolumeClaim, pods []PodState) str
 
 // claimFinding makes a finding about a claim itself.
 func (x *state) claimFinding(claim *corev1.PersistentVolumeClaim, w wait) Finding {
+	more := w.fill
+	w.fill = func(s *explain.Situation) {
+		s.Namespace = claim.Namespace
+		if more != nil {
+			more(s)
+		}
+	}
 	f := x.finding(nil, w, &Volume{Namespace: claim.Namespace, Claim: claim.Name, PersistentVolume: claim.Spec.VolumeName}, nil)
 	f.Subject = Ref{Resource: Claims, Namespace: claim.Namespace, Name: claim.Name}
 	return f

@@ -161,8 +161,8 @@ func (x *state) stuckClaim(claim *corev1.PersistentVolumeClaim) []Finding {
 	switch {
 	case slices.ContainsFunc(x.byClaim[name], waits): // the pod shows it
 	case claim.Spec.VolumeName == "" && x.lastEvent(string(claim.UID)) == nil:
-	case claim.Spec.VolumeName != "" && x.exists(Ref{Resource: Volumes, Name: claim.Spec.VolumeName}) != decision.No:
-	case claim.Spec.VolumeName != "" && x.volumes[claim.Spec.VolumeName] != nil:
+	case x.volumes[claim.Spec.VolumeName] != nil && !Unbound(claim):
+	case claim.Spec.VolumeName != "" && x.volumes[claim.Spec.VolumeName] == nil && x.exists(Ref{Resource: Volumes, Name: claim.Spec.VolumeName}) != decision.No:
 	default:
 		found, _ := x.ofClaim(claim)
 		return found
