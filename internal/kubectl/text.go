@@ -93,6 +93,7 @@ func (p *page) facts(facts []diagnosis.Fact) {
 func waits(f *diagnosis.Finding) string {
 	kind := map[diagnosis.Resource]string{
 		diagnosis.Pods: "pod", diagnosis.Claims: "claim", diagnosis.Volumes: "volume", diagnosis.Attachments: "VolumeAttachment", diagnosis.Nodes: "node",
+		diagnosis.StatefulSets: "statefulset", diagnosis.Deployments: "deployment", diagnosis.ReplicaSets: "replicaset", diagnosis.DaemonSets: "daemonset", diagnosis.Jobs: "job",
 	}[f.Subject.Resource]
 	name := f.Subject.Name
 	if f.Subject.Namespace != "" {
