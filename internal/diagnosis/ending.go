@@ -10,7 +10,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 
-	"belay.dev/belay/internal/decision"
 	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/kube"
 )
@@ -135,13 +134,9 @@ func (x *state) growing(pod *corev1.Pod) (found []Finding) {
 	return found
 }
 
-// stuckVolume returns why a volume still exists that no claim uses any more.
-func (x *state) stuckVolume(pv *corev1.PersistentVolume) []Finding {
-	if pv.DeletionTimestamp == nil && pv.Status.Phase != corev1.VolumeReleased && pv.Status.Phase != corev1.VolumeFailed {
-		return nil
-	}
-	found, _ := x.ofPersistentVolume(pv)
-	return found
+// Ends reports whether why a volume still exists may be asked.
+func Ends(pv *corev1.PersistentVolume) bool {
+	return pv.DeletionTimestamp != nil || pv.Status.Phase == corev1.VolumeReleased || pv.Status.Phase == corev1.VolumeFailed
 }
 
 // volumeEnding explains why a volume that no claim uses any more still exists; without a finding, clear says what there is to say.
@@ -235,25 +230,20 @@ func (x *state) resizing(claim *corev1.PersistentVolumeClaim) wait {
 		return wait{}
 	}
 	w := wait{reason: explain.ResizePending, since: x.resizeSince(claim, conditions)}
-	cause := explain.ControllerResizes
-	failed := x.lastEvent(string(claim.UID), resizeEvents...)
-	if done := x.lastEvent(string(claim.UID), "VolumeResizeSuccessful", explain.FileSystemResizeSuccessful); done != nil && failed != nil && eventTime(done).After(eventTime(failed)) {
-		failed = nil
-	}
 	for _, t := range []corev1.PersistentVolumeClaimConditionType{corev1.PersistentVolumeClaimControllerResizeError, corev1.PersistentVolumeClaimNodeResizeError} {
 		if c, has := conditions[t]; has {
 			w.reason, w.detail = explain.ResizeFailed, x.foreign(c.Message)
 		}
 	}
+	if failed := x.resizeError(claim); failed != nil && w.detail == "" {
+		w.reason, w.detail = explain.ResizeFailed, x.foreign(strings.TrimPrefix(failed.Message, combined))
+	}
+	cause := explain.ControllerResizes
 	switch {
 	case step == corev1.PersistentVolumeClaimControllerResizeInfeasible, step == corev1.PersistentVolumeClaimNodeResizeInfeasible:
 		w.reason, cause = explain.ResizeFailed, explain.SizeRefused
-	case w.reason == explain.ResizeFailed:
 	case step == corev1.PersistentVolumeClaimNodeResizePending, step == corev1.PersistentVolumeClaimNodeResizeInProgress, waiting:
 		cause = explain.NodeResizes
-	}
-	if failed != nil && (w.reason == explain.ResizePending || w.detail == "") {
-		w.reason, w.detail = explain.ResizeFailed, x.foreign(strings.TrimPrefix(failed.Message, combined))
 	}
 	size, has := wanted(claim), claim.Status.Capacity[corev1.ResourceStorage]
 	users := x.runningOn(claim)
@@ -264,6 +254,16 @@ func (x *state) resizing(claim *corev1.PersistentVolumeClaim) wait {
 		}
 	}
 	return w
+}
+
+// resizeError is the last error of a resize, nil if a resize has succeeded since.
+func (x *state) resizeError(claim *corev1.PersistentVolumeClaim) *corev1.Event {
+	failed := x.lastEvent(string(claim.UID), resizeEvents...)
+	done := x.lastEvent(string(claim.UID), "VolumeResizeSuccessful", explain.FileSystemResizeSuccessful)
+	if failed != nil && done != nil && eventTime(done).After(eventTime(failed)) {
+		return nil
+	}
+	return failed
 }
 
 func sizeText(q resource.Quantity) string {
@@ -297,65 +297,4 @@ func (x *state) runningOn(claim *corev1.PersistentVolumeClaim) (pods []PodState)
 	}
 	slices.SortFunc(pods, func(a, b PodState) int { return cmp.Compare(a.Name, b.Name) })
 	return pods
-}
-
-// mismatch explains why a claim is not bound to the PersistentVolume that it names. The controller compares the same, in this order (k/k v1.36.3
-// pkg/controller/volume/persistentvolume/pv_controller.go:260 checkVolumeSatisfyClaim, :436 to :482).
-func (x *state) mismatch(claim *corev1.PersistentVolumeClaim, pv *corev1.PersistentVolume, since time.Time) wait {
-	w := wait{reason: explain.VolumeMismatch, since: since, failed: true}
-	cause := explain.Cause("")
-	w.fill = func(s *explain.Situation) { s.Class, s.Cause, s.Volume = ClassOf(claim), cause, pv.Name }
-	size, has := wanted(claim), pv.Spec.Capacity[corev1.ResourceStorage]
-	switch ref := pv.Spec.ClaimRef; {
-	case ref != nil && (ref.Namespace != claim.Namespace || ref.Name != claim.Name):
-		cause, w.detail = explain.BoundToAnother, "it is bound to another claim, in a namespace that you may not read"
-		if x.mayName(ref.Namespace) {
-			w.detail = "it is bound to another claim, " + ref.Namespace + "/" + ref.Name
-			if x.exists(Ref{Resource: Claims, Namespace: ref.Namespace, Name: ref.Name}) == decision.No {
-				cause, w.detail = explain.BoundToDeleted, w.detail+", which was deleted"
-			}
-		}
-	case ref != nil && ref.UID != "" && claim.UID != "" && ref.UID != claim.UID:
-		cause, w.detail = explain.BoundToDeleted, "it is bound to an earlier claim of this name, which was deleted"
-	case pv.DeletionTimestamp != nil:
-		w.detail = "it is being deleted"
-	case !has.IsZero() && has.Cmp(size) < 0:
-		w.detail = fmt.Sprintf("it has %s, and the claim asks for %s", has.String(), size.String())
-	case classOfVolume(pv) != ClassOf(claim):
-		cause, w.detail = explain.OtherClass, fmt.Sprintf("its storageClassName is %q, and that of the claim %q", classOfVolume(pv), ClassOf(claim))
-	case text(pv.Spec.VolumeAttributesClassName) != text(claim.Spec.VolumeAttributesClassName):
-		w.detail = fmt.Sprintf("its volumeAttributesClassName is %q, and that of the claim %q", text(pv.Spec.VolumeAttributesClassName), text(claim.Spec.VolumeAttributesClassName))
-	case modeOf(pv.Spec.VolumeMode) != modeOf(claim.Spec.VolumeMode):
-		w.detail = fmt.Sprintf("its volumeMode is %s, and that of the claim %s", modeOf(pv.Spec.VolumeMode), modeOf(claim.Spec.VolumeMode))
-	default:
-		if lacks := slices.DeleteFunc(slices.Clone(claim.Spec.AccessModes), func(m corev1.PersistentVolumeAccessMode) bool { return slices.Contains(pv.Spec.AccessModes, m) }); len(lacks) > 0 {
-			w.detail = fmt.Sprintf("its access modes are %v, and the claim asks for %v", pv.Spec.AccessModes, claim.Spec.AccessModes)
-			break
-		}
-		if e := x.claimFailure(claim); e != nil {
-			w.detail = x.foreign(e.Message)
-			break
-		}
-		return wait{reason: explain.ClaimNotBound, since: since} // what is left is that the controller binds it
-	}
-	return w
-}
-
-// classOfVolume is the StorageClass of a PersistentVolume, or "".
-func classOfVolume(pv *corev1.PersistentVolume) string {
-	return cmp.Or(pv.Annotations[corev1.BetaStorageClassAnnotation], pv.Spec.StorageClassName)
-}
-
-func text(s *string) string {
-	if s == nil {
-		return ""
-	}
-	return *s
-}
-
-func modeOf(mode *corev1.PersistentVolumeMode) corev1.PersistentVolumeMode {
-	if mode == nil {
-		return corev1.PersistentVolumeFilesystem
-	}
-	return *mode
 }

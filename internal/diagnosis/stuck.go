@@ -46,30 +46,17 @@ func Stuck(s *Snapshot, namespace string, olderThan time.Duration) StuckList {
 			if !stuck(f) || f.Since != nil && s.Now.Sub(*f.Since) < olderThan {
 				continue
 			}
-			if of := f.Subject; of.Resource == Attachments || of.Resource == Volumes || of.Resource == Claims {
-				if key := string(f.Reason) + " " + of.Namespace + " " + of.String(); listed[key] {
-					continue
-				} else {
-					listed[key] = true
-				}
+			if key := string(f.Reason) + " " + f.Subject.Namespace + " " + f.Subject.String(); f.Subject.Resource == Pods || !listed[key] {
+				list.Items, list.Verdict = append(list.Items, *f), worse(list.Verdict, f.Verdict)
+				listed[key] = true
 			}
-			list.Items, list.Verdict = append(list.Items, *f), worse(list.Verdict, f.Verdict)
 		}
 	}
 	pods := x.stuckPods(namespace)
 	add(pods...)
 	add(x.stuckAttachments(namespace, pods)...)
-	for _, claim := range s.Claims {
-		if x.within(namespace, claim.Namespace) {
-			add(x.stuckClaim(claim)...)
-			add(x.endingOrGrowing(claim)...)
-		}
-	}
-	for _, pv := range s.Volumes {
-		if ref := pv.Spec.ClaimRef; namespace == "" || ref != nil && ref.Namespace == namespace {
-			add(x.stuckVolume(pv)...)
-		}
-	}
+	add(x.stuckClaims(namespace)...)
+	add(x.stuckVolumes(namespace)...)
 	if namespace == "" {
 		add(x.contradictedFences()...)
 	}
@@ -83,6 +70,28 @@ func Stuck(s *Snapshot, namespace string, olderThan time.Duration) StuckList {
 // within reports whether an object of the namespace was asked about, and may be named.
 func (x *state) within(asked, namespace string) bool {
 	return (asked == "" || namespace == asked) && x.mayName(namespace)
+}
+
+func (x *state) stuckClaims(namespace string) (found []Finding) {
+	for _, claim := range x.Claims {
+		if x.within(namespace, claim.Namespace) {
+			found = append(found, x.stuckClaim(claim)...)
+			found = append(found, x.endingOrGrowing(claim)...)
+		}
+	}
+	return found
+}
+
+// stuckVolumes returns why volumes still exist that no claim uses any more.
+func (x *state) stuckVolumes(namespace string) (found []Finding) {
+	for _, pv := range x.Volumes {
+		ref := pv.Spec.ClaimRef
+		if (namespace == "" || ref != nil && ref.Namespace == namespace) && Ends(pv) {
+			of, _ := x.ofPersistentVolume(pv)
+			found = append(found, of...)
+		}
+	}
+	return found
 }
 
 func (x *state) stuckPods(namespace string) (found []Finding) {

@@ -19,35 +19,42 @@ import (
 // no warnings.
 func (r *run) provisioning(ctx context.Context, namespace string, all bool) (calls []func()) {
 	var classes []string
-	unbound := false
 	for _, claim := range r.into.Claims {
 		if claim.Spec.VolumeName == "" {
-			unbound = true
 			classes = append(classes, diagnosis.ClassOf(claim))
 		}
 	}
 	switch {
-	case !unbound:
+	case len(classes) == 0:
 	case all || slices.Contains(classes, ""): // which could be the default
 		calls = append(calls, func() { r.classes(ctx) })
 	default:
 		calls = append(calls, func() { each(classes, func(name string) { r.class(ctx, name) }, func() { r.classes(ctx) }) })
 	}
-	if unbound && all {
+	if r.refused(explain.NotEnoughStorage) {
+		calls = append(calls, func() { r.capacities(ctx) })
+	}
+	if all {
+		return append(calls, r.otherEvents(ctx, namespace, len(classes) > 0)...)
+	}
+	if r.refused(explain.NoVolumeToBind) && !r.fullPods() {
+		calls = append(calls, func() { r.volumes(ctx) })
+	}
+	return calls
+}
+
+// otherEvents returns the calls that read events which are not among the warnings of a namespace: what controllers report about claims that wait, and
+// those of volumes, which are in the default namespace.
+func (r *run) otherEvents(ctx context.Context, namespace string, unbound bool) (calls []func()) {
+	if unbound {
 		calls = append(calls, func() {
 			r.events(ctx, namespace, fields.AndSelectors(fields.OneTermEqualSelector("involvedObject.kind", "PersistentVolumeClaim"), fields.OneTermEqualSelector("type", corev1.EventTypeNormal)))
 		})
 	}
-	if all && namespace != "" && namespace != metav1.NamespaceDefault && slices.ContainsFunc(r.into.Volumes, volumeEnds) { // theirs are in that namespace
+	if namespace != "" && namespace != metav1.NamespaceDefault && slices.ContainsFunc(r.into.Volumes, diagnosis.Ends) {
 		calls = append(calls, func() {
 			r.events(ctx, metav1.NamespaceDefault, fields.OneTermEqualSelector("involvedObject.kind", "PersistentVolume"))
 		})
-	}
-	if r.refused(explain.NotEnoughStorage) {
-		calls = append(calls, func() { r.capacities(ctx) })
-	}
-	if !all && r.refused(explain.NoVolumeToBind) && !r.fullPods() {
-		calls = append(calls, func() { r.volumes(ctx) })
 	}
 	return calls
 }
@@ -93,16 +100,11 @@ func (r *run) eventsOfClaims(ctx context.Context) (calls []func()) {
 		}
 	}
 	for _, pv := range r.into.Volumes {
-		if volumeEnds(pv) {
+		if diagnosis.Ends(pv) {
 			calls = append(calls, func() { r.eventsOf(ctx, metav1.NamespaceDefault, string(pv.UID)) })
 		}
 	}
 	return calls
-}
-
-// volumeEnds reports whether why a volume still exists may be asked.
-func volumeEnds(pv *corev1.PersistentVolume) bool {
-	return pv.DeletionTimestamp != nil || pv.Status.Phase == corev1.VolumeReleased || pv.Status.Phase == corev1.VolumeFailed
 }
 
 func (r *run) class(ctx context.Context, name string) {
