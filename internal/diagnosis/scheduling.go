@@ -64,6 +64,10 @@ var refusals = []struct {
 // v1.33.2:370, v1.34.2:371, v1.35.0:378, v1.36.3:378, v1.37.2:372).
 const unboundClaims = "pod has unbound immediate PersistentVolumeClaims"
 
+// boundElsewhereText is what the scheduler says when it has chosen a node, and the provisioner has made a volume that cannot be used there
+// (volumebinding/binder.go v1.30.14:621,679, v1.37.2:649,707, behind framework/runtime/framework.go "running PreBind plugin").
+var boundElsewhereText = regexp.MustCompile(`^running PreBind plugin "VolumeBinding": binding volumes: pv "[^"]+" node affinity doesn't match node "[^"]+"`)
+
 // schedulerSays is the scheduler's message about a pod for which it found no node, or for which an attempt failed.
 func schedulerSays(pod *corev1.Pod) string {
 	for _, c := range pod.Status.Conditions {
@@ -97,6 +101,9 @@ func refused(pod *corev1.Pod) bool {
 func Unschedulable(pod *corev1.Pod) decision.Reason { return unschedulable(schedulerSays(pod)) }
 
 func unschedulable(message string) decision.Reason {
+	if boundElsewhereText.MatchString(message) {
+		return explain.VolumeTopologyConflict
+	}
 	reasons := reasonsOf(message)
 	for _, r := range refusals {
 		if slices.ContainsFunc(reasons, r.text.MatchString) {

@@ -36,6 +36,8 @@ func TestSchedulerTexts(t *testing.T) {
 		{"v1.37.2 volumebinding/volume_binding.go, client-go's lister", `0/5 nodes are available: persistentvolumeclaim "data" not found. not found`, explain.ClaimMissing},
 		{"component-helpers v0.36.3 storage/ephemeral/ephemeral.go:54", "0/5 nodes are available: PVC ns/web-0-scratch was not created for pod ns/web-0 (pod is not owner)." + none, explain.EphemeralClaimNotOwned},
 
+		{"v1.36.3 volumebinding/binder.go:649", `running PreBind plugin "VolumeBinding": binding volumes: pv "pvc-1" node affinity doesn't match node "w1": no matching NodeSelectorTerms`, explain.VolumeTopologyConflict},
+
 		// The same words in another place.
 		{"a taint with such a name", "0/5 nodes are available: 5 node(s) had untolerated taint {node(s)-exceed-max-volume-count: }." + none, other},
 		{"a taint with such a value", "0/5 nodes are available: 5 node(s) had untolerated taint {why: node(s) had volume node affinity conflict}." + none, other},

@@ -24,14 +24,14 @@ type StuckList struct {
 	Time time.Time `json:"time"`
 	// Verdict is the most severe of the items; without any it is Clear, or Unknown if too little could be read.
 	Verdict Verdict `json:"verdict"`
-	// Items are findings about a pod, a claim, a VolumeAttachment, or the node of a fence each.
+	// Items are findings about a pod, a claim, a volume, a VolumeAttachment, a StatefulSet, or the node of a fence each.
 	Items []Finding `json:"items"`
 	// Unread lists what could not be read, so that the list may lack it.
 	Unread []Unread `json:"unread,omitempty"`
 }
 
 // Stuck finds what is blocked: pods that wait for volumes or stay Terminating because of their nodes, VolumeAttachments whose attach or
-// detach fails or does not end, claims without a volume, and claims and volumes that do not end or grow. Only objects of the namespace count, and the VolumeAttachments of its
+// detach fails or does not end, claims without a volume, claims and volumes that do not end or grow, and StatefulSets that cannot create a claim. Only objects of the namespace count, and the VolumeAttachments of its
 // claims; "" is for all, and for the fences whose evidence is contradicted. What has waited for less than olderThan is left out.
 func Stuck(s *Snapshot, namespace string, olderThan time.Duration) StuckList {
 	x := newState(s)
@@ -57,6 +57,7 @@ func Stuck(s *Snapshot, namespace string, olderThan time.Duration) StuckList {
 	add(x.stuckAttachments(namespace, pods)...)
 	add(x.stuckClaims(namespace)...)
 	add(x.stuckVolumes(namespace)...)
+	add(x.stuckOwners(namespace)...)
 	if namespace == "" {
 		add(x.contradictedFences()...)
 	}

@@ -2,6 +2,7 @@ package diagnosis
 
 import (
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -10,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"belay.dev/belay/internal/decision"
 	"belay.dev/belay/internal/explain"
 )
 
@@ -72,6 +74,31 @@ func (x *state) notCreated(w *Workload, owners []types.UID, name string) *Findin
 	}}, nil, nil)
 	f.Subject = Ref{Resource: w.Resource, Namespace: w.Namespace, Name: w.Name}
 	return &f
+}
+
+// claimNotCreated matches the event of a StatefulSet whose claim is refused (k/k v1.36.3 pkg/controller/statefulset/stateful_pod_control.go:358).
+var claimNotCreated = regexp.MustCompile(`^create Claim (\S+) for Pod \S+ in StatefulSet \S+ failed error: `)
+
+// stuckOwners returns the StatefulSets that cannot create a claim: their pods do not exist, so nothing else shows what waits for a volume.
+func (x *state) stuckOwners(namespace string) (found []Finding) {
+	for _, e := range x.Events {
+		of := e.InvolvedObject
+		message := strings.TrimPrefix(e.Message, combined)
+		names := claimNotCreated.FindStringSubmatch(message)
+		if e.Reason != explain.FailedCreate || of.Kind != "StatefulSet" || names == nil || !x.within(namespace, of.Namespace) || x.Now.Sub(eventTime(e)) > createRetried {
+			continue
+		}
+		if x.claims[join(of.Namespace, names[1])] != nil || x.exists(Ref{Resource: Claims, Namespace: of.Namespace, Name: names[1]}) != decision.No {
+			continue
+		}
+		w := wait{reason: explain.PodNotCreated, detail: x.foreign(message), since: eventTime(e), fill: func(s *explain.Situation) {
+			s.Workload, s.Namespace = singular[StatefulSets]+"/"+of.Name, of.Namespace
+		}}
+		f := x.finding(nil, w, nil, nil)
+		f.Subject = Ref{Resource: StatefulSets, Namespace: of.Namespace, Name: of.Name}
+		found = append(found, f)
+	}
+	return found
 }
 
 // grouped returns the findings about pods, those that differ in nothing but the names of the pod and its volume as one, with a fact that names the others.

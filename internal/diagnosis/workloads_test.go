@@ -27,7 +27,7 @@ func (s scene) owned(resource Resource, kind string, wanted, made int32) *Worklo
 // cannotCreate adds the event of an owner.
 func (s scene) cannotCreate(uid, message string, ago time.Duration) {
 	s.Snapshot.Events = append(s.Snapshot.Events, &corev1.Event{
-		InvolvedObject: corev1.ObjectReference{UID: types.UID(uid)}, Reason: explain.FailedCreate, Type: corev1.EventTypeWarning, Message: message, LastTimestamp: metav1.NewTime(s.Now.Add(-ago)),
+		InvolvedObject: corev1.ObjectReference{Kind: "StatefulSet", Namespace: "ns", Name: "db", UID: types.UID(uid)}, Reason: explain.FailedCreate, Type: corev1.EventTypeWarning, Message: message, LastTimestamp: metav1.NewTime(s.Now.Add(-ago)),
 	})
 }
 
@@ -98,6 +98,45 @@ func TestWorkloads(t *testing.T) {
 			e, err := Explain(s.Snapshot, Ref{one.resource, "ns", "db"})
 			if err != nil || e.Reason != one.want || !says(&e, one.text) || len(e.Findings) != one.findings {
 				t.Errorf("%s: %s %v (%v), want %s and %q in %d findings", e.Reason, e.Summary, e.Findings, err, one.want, one.text, one.findings)
+			}
+		})
+	}
+}
+
+// TestStuckOwners: a StatefulSet that cannot create a claim is in the list while the error is recent, and the claim does not exist.
+func TestStuckOwners(t *testing.T) {
+	refused := `create Claim data-db-1 for Pod db-1 in StatefulSet db failed error: persistentvolumeclaims "data-db-1" is forbidden: exceeded quota: storage`
+	for name, one := range map[string]struct {
+		make func(scene)
+		want int
+	}{
+		"a quota": {func(s scene) { s.cannotCreate("owner", refused, time.Minute) }, 1},
+		"the claim exists": {func(s scene) {
+			s.cannotCreate("owner", refused, time.Minute)
+			s.Claims = append(s.Claims, &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "data-db-1"}, Spec: corev1.PersistentVolumeClaimSpec{VolumeName: "pv"}})
+		}, 0},
+		"long ago": {func(s scene) { s.cannotCreate("owner", refused, time.Hour) }, 0},
+		"a pod, for a cause of its own": {func(s scene) {
+			s.cannotCreate("owner", "create Pod db-1 in StatefulSet db failed error: exceeded quota: pods", time.Minute)
+		}, 0},
+		"the claims could not be read": {func(s scene) { s.cannotCreate("owner", refused, time.Minute); s.Whole = []Resource{Pods} }, 0},
+		"another kind with these words": {func(s scene) {
+			s.cannotCreate("owner", refused, time.Minute)
+			s.Events[0].InvolvedObject.Kind = "Widget"
+		}, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newScene()
+			s.Pods, s.Attachments, s.a.Status.VolumesInUse, s.a.Status.VolumesAttached = nil, nil, nil, nil
+			one.make(s)
+			found := 0
+			for _, f := range Stuck(s.Snapshot, "ns", 0).Items {
+				if f.Reason == explain.PodNotCreated && f.Subject == (Ref{StatefulSets, "ns", "db"}) {
+					found++
+				}
+			}
+			if found != one.want {
+				t.Errorf("%d findings, want %d", found, one.want)
 			}
 		})
 	}

@@ -53,9 +53,11 @@ func (r *run) workload(ctx context.Context, ref diagnosis.Ref) {
 	}
 	r.mayName(ref.Namespace)
 	var owners []types.UID
-	for _, w := range r.into.Workloads {
-		owners = append(owners, w.UID)
-	}
+	r.add(func(s *diagnosis.Snapshot) {
+		for _, w := range s.Workloads {
+			owners = append(owners, w.UID)
+		}
+	})
 	parallel(
 		func() {
 			r.podsThat(ctx, ref.Namespace, func(s *diagnosis.Snapshot, pod *corev1.Pod) {

@@ -149,7 +149,7 @@ func lasted(now time.Time, at *time.Time, before string) string {
 
 // kindAndName is an object as explain takes it, with its namespace.
 func kindAndName(r diagnosis.Ref) string {
-	kind := map[diagnosis.Resource]string{diagnosis.Pods: "pod", diagnosis.Claims: "pvc", diagnosis.Volumes: "pv", diagnosis.Attachments: "va", diagnosis.Nodes: "node"}[r.Resource]
+	kind := map[diagnosis.Resource]string{diagnosis.Pods: "pod", diagnosis.Claims: "pvc", diagnosis.Volumes: "pv", diagnosis.Attachments: "va", diagnosis.Nodes: "node", diagnosis.StatefulSets: "sts"}[r.Resource]
 	if r.Namespace != "" {
 		return kind + " " + r.Namespace + "/" + r.Name
 	}
