@@ -143,7 +143,12 @@ func (x *state) unscheduled(pod *corev1.Pod) Finding {
 		f.Holders = []Holder{*h}
 		f.Clock = x.clock(attachment.VolumeKey{Driver: v.Driver, Handle: v.Handle}, h, w)
 	}
-	f.Facts = append(x.eventFacts(pod), f.Facts...)
+	facts := x.eventFacts(pod)
+	said := x.foreign(schedulerSays(pod))
+	if said != "" && said != w.detail && !slices.ContainsFunc(facts, func(f Fact) bool { return f.Component == "scheduler" }) { // events end after an hour
+		facts = append(facts, Fact{Component: "scheduler", Message: "FailedScheduling: " + said, At: f.Since})
+	}
+	f.Facts = append(facts, f.Facts...)
 	return f
 }
 

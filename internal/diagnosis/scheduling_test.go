@@ -106,6 +106,10 @@ func TestWhereVolumesCanBeUsed(t *testing.T) {
 			s.Volumes[0].Spec.NodeAffinity, s.Volumes[0].Labels = nil, map[string]string{zone: "b__c"}
 			waits(s, "0/2 nodes are available: 2 node(s) had no available volume zone.")
 		}, explain.VolumeTopologyConflict, "only where topology.kubernetes.io/zone is b__c, and no node is there"},
+		"what the scheduler said, without its event": {func(s scene) {
+			s.zone(zone, "c", "a", "b")
+			waits(s, "0/2 nodes are available: 2 node(s) had volume node affinity conflict.")
+		}, explain.VolumeTopologyConflict, "FailedScheduling: 0/2 nodes are available: 2 node(s) had volume node affinity conflict."},
 		"the nodes could not be read": {func(s scene) {
 			s.zone(zone, "c")
 			s.Whole, s.Nodes = []Resource{Pods, Claims, Volumes}, nil
