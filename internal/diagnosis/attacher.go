@@ -99,6 +99,33 @@ func (x *state) removed(driver string) bool {
 	return true
 }
 
+// NeverAttaches reports whether a driver has VolumeAttachments that no attacher has ever worked on, runs on nodes, and has no CSIDriver object: it
+// is taken to need an attach, and has no attacher. That of a driver that has one puts its finalizer on each and has a lease.
+func (s *Snapshot) NeverAttaches(driver string) bool {
+	named := func(d *storagev1.CSIDriver) bool { return d.Name == driver }
+	if !slices.Contains(s.Whole, Drivers) || slices.ContainsFunc(s.Drivers, named) || slices.ContainsFunc(s.Unread, Unread.HidesLeaders) {
+		return false
+	}
+	if !slices.ContainsFunc(s.CSINodes, func(n *storagev1.CSINode) bool { return registered(n, driver) }) {
+		return false
+	}
+	lease := kube.SanitizeDriverName(kube.AttacherLease + driver)
+	if slices.ContainsFunc(slices.Concat(s.Leases, s.OtherLeases), func(l *coordinationv1.Lease) bool { return l.Name == lease }) {
+		return false
+	}
+	of := 0
+	for _, va := range s.Attachments {
+		if va.Spec.Attacher != driver {
+			continue
+		}
+		of++
+		if va.Status.Attached || va.Status.AttachError != nil || va.Status.DetachError != nil || slices.Contains(va.Finalizers, kube.AttacherFinalizer(driver)) {
+			return false
+		}
+	}
+	return of > 0
+}
+
 func registered(node *storagev1.CSINode, driver string) bool {
 	for i := range node.Spec.Drivers {
 		if node.Spec.Drivers[i].Name == driver {
@@ -136,6 +163,8 @@ type wait struct {
 	container string
 	// said is set if only the pod's events show it, because of what could not be read.
 	said bool
+	// fill, if not nil, adds what the guide needs besides the volume and its holder.
+	fill func(*explain.Situation)
 }
 
 // attachWait explains why a VolumeAttachment is not attached.
@@ -214,6 +243,8 @@ func (x *state) failed(w wait, va *storagev1.VolumeAttachment, call drivers.Call
 func (x *state) silent(va *storagev1.VolumeAttachment, w wait, age time.Duration, unanswered decision.Reason) wait {
 	runs, lease := x.attacherState(va.Spec.Attacher)
 	switch {
+	case age > usual && va.DeletionTimestamp == nil && x.NeverAttaches(va.Spec.Attacher):
+		w.reason = explain.CSIDriverMissing
 	case runs == decision.No:
 		w.reason, w.detail = explain.AttacherNotRunning, lease
 	case runs == decision.Unknown && age > usual && len(va.Finalizers) == 0 && va.DeletionTimestamp == nil:

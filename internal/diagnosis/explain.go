@@ -73,7 +73,7 @@ func (x *state) about(r Ref) (found []Finding, clear string, err error) {
 	switch r.Resource {
 	case Pods:
 		if pod := x.pods[name]; pod != nil {
-			return append(x.ofPod(pod), x.usedElsewhere(pod)...), x.clearPod(pod), nil
+			return slices.Concat(x.ofPod(pod), x.usedElsewhere(pod), x.growing(pod)), x.clearPod(pod), nil
 		}
 	case Claims:
 		if claim := x.claims[name]; claim != nil {
@@ -92,7 +92,14 @@ func (x *state) about(r Ref) (found []Finding, clear string, err error) {
 		}
 	case Nodes:
 		return x.ofNode(r.Name)
-	case Leases, CSINodes, Drivers, Events, Namespaces, Fences, FenceSources, ClusterRoles, ClusterRoleBindings:
+	case StatefulSets, Deployments, ReplicaSets, DaemonSets, Jobs:
+		for _, w := range x.Workloads {
+			if w.Resource == r.Resource && join(w.Namespace, w.Name) == name {
+				found, clear = x.ofWorkload(w)
+				return found, clear, nil
+			}
+		}
+	case Leases, CSINodes, Drivers, Events, Namespaces, Fences, FenceSources, ClusterRoles, ClusterRoleBindings, StorageClasses, Capacities:
 	}
 	return nil, "", x.missing(r)
 }
@@ -135,30 +142,22 @@ func (x *state) ofClaim(claim *corev1.PersistentVolumeClaim) ([]Finding, string)
 	if others != "" {
 		clear += others
 	}
+	if !slices.ContainsFunc(found, func(f Finding) bool { return f.Reason == explain.ClaimTerminating }) {
+		found = append(found, x.endingOrGrowing(claim)...)
+	}
 	pv := x.volumes[claim.Spec.VolumeName]
+	w := x.claimWait(claim, claim.CreationTimestamp.Time)
 	switch {
 	case len(found) > 0, others != "" && pv != nil:
 		return found, clear
-	case pv != nil:
+	case pv != nil && w.reason == "":
 		return x.ofPersistentVolume(pv)
-	}
-	w := wait{since: claim.CreationTimestamp.Time}
-	switch {
-	case claim.Spec.VolumeName == "" && x.waitsForConsumer(claim):
+	case claim.Spec.VolumeName == "" && x.claimFailure(claim) == nil && x.waitsForConsumer(claim):
 		return nil, fmt.Sprintf("claim %s has no volume yet: it is provisioned for the first pod that uses it, and none waits for it", claim.Name)
-	case claim.Spec.VolumeName == "":
-		w.reason = explain.ClaimNotBound
-		if e := x.lastEvent(string(claim.UID)); e != nil {
-			w.detail = x.foreign(e.Message)
-		}
-	case x.exists(Ref{Resource: Volumes, Name: claim.Spec.VolumeName}) == decision.No:
-		w.reason = explain.PersistentVolumeMissing
-	default:
+	case w.reason == "" || w.reason == explain.Incomplete:
 		return nil, clear
 	}
-	f := x.finding(nil, w, &Volume{Namespace: claim.Namespace, Claim: claim.Name, PersistentVolume: claim.Spec.VolumeName}, nil)
-	f.Subject = Ref{Resource: Claims, Namespace: claim.Namespace, Name: claim.Name}
-	return []Finding{f}, clear
+	return []Finding{x.claimFinding(claim, w)}, clear
 }
 
 // ofClaimants returns what the pods that use a claim wait for, as far as it is the claim or no volume, and which of them wait for another volume.
@@ -176,17 +175,22 @@ func (x *state) ofClaimants(namespace, name string) (found []Finding, others str
 	return found, others
 }
 
-func (x *state) ofPersistentVolume(pv *corev1.PersistentVolume) ([]Finding, string) {
-	key, ok := kube.KeyOfVolume(pv)
-	if !ok {
-		clear := fmt.Sprintf("volume %s is not attached by a controller", pv.Name)
+func (x *state) ofPersistentVolume(pv *corev1.PersistentVolume) (found []Finding, clear string) {
+	if key, ok := kube.KeyOfVolume(pv); ok {
+		found, clear = x.ofKey(key, pv)
+	} else {
+		clear = fmt.Sprintf("volume %s is not attached by a controller", pv.Name)
 		if ref := pv.Spec.ClaimRef; ref != nil && x.mayName(ref.Namespace) {
-			found, others := x.ofClaimants(ref.Namespace, ref.Name)
-			return found, clear + others
+			var others string
+			found, others = x.ofClaimants(ref.Namespace, ref.Name)
+			clear += others
 		}
-		return nil, clear
 	}
-	return x.ofKey(key, pv)
+	if len(found) > 0 {
+		return found, clear // what keeps it attached keeps it from being deleted
+	}
+	ending, said := x.volumeEnding(pv)
+	return ending, cmp.Or(said, clear)
 }
 
 // ofKey returns what the pods that need a volume wait for, and what is wrong with its attachments.

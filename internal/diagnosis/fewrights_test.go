@@ -12,7 +12,7 @@ import (
 // they do not say.
 func TestFewRights(t *testing.T) {
 	attach := func(cause string) string { return `AttachVolume.Attach failed for volume "pv" : ` + cause }
-	for name, c := range map[string]text{
+	for name, c := range map[string]kubeletText{
 		"an attach that fails": {
 			reason: "FailedAttachVolume", message: attach("rpc error: code = Internal desc = no such disk"), want: attachment.AttachFailed, says: []string{"no such disk", "as the pod's events say"},
 		},
@@ -48,7 +48,7 @@ func TestFewRights(t *testing.T) {
 			c.compare(t, s)
 		})
 	}
-	c := text{volume: ofClaim, pv: onCSI()}
+	c := kubeletText{volume: ofClaim, pv: onCSI()}
 	s, pod := c.snapshot()
 	withFewRights(s)
 	pod.Spec.NodeName = ""

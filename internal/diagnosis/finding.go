@@ -51,7 +51,7 @@ type Finding struct {
 	Reason decision.Reason `json:"reason"`
 	// Summary is one sentence: what waits, for what, because of whom.
 	Summary string `json:"summary"`
-	// Subject is what waits: a pod, or a VolumeAttachment that no pod waits for.
+	// Subject is what waits: a pod, or a claim, volume, VolumeAttachment or owner of pods that no pod waits for.
 	Subject Ref `json:"subject"`
 	// Since is when the wait began; absent if that is unknown.
 	Since *time.Time `json:"since,omitempty"`
@@ -149,7 +149,7 @@ type PodState struct {
 
 // Fact is what one component did or said last.
 type Fact struct {
-	// Component is "scheduler", "attach/detach controller", "attacher", "driver", "kubelet" or "recovery".
+	// Component is "scheduler", "attach/detach controller", "attacher", "driver", "kubelet" or "recovery"; of a finding that stands for several pods, "others".
 	Component string     `json:"component"`
 	Message   string     `json:"message"`
 	At        *time.Time `json:"at,omitempty"`

@@ -204,7 +204,7 @@ func (c chance) addPod(s *Snapshot, namespace, claim, name string) {
 	if c.maybe() {
 		pod.Status.Conditions = []corev1.PodCondition{{
 			Type: corev1.PodScheduled, Status: corev1.ConditionStatus(c.pick("True", "False")), LastTransitionTime: c.time(),
-			Message: c.pick("", "0/3 nodes are available: 3 node(s) exceed max volume count", "ReadWriteOncePod access mode already in-use by another pod"),
+			Message: c.pick("", "0/3 nodes are available: 3 node(s) exceed max volume count", "0/3 nodes are available: 3 node(s) unavailable due to PersistentVolumeClaim with ReadWriteOncePod access mode already in-use by another pod."),
 		}}
 	}
 	if c.maybe() {

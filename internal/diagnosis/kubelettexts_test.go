@@ -14,8 +14,8 @@ import (
 	"belay.dev/belay/internal/kube"
 )
 
-// text is one text of an event or of a container's status about the volume "v" of the pod "app-0" on node "n1", and what it means.
-type text struct {
+// kubeletText is one text of an event or of a container's status about the volume "v" of the pod "app-0" on node "n1", and what it means.
+type kubeletText struct {
 	source          string // the version of Kubernetes, file and line that writes it, or the program that kubelet runs
 	volume          corev1.VolumeSource
 	pv              *corev1.PersistentVolumeSource // what the claim "claim" is bound to, as "pv"
@@ -74,7 +74,7 @@ func onFC() *corev1.PersistentVolumeSource {
 }
 
 // snapshot is a cluster in which the pod has waited for ten minutes, the volume is attached, and its text is an event of one minute ago.
-func (c *text) snapshot() (*Snapshot, *corev1.Pod) {
+func (c *kubeletText) snapshot() (*Snapshot, *corev1.Pod) {
 	now := time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC)
 	at := func(ago time.Duration) metav1.Time { return metav1.NewTime(now.Add(-ago)) }
 	pod := &corev1.Pod{
@@ -127,14 +127,14 @@ func eventOf(pod *corev1.Pod, from, reason, message string, at metav1.Time) *cor
 }
 
 // check compares what is explained of the pod with what the text means.
-func (c *text) check(t *testing.T) {
+func (c *kubeletText) check(t *testing.T) {
 	t.Helper()
 	s, _ := c.snapshot()
 	c.compare(t, s)
 }
 
 // checkFew is check, and again with the rights to get and list pods, claims and events of one namespace only.
-func (c *text) checkFew(t *testing.T) {
+func (c *kubeletText) checkFew(t *testing.T) {
 	t.Helper()
 	c.check(t)
 	s, _ := c.snapshot()
@@ -151,7 +151,7 @@ func withFewRights(s *Snapshot) {
 	}
 }
 
-func (c *text) compare(t *testing.T, s *Snapshot) {
+func (c *kubeletText) compare(t *testing.T, s *Snapshot) {
 	t.Helper()
 	e, err := Explain(s, Ref{Pods, "ns", "app-0"})
 	if err != nil {
@@ -187,7 +187,7 @@ func notProcessed(cause string) string {
 
 // TestTextsOfPlainVolumes: no volume is invisible. Each text is kubelet's of one of the supported versions, or of a program that it runs.
 func TestTextsOfPlainVolumes(t *testing.T) {
-	for name, c := range map[string]text{
+	for name, c := range map[string]kubeletText{
 		"a key of a ConfigMap": {
 			source: "1.34.2 pkg/volume/configmap/configmap.go:292", volume: configMap("app"), reason: "FailedMount", message: setUp("configmap references non-existent config key: app.yaml"),
 			want: explain.VolumeSourceMissing, says: []string{"volume v", "ConfigMap app", "node n1", "key app.yaml"}, next: "kubectl describe configmap app -n ns",
@@ -296,7 +296,7 @@ func TestTextsOfPlainVolumes(t *testing.T) {
 func TestKubeletTextsOfOthers(t *testing.T) {
 	rpc := "rpc error: code = Internal desc = "
 	unreported := []string{"nor reported an error"}
-	for name, c := range map[string]text{
+	for name, c := range map[string]kubeletText{
 		"a driver that misses a ConfigMap of its own": {
 			volume: inlineCSI("x"), reason: "FailedMount", message: setUp(rpc + `configmap "app" not found`), want: explain.MountFailing, says: []string{"volume v", `configmap "app" not found`},
 		},
@@ -349,7 +349,7 @@ func TestKubeletTextsOfOthers(t *testing.T) {
 // TestTextsOfISCSIAndFibreChannel: kubelet's own plugins attach at the node. No controller creates a VolumeAttachment, and none is missing.
 func TestTextsOfISCSIAndFibreChannel(t *testing.T) {
 	none := "failed to get any path for iscsi disk, last err seen:\n"
-	for name, c := range map[string]text{
+	for name, c := range map[string]kubeletText{
 		"a portal without a route": {
 			source: "1.34.2 pkg/volume/iscsi/iscsi_util.go:352, open-iscsi", volume: ofClaim, pv: onISCSI(),
 			message: none + "iscsi: failed to sendtargets to portal 10.1.1.1:3260 output: iscsiadm: cannot make connection to 10.1.1.1: No route to host\niscsiadm: connection login retries (reopen_max) 5 exceeded\n, err exit status 4",
@@ -418,7 +418,7 @@ func TestAttachAtTheNode(t *testing.T) {
 	unlisted := func(s *Snapshot, _ *corev1.Pod) {
 		s.Nodes[0].Status.VolumesAttached, s.Nodes[0].Status.VolumesInUse = nil, nil
 	}
-	for name, c := range map[string]text{
+	for name, c := range map[string]kubeletText{
 		"not listed by a controller": {volume: ofClaim, pv: onISCSI(), also: unlisted, want: explain.NoAttachController},
 		"Fibre Channel, not listed":  {volume: ofClaim, pv: onFC(), also: unlisted, want: explain.NoAttachController},
 		"a CSI volume without a VolumeAttachment": {

@@ -31,7 +31,7 @@ func TestReadWriteOncePodOnLostNode(t *testing.T) {
 			s.Volumes[0].Spec.AccessModes[0], s.waiter.Spec.NodeName = corev1.ReadWriteOncePod, ""
 			s.waiter.Status.Conditions = []corev1.PodCondition{{
 				Type: corev1.PodScheduled, Status: corev1.ConditionFalse,
-				Message: "0/2 nodes are available: 2 node has pod using PersistentVolumeClaim with the same name and ReadWriteOncePod access mode already in-use by another pod.",
+				Message: "0/2 nodes are available: 2 node has pod using PersistentVolumeClaim with the same name and ReadWriteOncePod access mode.",
 			}}
 			one.make(s)
 			e, err := Explain(s.Snapshot, Ref{Pods, "ns", "waiter"})

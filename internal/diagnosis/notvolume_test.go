@@ -23,7 +23,7 @@ func TestWhatContainersWaitFor(t *testing.T) {
 	}
 	image := corev1.VolumeSource{Image: &corev1.ImageVolumeSource{Reference: "registry.example.com/model:1"}}
 	const path = "/var/lib/kubelet/pods/0f1/volumes/kubernetes.io~csi/pv/mount"
-	for name, c := range map[string]text{
+	for name, c := range map[string]kubeletText{
 		"a subPath that cannot be made": {
 			source: "1.31.4 pkg/kubelet/kubelet_pods.go:336", volume: ofClaim, pv: onCSI(), container: true, reason: "CreateContainerConfigError",
 			message: `failed to create subPath directory for volumeMount "v" of container "app"`,
@@ -139,7 +139,7 @@ func TestContainersThatNeedNoVolume(t *testing.T) {
 			s.Events = append(s.Events, eventOf(pod, "", reason, message, metav1.NewTime(s.Now.Add(-3*time.Minute))))
 		}
 	}
-	for name, c := range map[string]text{
+	for name, c := range map[string]kubeletText{
 		"a time-out, as old kubelets write it": {
 			volume: ofClaim, pv: onCSI(), reason: "FailedMount", message: notProcessed("timed out waiting for the condition"), want: explain.MountFailing, says: []string{"nor reported an error"},
 		},
@@ -188,7 +188,7 @@ func TestContainersThatNeedNoVolume(t *testing.T) {
 
 // TestClaimBesideAnotherVolume: what fails belongs to the volume that kubelet names, and not to the claim beside it.
 func TestClaimBesideAnotherVolume(t *testing.T) {
-	c := text{volume: ofClaim, pv: onCSI(), reason: "FailedMount", message: `MountVolume.SetUp failed for volume "config" : configmap "app" not found`}
+	c := kubeletText{volume: ofClaim, pv: onCSI(), reason: "FailedMount", message: `MountVolume.SetUp failed for volume "config" : configmap "app" not found`}
 	c.also = func(_ *Snapshot, pod *corev1.Pod) {
 		pod.Spec.Volumes = append(pod.Spec.Volumes, corev1.Volume{Name: "config", VolumeSource: configMap("app")})
 	}
@@ -214,7 +214,7 @@ func TestClaimBesideAnotherVolume(t *testing.T) {
 // TestEndedPods: a pod that has ended waits for nothing.
 func TestEndedPods(t *testing.T) {
 	for _, phase := range []corev1.PodPhase{corev1.PodSucceeded, corev1.PodFailed} {
-		c := text{volume: configMap("app"), reason: "FailedMount", message: setUp(`configmap "app" not found`), want: attachment.Settled}
+		c := kubeletText{volume: configMap("app"), reason: "FailedMount", message: setUp(`configmap "app" not found`), want: attachment.Settled}
 		c.also = func(_ *Snapshot, pod *corev1.Pod) { pod.Status.Phase = phase }
 		t.Run(string(phase), c.check)
 	}

@@ -66,6 +66,9 @@ func (x *state) finding(pod *corev1.Pod, w wait, v *Volume, h *Holder) Finding {
 	if w.mount != nil && s.Driver == "" {
 		s.Driver = w.mount.Driver()
 	}
+	if w.fill != nil {
+		w.fill(&s)
+	}
 	var subject Ref
 	if pod != nil {
 		s.Pod, s.Namespace, subject = pod.Name, pod.Namespace, podRef(pod)
@@ -184,125 +187,7 @@ func (x *state) holdersOfPod(pod *corev1.Pod) []Holder {
 	return found
 }
 
-// claimsOf returns the claims of a pod that are missing, not bound, or bound to nothing.
-func (x *state) claimsOf(pod *corev1.Pod) []Finding {
-	var found []Finding
-	for i := range pod.Spec.Volumes {
-		name := kube.ClaimName(pod, &pod.Spec.Volumes[i])
-		if name == "" {
-			continue
-		}
-		v := &Volume{Namespace: pod.Namespace, Claim: name, WantedOn: pod.Spec.NodeName}
-		w := wait{since: pod.CreationTimestamp.Time}
-		claim := x.claims[join(pod.Namespace, name)]
-		switch {
-		case claim == nil:
-			w.reason = explain.ClaimMissing
-			if x.exists(Ref{Resource: Claims, Namespace: pod.Namespace, Name: name}) != decision.No {
-				w.reason, w.detail = explain.Incomplete, "claim "+name+" could not be read"
-			}
-		case claim.Spec.VolumeName == "" && pod.Spec.NodeName == "" && refused(pod) && x.waitsForConsumer(claim):
-			continue // the scheduler chooses a node first, and has found none
-		case claim.Spec.VolumeName == "":
-			w.reason = explain.ClaimNotBound
-			if e := x.lastEvent(string(claim.UID)); e != nil {
-				w.detail = x.foreign(e.Message)
-				w.failed = e.Type == corev1.EventTypeWarning
-			}
-		case x.volumes[claim.Spec.VolumeName] == nil:
-			if x.exists(Ref{Resource: Volumes, Name: claim.Spec.VolumeName}) != decision.No {
-				continue // volumesOfPod has what the pod's events say of it
-			}
-			v.PersistentVolume, w.reason = claim.Spec.VolumeName, explain.PersistentVolumeMissing
-		default:
-			continue
-		}
-		f := x.finding(pod, w, v, nil)
-		f.Facts = x.eventFacts(pod)
-		found = append(found, f)
-	}
-	return found
-}
-
-// waitsForConsumer reports whether a claim is provisioned only after a pod that uses it has a node (volumeBindingMode
-// WaitForFirstConsumer), and no provisioning has failed: a failure is a warning.
-func (x *state) waitsForConsumer(claim *corev1.PersistentVolumeClaim) bool {
-	uid := string(claim.UID)
-	failed := slices.ContainsFunc(x.events[uid], func(e *corev1.Event) bool { return e.Type == corev1.EventTypeWarning })
-	return !failed && x.lastEvent(uid, "WaitForFirstConsumer", "WaitForPodScheduled") != nil
-}
-
-// refused reports whether the scheduler has found no node for the pod.
-func refused(pod *corev1.Pod) bool {
-	return slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
-		return c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse && c.Message != "" && !strings.Contains(c.Message, "unbound immediate PersistentVolumeClaims")
-	})
-}
-
 func oneLine(text string) string { return strings.Join(strings.Fields(text), " ") }
-
-// unscheduled explains why a pod has no node.
-func (x *state) unscheduled(pod *corev1.Pod) Finding {
-	w := wait{reason: explain.Scheduling, since: pod.CreationTimestamp.Time}
-	for _, c := range pod.Status.Conditions {
-		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse && c.Message != "" {
-			w.detail, w.since = x.foreign(c.Message), c.LastTransitionTime.Time
-			w.reason = unschedulable(c.Message)
-		}
-	}
-	v, h := x.schedulingVolume(pod, &w)
-	f := x.finding(pod, w, v, h)
-	if h != nil {
-		f.Holders = []Holder{*h}
-		f.Clock = x.clock(attachment.VolumeKey{Driver: v.Driver, Handle: v.Handle}, h, w)
-	}
-	f.Facts = append(x.eventFacts(pod), f.Facts...)
-	return f
-}
-
-// unschedulable reads the scheduler's message (k/k pkg/scheduler/framework/plugins nodevolumelimits, volumerestrictions,
-// volumebinding, volumezone).
-func unschedulable(message string) decision.Reason {
-	switch {
-	case strings.Contains(message, "ReadWriteOncePod access mode already in-use"):
-		return explain.ReadWriteOncePodInUse
-	case strings.Contains(message, "exceed max volume count"):
-		return explain.AttachLimitReached
-	case strings.Contains(message, "didn't match PersistentVolume's node affinity"), strings.Contains(message, "had no available volume zone"):
-		return explain.VolumeTopologyConflict
-	}
-	return explain.PodUnschedulable
-}
-
-// schedulingVolume finds the volume, and the holder, that keep a pod from being scheduled.
-func (x *state) schedulingVolume(pod *corev1.Pod, w *wait) (*Volume, *Holder) {
-	for i := range pod.Spec.Volumes {
-		name := kube.ClaimName(pod, &pod.Spec.Volumes[i])
-		key, pv, ok := x.volumeOfClaim(pod.Namespace, name)
-		if name == "" || !ok {
-			continue
-		}
-		v := x.describe(key, pv)
-		switch w.reason {
-		case explain.ReadWriteOncePodInUse:
-			for _, other := range x.byClaim[join(pod.Namespace, name)] {
-				if other.UID != pod.UID && other.Spec.NodeName != "" && !kube.PodEnded(other) {
-					h := x.holder(key, other.Spec.NodeName)
-					x.lostHolder(w, &h)
-					return v, &h
-				}
-			}
-		case explain.AttachLimitReached:
-			if nodes := x.filledByOrphans(key.Driver); len(nodes) > 0 {
-				w.reason, w.detail = explain.OrphansFillNode, strings.Join(nodes, ", ")
-			}
-			return v, nil
-		case explain.VolumeTopologyConflict:
-			return v, nil
-		}
-	}
-	return nil, nil
-}
 
 // lostHolder replaces the scheduler's reason if the node of the pod that has the volume is lost: that pod cannot end there, and it is
 // not safe to end it by force.

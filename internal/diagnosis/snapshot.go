@@ -7,6 +7,7 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	fencingv1 "belay.dev/belay/api/fencing/v1alpha1"
 	"belay.dev/belay/internal/decision"
@@ -26,6 +27,9 @@ const (
 	CSINodes    Resource = "csinodes"
 	Drivers     Resource = "csidrivers"
 	Events      Resource = "events"
+	// StorageClasses and Capacities say where a claim can get a volume; they are read for claims that have none.
+	StorageClasses Resource = "storageclasses"
+	Capacities     Resource = "csistoragecapacities"
 	// Fences and FenceSources are those of recovery, where it is installed.
 	Fences       Resource = "nodefences"
 	FenceSources Resource = "fencesources"
@@ -34,6 +38,12 @@ const (
 	// ClusterRoles and ClusterRoleBindings show which leases count; a snapshot does not hold them.
 	ClusterRoles        Resource = "clusterroles"
 	ClusterRoleBindings Resource = "clusterrolebindings"
+	// The owners of pods, of which only the one that was asked about is read, and for a Deployment its ReplicaSets.
+	StatefulSets Resource = "statefulsets"
+	Deployments  Resource = "deployments"
+	ReplicaSets  Resource = "replicasets"
+	DaemonSets   Resource = "daemonsets"
+	Jobs         Resource = "jobs"
 )
 
 // Ref names an object.
@@ -61,6 +71,10 @@ type Snapshot struct {
 	CSINodes []*storagev1.CSINode    `json:"csiNodes,omitempty"`
 	Drivers  []*storagev1.CSIDriver  `json:"drivers,omitempty"`
 	Events   []*corev1.Event         `json:"events,omitempty"`
+	// Classes and Capacities are read for claims without a volume, and Workloads for the owner of pods that was asked about.
+	Classes    []*storagev1.StorageClass       `json:"storageClasses,omitempty"`
+	Capacities []*storagev1.CSIStorageCapacity `json:"csiStorageCapacities,omitempty"`
+	Workloads  []*Workload                     `json:"workloads,omitempty"`
 	// OtherLeases count for nothing. Their names are taken out of texts.
 	OtherLeases []*coordinationv1.Lease `json:"otherLeases,omitempty"`
 	// Fences are all NodeFences. Those and the FenceSources are absent as a whole where recovery is not installed.
@@ -77,6 +91,16 @@ type Snapshot struct {
 	// output says about objects of a namespace that is not among them is how many there are.
 	AllNamespaces bool     `json:"allNamespaces,omitempty"`
 	Namespaces    []string `json:"namespaces,omitempty"`
+}
+
+// Workload is an owner of pods.
+type Workload struct {
+	metav1.ObjectMeta `json:"metadata"`
+
+	Resource Resource `json:"resource"`
+	// Wanted is how many pods it is to have, and Made how many it has.
+	Wanted int32 `json:"wanted"`
+	Made   int32 `json:"made"`
 }
 
 // Unread is something that could not be read, and what that hides.

@@ -153,7 +153,7 @@ func (x *state) addPod(pod *corev1.Pod) {
 			continue
 		}
 		x.byClaim[join(pod.Namespace, name)] = append(x.byClaim[join(pod.Namespace, name)], pod)
-		if key, pv, ok := x.volumeOfClaim(pod.Namespace, name); ok {
+		if key, pv, ok := x.volumeOfClaim(pod.Namespace, name); ok && kube.UsesClaim(pod, x.claims[join(pod.Namespace, name)]) {
 			x.uses[key] = append(x.uses[key], use{pod: pod, pv: pv.Name})
 		}
 	}

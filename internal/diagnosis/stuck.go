@@ -24,14 +24,14 @@ type StuckList struct {
 	Time time.Time `json:"time"`
 	// Verdict is the most severe of the items; without any it is Clear, or Unknown if too little could be read.
 	Verdict Verdict `json:"verdict"`
-	// Items are findings about a pod, a claim, a VolumeAttachment, or the node of a fence each.
+	// Items are findings about a pod, a claim, a volume, a VolumeAttachment, a StatefulSet, or the node of a fence each.
 	Items []Finding `json:"items"`
 	// Unread lists what could not be read, so that the list may lack it.
 	Unread []Unread `json:"unread,omitempty"`
 }
 
 // Stuck finds what is blocked: pods that wait for volumes or stay Terminating because of their nodes, VolumeAttachments whose attach or
-// detach fails or does not end, and claims without a volume. Only objects of the namespace count, and the VolumeAttachments of its
+// detach fails or does not end, claims without a volume, claims and volumes that do not end or grow, and StatefulSets that cannot create a claim. Only objects of the namespace count, and the VolumeAttachments of its
 // claims; "" is for all, and for the fences whose evidence is contradicted. What has waited for less than olderThan is left out.
 func Stuck(s *Snapshot, namespace string, olderThan time.Duration) StuckList {
 	x := newState(s)
@@ -39,23 +39,25 @@ func Stuck(s *Snapshot, namespace string, olderThan time.Duration) StuckList {
 		TypeMeta: metav1.TypeMeta{APIVersion: APIVersion, Kind: "StuckList"}, Namespace: namespace, Time: s.Now, Verdict: Clear,
 		Items: []Finding{}, Unread: s.Unread,
 	}
+	listed := map[string]bool{} // a volume that cannot be deleted is attached, which is listed too
 	add := func(found ...Finding) {
 		for i := range found {
 			f := &found[i]
 			if !stuck(f) || f.Since != nil && s.Now.Sub(*f.Since) < olderThan {
 				continue
 			}
-			list.Items, list.Verdict = append(list.Items, *f), worse(list.Verdict, f.Verdict)
+			if key := string(f.Reason) + " " + f.Subject.Namespace + " " + f.Subject.String(); f.Subject.Resource == Pods || !listed[key] {
+				list.Items, list.Verdict = append(list.Items, *f), worse(list.Verdict, f.Verdict)
+				listed[key] = true
+			}
 		}
 	}
 	pods := x.stuckPods(namespace)
 	add(pods...)
 	add(x.stuckAttachments(namespace, pods)...)
-	for _, claim := range s.Claims {
-		if x.within(namespace, claim.Namespace) {
-			add(x.stuckClaim(claim)...)
-		}
-	}
+	add(x.stuckClaims(namespace)...)
+	add(x.stuckVolumes(namespace)...)
+	add(x.stuckOwners(namespace)...)
 	if namespace == "" {
 		add(x.contradictedFences()...)
 	}
@@ -69,6 +71,28 @@ func Stuck(s *Snapshot, namespace string, olderThan time.Duration) StuckList {
 // within reports whether an object of the namespace was asked about, and may be named.
 func (x *state) within(asked, namespace string) bool {
 	return (asked == "" || namespace == asked) && x.mayName(namespace)
+}
+
+func (x *state) stuckClaims(namespace string) (found []Finding) {
+	for _, claim := range x.Claims {
+		if x.within(namespace, claim.Namespace) {
+			found = append(found, x.stuckClaim(claim)...)
+			found = append(found, x.endingOrGrowing(claim)...)
+		}
+	}
+	return found
+}
+
+// stuckVolumes returns why volumes still exist that no claim uses any more.
+func (x *state) stuckVolumes(namespace string) (found []Finding) {
+	for _, pv := range x.Volumes {
+		ref := pv.Spec.ClaimRef
+		if (namespace == "" || ref != nil && ref.Namespace == namespace) && Ends(pv) {
+			of, _ := x.ofPersistentVolume(pv)
+			found = append(found, of...)
+		}
+	}
+	return found
 }
 
 func (x *state) stuckPods(namespace string) (found []Finding) {
@@ -147,8 +171,8 @@ func (x *state) stuckClaim(claim *corev1.PersistentVolumeClaim) []Finding {
 	switch {
 	case slices.ContainsFunc(x.byClaim[name], waits): // the pod shows it
 	case claim.Spec.VolumeName == "" && x.lastEvent(string(claim.UID)) == nil:
-	case claim.Spec.VolumeName != "" && x.exists(Ref{Resource: Volumes, Name: claim.Spec.VolumeName}) != decision.No:
-	case claim.Spec.VolumeName != "" && x.volumes[claim.Spec.VolumeName] != nil:
+	case x.volumes[claim.Spec.VolumeName] != nil && !Unbound(claim):
+	case claim.Spec.VolumeName != "" && x.volumes[claim.Spec.VolumeName] == nil && x.exists(Ref{Resource: Volumes, Name: claim.Spec.VolumeName}) != decision.No:
 	default:
 		found, _ := x.ofClaim(claim)
 		return found

@@ -325,7 +325,11 @@ func TestExplainNamesTheTick(t *testing.T) {
 			mounting(s)
 			s.Drivers = []*storagev1.CSIDriver{{ObjectMeta: metav1.ObjectMeta{Name: oneDriver}, Spec: storagev1.CSIDriverSpec{AttachRequired: new(false)}}}
 		}, explain.Mounting, "", mounts},
-		"it is not attached yet": {func(s scene) { mounting(s); s.va.Status.Attached = false }, explain.AttacherNotRunning, "", mounts},
+		"it is not attached yet": {func(s scene) {
+			mounting(s)
+			s.Drivers = []*storagev1.CSIDriver{{ObjectMeta: metav1.ObjectMeta{Name: oneDriver}}}
+			s.va.Status.Attached = false
+		}, explain.AttacherNotRunning, "", mounts},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newScene()

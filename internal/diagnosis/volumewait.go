@@ -46,6 +46,9 @@ func (x *state) ofVolume(pod *corev1.Pod, own *podVolume) (f Finding, waits bool
 	if w.reason == attachment.Settled {
 		return f, false
 	}
+	if far := x.outOfReach(pod, key); own.hasKey && far.reason != "" && x.verdict(w) != Unsafe {
+		w, h = far, nil // it is never mounted there
+	}
 	w.own = own.PodVolume
 	if !own.hasKey {
 		f = x.finding(pod, w, v, nil)

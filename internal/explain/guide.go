@@ -35,7 +35,41 @@ type Situation struct {
 	LeaseNamespace   string      // of the attacher
 	AttacherPod      string      // the holder of the attacher's lease
 	FenceIsAvailable bool
+
+	Class, Provisioner                      string // of a claim
+	ProvisionerPod                          string // where its provisioner runs: a pod, or a machine whose network it has
+	SourceKind, SourceName, SourceNamespace string // what a claim is to be filled from, as kubectl takes it
+	Size, HasSize                           string // what a claim asks for, and what it has
+	Ephemeral                               bool   // the claim is one of a generic ephemeral volume
+	HolderEnded                             bool   // the pod that uses the volume has ended
+	Workload                                string // the owner of pods, as kubectl takes it
+	Cause                                   Cause  // what of several causes of a reason it is
 }
+
+// Cause is one of several causes of a reason, which differ in the next step.
+type Cause string
+
+// The causes: of a claim without a volume, of one that is not bound to the volume that it names, and of one that ends or grows.
+const (
+	NoClass              Cause = "NoClass"              // it names no StorageClass
+	ClassMissing         Cause = "ClassMissing"         // its StorageClass does not exist
+	NodeWithoutScheduler Cause = "NodeWithoutScheduler" // its pod has a node that the scheduler did not choose
+	NoTopology           Cause = "NoTopology"           // no topology of the driver fits
+	SourceNotReady       Cause = "SourceNotReady"       // the snapshot or claim that it is to be filled from
+	SecretOfClass        Cause = "SecretOfClass"        // a Secret that its StorageClass names
+	WrongParameters      Cause = "WrongParameters"      // the driver refuses what the StorageClass or the claim asks for
+	NotSupported         Cause = "NotSupported"         // the driver cannot do what the claim asks for
+	StorageExhausted     Cause = "StorageExhausted"     // a quota, or the storage is full
+	StorageRefuses       Cause = "StorageRefuses"       // the driver's identity lacks a permission
+	DriverSilent         Cause = "DriverSilent"         // the driver gives no answer in time
+	BoundToAnother       Cause = "BoundToAnother"
+	BoundToDeleted       Cause = "BoundToDeleted" // to a claim that does not exist any more
+	OtherClass           Cause = "OtherClass"
+	HeldBySnapshot       Cause = "HeldBySnapshot"
+	ControllerResizes    Cause = "ControllerResizes" // the next step is the controller's
+	NodeResizes          Cause = "NodeResizes"       // the next step is kubelet's
+	SizeRefused          Cause = "SizeRefused"
+)
 
 // Guide is the row of a reason: what a reader has to know about it, and where the rest is.
 type Guide struct {
@@ -54,6 +88,9 @@ type Guide struct {
 	Next func(Situation) []Step
 }
 
+// FailedCreate is the reason of the event of a controller that cannot create a pod or its claim (k/k v1.36.3 pkg/controller/controller_utils.go:416).
+const FailedCreate = "FailedCreate"
+
 // Reasons that only a diagnosis gives. The others are those of the deciders.
 const (
 	// PodUnschedulable: the scheduler finds no node, for a cause other than its volumes.
@@ -62,6 +99,34 @@ const (
 	ClaimMissing decision.Reason = "ClaimMissing"
 	// ClaimNotBound: the claim has no PersistentVolume yet.
 	ClaimNotBound decision.Reason = "ClaimNotBound"
+	// ProvisioningFailed: the provisioner of the claim, or its driver, fails.
+	ProvisioningFailed decision.Reason = "ProvisioningFailed"
+	// ProvisionerNotRunning: no component provisions the claim.
+	ProvisionerNotRunning decision.Reason = "ProvisionerNotRunning"
+	// NoVolumeToBind: the class of the claim provisions nothing, or not where the pod fits, and no PersistentVolume fits.
+	NoVolumeToBind decision.Reason = "NoVolumeToBind"
+	// NotEnoughStorage: no node has enough free storage for the claim.
+	NotEnoughStorage decision.Reason = "NotEnoughStorage"
+	// VolumeMismatch: the claim is not bound to the PersistentVolume that it names, because that does not fit.
+	VolumeMismatch decision.Reason = "VolumeMismatch"
+	// EphemeralClaimNotOwned: a claim has the name of that of a generic ephemeral volume, and is not the pod's.
+	EphemeralClaimNotOwned decision.Reason = "EphemeralClaimNotOwned"
+	// VolumeNodeGone: the data of the volume is on a node that does not exist.
+	VolumeNodeGone decision.Reason = "VolumeNodeGone"
+	// ClaimTerminating: the claim is being deleted, and a finalizer keeps it.
+	ClaimTerminating decision.Reason = "ClaimTerminating"
+	// VolumeTerminating: no claim uses the volume any more, and it is not deleted yet.
+	VolumeTerminating decision.Reason = "VolumeTerminating"
+	// VolumeDeleteFailed: the volume cannot be deleted at the storage.
+	VolumeDeleteFailed decision.Reason = "VolumeDeleteFailed"
+	// ResizePending: the volume of a claim is to grow, and a component has not done its part.
+	ResizePending decision.Reason = "ResizePending"
+	// ResizeFailed: the volume of a claim is to grow, and that fails.
+	ResizeFailed decision.Reason = "ResizeFailed"
+	// CSIDriverMissing: a driver that needs no attach has no CSIDriver object that says so.
+	CSIDriverMissing decision.Reason = "CSIDriverMissing"
+	// PodNotCreated: the owner of pods cannot create one.
+	PodNotCreated decision.Reason = "PodNotCreated"
 	// PersistentVolumeMissing: the claim is bound to a PersistentVolume that does not exist.
 	PersistentVolumeMissing decision.Reason = "PersistentVolumeMissing"
 	// VolumeOfAnotherNamespace: the pod names a volume in its spec whose PersistentVolume is bound to a claim of another namespace.

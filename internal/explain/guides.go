@@ -32,16 +32,6 @@ var holderGuides = map[decision.Reason]Guide{
 		Summary: func(s Situation) string { return subject(s) + " fits no node: " + s.Detail },
 		Next:    describePod,
 	},
-	ClaimMissing: {
-		Title: "The claim does not exist",
-		Page:  pageClaims, Silence: onlyAsked,
-		Summary: func(s Situation) string {
-			return fmt.Sprintf("%s uses the claim %s, which does not exist", subject(s), s.Claim)
-		},
-		Next: func(s Situation) []Step {
-			return []Step{{Text: "Create the claim, or correct its name in the pod's template.", Command: in(s.Namespace, "kubectl get pvc")}}
-		},
-	},
 	VolumeOfAnotherNamespace: {
 		Title: "The pod names a volume of another namespace",
 		Page:  pageClaims, Event: FailedAttachVolume,
@@ -50,19 +40,6 @@ var holderGuides = map[decision.Reason]Guide{
 		},
 		Next: func(s Situation) []Step {
 			return []Step{{Text: "Use a claim of the pod's own namespace in its spec.", Command: in(s.Namespace, "kubectl get pvc")}}
-		},
-	},
-	ClaimNotBound: {
-		Title: "The claim has no volume yet",
-		Page:  pageClaims, Silence: onlyAsked, Verdict: InProgress,
-		Summary: func(s Situation) string {
-			return fmt.Sprintf("%s waits for the claim %s to be bound%s", subject(s), s.Claim, because(s.Detail))
-		},
-		Next: func(s Situation) []Step {
-			return []Step{{
-				Text:    "Read the claim's events: they name the provisioner and its error. Check that the StorageClass exists and that the provisioner of the driver runs.",
-				Command: in(s.Namespace, "kubectl describe pvc "+s.Claim),
-			}, {Text: "See which StorageClasses there are.", Command: "kubectl get storageclass"}}
 		},
 	},
 	PersistentVolumeMissing: {
@@ -92,19 +69,6 @@ var holderGuides = map[decision.Reason]Guide{
 			return []Step{{
 				Text:    "Wait until that pod has terminated, or delete it if it is no longer needed.",
 				Command: deleteHolder(s),
-			}}
-		},
-	},
-	VolumeTopologyConflict: {
-		Title: "The volume cannot be reached from any node that fits the pod",
-		Page:  pageScheduling, Silence: onlyAsked,
-		Summary: func(s Situation) string {
-			return fmt.Sprintf("%s fits no node from which its volume can be reached: %s", subject(s), s.Detail)
-		},
-		Next: func(s Situation) []Step {
-			return []Step{{
-				Text:    "Compare the node affinity of the PersistentVolume with the nodes that can take the pod: add a node in the volume's zone, or make room on one.",
-				Command: "kubectl get pv " + cmp.Or(s.Volume, "NAME") + " -o jsonpath='{.spec.nodeAffinity}'",
 			}}
 		},
 	},

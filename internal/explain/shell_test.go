@@ -21,16 +21,24 @@ func TestCommandsAreSafeToCopy(t *testing.T) {
 				checkCommand(t, reason, step.Command, evil)
 			}
 		}
+		for _, cause := range []Cause{NoClass, ClassMissing, NodeWithoutScheduler, NoTopology, SourceNotReady, SecretOfClass, WrongParameters, NotSupported, StorageExhausted, StorageRefuses, DriverSilent, BoundToAnother, BoundToDeleted, OtherClass, HeldBySnapshot, ControllerResizes, NodeResizes, SizeRefused} {
+			for _, step := range guide.Steps(Situation{
+				Pod: "p", Namespace: "n", Claim: evil, Volume: evil, Driver: evil, Node: evil, Wanted: evil, Cause: cause, Class: evil, Provisioner: evil, ProvisionerPod: evil,
+				SourceKind: evil, SourceName: evil, SourceNamespace: "n", Workload: evil, HolderNamespace: "n", HolderName: evil,
+			}) {
+				checkCommand(t, reason, step.Command, evil)
+			}
+		}
 	}
 }
 
-// checkCommand runs the command with a kubectl that shows its arguments: whatever else the shell would start does not exist.
+// checkCommand runs the command with a kubectl that shows its arguments, and what it reads: whatever else the shell would start does not exist.
 func checkCommand(t *testing.T, reason decision.Reason, command, evil string) {
 	t.Helper()
 	if !strings.Contains(command, "touch") {
 		return
 	}
-	shell := exec.CommandContext(t.Context(), "sh", "-c", `kubectl() { for word; do echo "<$word>"; done; }; `+command)
+	shell := exec.CommandContext(t.Context(), "sh", "-c", `kubectl() { for word; do echo "<$word>"; done; [ "$word" != - ] || while read -r line; do echo "<$line>"; done; }; `+command)
 	shell.Env = []string{"PATH=/nonexistent"}
 	out, err := shell.CombinedOutput()
 	if err != nil || !strings.Contains(string(out), evil) {

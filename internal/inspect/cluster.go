@@ -28,6 +28,7 @@ func (r *Reader) Cluster(ctx context.Context, namespace string) *diagnosis.Snaps
 			}
 		},
 	)
+	parallel(x.provisioning(ctx, namespace, true)...)
 	x.torn(ctx)
 	return x.finish()
 }

@@ -5,6 +5,7 @@ import (
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"belay.dev/belay/internal/decision"
@@ -37,6 +38,13 @@ func cut(object any) {
 		for i := range o.Status.Conditions {
 			cutTexts(&o.Status.Conditions[i].Reason, &o.Status.Conditions[i].Message)
 		}
+	case *storagev1.StorageClass:
+		cutMeta(&o.ObjectMeta)
+		cutTexts(&o.Provisioner)
+		o.AllowedTopologies = first(o.AllowedTopologies)
+	case *storagev1.CSIStorageCapacity:
+		cutMeta(&o.ObjectMeta)
+		cutName(&o.StorageClassName)
 	case *coordinationv1.Lease:
 		cutMeta(&o.ObjectMeta)
 		cutName(o.Spec.HolderIdentity)

@@ -120,6 +120,10 @@ func keepVolume(pv *corev1.PersistentVolume) *corev1.PersistentVolume {
 	source := *pv.Spec.CSI
 	source.VolumeAttributes, source.Driver = nil, one(source.Driver)
 	kept.Spec.CSI, kept.Spec.AccessModes, kept.Spec.StorageClassName = &source, keepModes(pv.Spec.AccessModes), one(pv.Spec.StorageClassName)
+	kept.Spec.NodeAffinity, kept.Labels = pv.Spec.NodeAffinity, only(pv.Labels, kube.ZoneLabels...)
+	if pv.Status.Phase != corev1.VolumeBound { // what a claim is compared with
+		kept.Spec.Capacity, kept.Spec.VolumeMode, kept.Spec.VolumeAttributesClassName = pv.Spec.Capacity, pv.Spec.VolumeMode, pv.Spec.VolumeAttributesClassName
+	}
 	kept.Spec.PersistentVolumeReclaimPolicy = corev1.PersistentVolumeReclaimPolicy(one(string(pv.Spec.PersistentVolumeReclaimPolicy)))
 	kept.Spec.NodeAffinity = pv.Spec.NodeAffinity
 	if ref := pv.Spec.ClaimRef; ref != nil {
@@ -135,11 +139,17 @@ func keepModes(modes []corev1.PersistentVolumeAccessMode) []corev1.PersistentVol
 	return modes
 }
 
-// keepClaim keeps what the claim is bound to. The driver that is to provision it counts only until then.
+// keepClaim keeps what the claim is bound to. What it asks for counts only until it is bound, and while it grows.
 func keepClaim(claim *corev1.PersistentVolumeClaim) *corev1.PersistentVolumeClaim {
 	kept := &corev1.PersistentVolumeClaim{ObjectMeta: keepMeta(claim.ObjectMeta)}
 	if claim.Spec.VolumeName == "" || claim.Status.Phase != corev1.ClaimBound {
-		kept.Annotations = only(claim.Annotations, diagnosis.ProvisionerAnnotation)
+		kept.Annotations = only(claim.Annotations, diagnosis.ProvisionerAnnotation, diagnosis.SelectedNodeAnnotation, corev1.BetaStorageClassAnnotation)
+		kept.Spec.VolumeMode, kept.Spec.VolumeAttributesClassName = claim.Spec.VolumeMode, claim.Spec.VolumeAttributesClassName
+		kept.Spec.Resources.Requests, kept.Spec.DataSource, kept.Spec.DataSourceRef = claim.Spec.Resources.Requests, claim.Spec.DataSource, claim.Spec.DataSourceRef
+	}
+	if len(claim.Status.Conditions) > 0 || len(claim.Status.AllocatedResourceStatuses) > 0 || diagnosis.Growing(claim) {
+		kept.Spec.Resources.Requests, kept.Status.Capacity = claim.Spec.Resources.Requests, claim.Status.Capacity
+		kept.Status.Conditions, kept.Status.AllocatedResourceStatuses = first(claim.Status.Conditions), claim.Status.AllocatedResourceStatuses
 	}
 	kept.Spec.VolumeName, kept.Spec.StorageClassName, kept.Spec.AccessModes = claim.Spec.VolumeName, claim.Spec.StorageClassName, keepModes(claim.Spec.AccessModes)
 	kept.Status.Phase = corev1.PersistentVolumeClaimPhase(one(string(claim.Status.Phase)))

@@ -95,8 +95,17 @@ func (r *run) nodes(ctx context.Context) {
 }
 
 func (r *run) volumes(ctx context.Context) {
+	zones := map[string]*corev1.VolumeNodeAffinity{} // there are few, and most volumes share one
 	listAll(ctx, r, diagnosis.Volumes, pagesOf[corev1.PersistentVolume](r.clients.CoreV1().RESTClient(), diagnosis.Volumes, ""), func(s *diagnosis.Snapshot, pv *corev1.PersistentVolume) {
-		s.Volumes = append(s.Volumes, keepVolume(pv))
+		kept := keepVolume(pv)
+		if zone := kept.Spec.NodeAffinity; zone != nil {
+			text := zone.String()
+			if zones[text] == nil {
+				zones[text] = zone
+			}
+			kept.Spec.NodeAffinity = zones[text]
+		}
+		s.Volumes = append(s.Volumes, kept)
 	})
 }
 

@@ -17,6 +17,8 @@ import (
 var groups = map[diagnosis.Resource]schema.GroupVersion{
 	diagnosis.Pods: {Version: "v1"}, diagnosis.Claims: {Version: "v1"}, diagnosis.Volumes: {Version: "v1"}, diagnosis.Nodes: {Version: "v1"}, diagnosis.Namespaces: {Version: "v1"},
 	diagnosis.Attachments: {Group: "storage.k8s.io", Version: "v1"}, diagnosis.Fences: fencingv1.GroupVersion,
+	diagnosis.StatefulSets: {Group: "apps", Version: "v1"}, diagnosis.Deployments: {Group: "apps", Version: "v1"}, diagnosis.ReplicaSets: {Group: "apps", Version: "v1"},
+	diagnosis.DaemonSets: {Group: "apps", Version: "v1"}, diagnosis.Jobs: {Group: "batch", Version: "v1"},
 }
 
 // maxNames limits the names that are read: a longer list is no help to a person.

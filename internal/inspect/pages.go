@@ -93,6 +93,7 @@ func (r *run) merge(part *diagnosis.Snapshot) {
 		s.Claims, s.Volumes = extend(s.Claims, part.Claims), extend(s.Volumes, part.Volumes)
 		s.Attachments, s.Nodes, s.CSINodes = extend(s.Attachments, part.Attachments), extend(s.Nodes, part.Nodes), extend(s.CSINodes, part.CSINodes)
 		s.Leases, s.Drivers, s.Events = extend(s.Leases, part.Leases), extend(s.Drivers, part.Drivers), extend(s.Events, part.Events)
+		s.Classes, s.Capacities, s.Workloads = extend(s.Classes, part.Classes), extend(s.Capacities, part.Capacities), extend(s.Workloads, part.Workloads)
 		s.Fences, s.FenceSources = extend(s.Fences, part.Fences), extend(s.FenceSources, part.FenceSources)
 	})
 }

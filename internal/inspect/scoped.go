@@ -59,8 +59,10 @@ func (r *run) subject(ctx context.Context, ref diagnosis.Ref) {
 		r.volume(ctx, ref.Name)
 	case diagnosis.Nodes:
 		parallel(func() { r.node(ctx, ref.Name) }, func() { r.csiNode(ctx, ref.Name) }, func() { r.podsOn(ctx, ref.Name, "") })
+	case diagnosis.StatefulSets, diagnosis.Deployments, diagnosis.ReplicaSets, diagnosis.DaemonSets, diagnosis.Jobs:
+		r.workload(ctx, ref)
 	case diagnosis.Attachments, diagnosis.Leases, diagnosis.CSINodes, diagnosis.Drivers, diagnosis.Events, diagnosis.Namespaces, diagnosis.ClusterRoles, diagnosis.ClusterRoleBindings,
-		diagnosis.Fences, diagnosis.FenceSources: // all are listed
+		diagnosis.Fences, diagnosis.FenceSources, diagnosis.StorageClasses, diagnosis.Capacities: // all are listed
 	}
 }
 
@@ -107,7 +109,7 @@ func (r *run) sources(ctx context.Context, subject diagnosis.Ref) {
 		each(r.claimNames(), func(name string) { r.claim(ctx, subject.Namespace, name) }, func() { r.claims(ctx, subject.Namespace) })
 	}
 	each(r.volumeNames(subject), func(name string) { r.volume(ctx, name) }, func() { r.volumes(ctx) })
-	if subject.Resource == diagnosis.Pods || subject.Resource == diagnosis.Claims {
+	if subject.Namespace != "" {
 		return
 	}
 	// The claim of a volume, and the pods that use it, are in a namespace that the reader may or may not be allowed to read.
@@ -275,10 +277,11 @@ func (r *run) surroundings(ctx context.Context, subject diagnosis.Ref) {
 		nodes = append(nodes, subject.Name)
 	}
 	// before the calls, which add to what was read
-	missing, refused, elsewhere := r.driverMissing(held), slices.ContainsFunc(held, refused), slices.ContainsFunc(held, diagnosis.SaysElsewhere)
+	missing, refused := r.driverMissing(held) || r.provisionerMissing(), slices.ContainsFunc(held, refused)
+	anyNode := r.placed() || slices.ContainsFunc(held, diagnosis.SaysElsewhere)
 	calls = append(calls,
 		func() {
-			if elsewhere { // which node it is, and who lists the volume in use, any Node may show
+			if anyNode { // which node it is, who lists the volume in use, and which have what a volume needs, any Node may show
 				r.nodes(ctx)
 				return
 			}
@@ -312,16 +315,12 @@ func (r *run) eventsAround(ctx context.Context, subject diagnosis.Ref) (calls []
 			calls = append(calls, func() { r.claims(ctx, "") }, func() { r.volumes(ctx) }, func() { r.pods(ctx, "") }, func() { r.csiNodes(ctx) })
 		}
 	}
-	for _, claim := range r.into.Claims {
-		if claim.Spec.VolumeName == "" {
-			calls = append(calls, func() { r.eventsOf(ctx, claim.Namespace, string(claim.UID)) })
-		}
-	}
+	calls = append(calls, r.eventsOfClaims(ctx)...)
 	calls = append(calls, r.nodeAgentEvents(ctx)...)
 	if len(calls) > 2*few { // a claim that many pods wait for
-		return []func(){func() { r.warnings(ctx, subject.Namespace) }}
+		calls = []func(){func() { r.warnings(ctx, subject.Namespace) }}
 	}
-	return calls
+	return append(calls, r.provisioning(ctx, subject.Namespace, false)...)
 }
 
 // nodeAgentEvents returns the calls that read what node agents and the controller said about volumes that are in use: unmounts that fail,

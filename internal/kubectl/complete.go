@@ -16,7 +16,7 @@ import (
 var completionTimeout = 2 * time.Second
 
 // kinds are the names that completion offers, in the order of the help.
-var kinds = []string{"pod", "pvc", "pv", "node", "va"}
+var kinds = []string{"pod", "pvc", "pv", "node", "va", "sts", "deploy", "rs", "ds", "job"}
 
 // completeObject completes KIND/NAME and KIND NAME for a command that takes some of the kinds. A cluster that does not answer, or not
 // in time, offers no names.
@@ -70,7 +70,7 @@ func (p *plugin) names(ctx context.Context, of []string, kind, prefix, typed str
 		return nil
 	}
 	namespace := ""
-	if resource == diagnosis.Pods || resource == diagnosis.Claims {
+	if slices.Contains(namespaced, resource) {
 		var err error
 		if namespace, err = p.namespace(); err != nil {
 			return nil

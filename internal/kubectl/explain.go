@@ -3,6 +3,7 @@ package kubectl
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -17,13 +18,17 @@ import (
 const explainLong = `Explain what an object waits for: the verdict, the cause, the next step, and what happens by itself. With -o wide also the
 volume, who holds it, and what each component said last.
 
-The object is pod/NAME, pvc/NAME, pv/NAME, node/NAME or va/NAME (a VolumeAttachment).`
+The object is pod/NAME, pvc/NAME, pv/NAME, node/NAME or va/NAME (a VolumeAttachment). Of sts/NAME, deploy/NAME, rs/NAME, ds/NAME or
+job/NAME, the answer is what its pods wait for, and why one cannot be created.`
 
 const explainExample = `  # Why does this pod not start?
   kubectl belay explain pod/db-0 -n prod
 
   # Who has this volume?
   kubectl belay explain pvc data-db-0
+
+  # What do the pods of this StatefulSet wait for?
+  kubectl belay explain sts/db -n prod
 
   # Redraw until nothing is blocked
   kubectl belay explain pod/db-0 --watch
@@ -38,6 +43,16 @@ var aliases = map[string]diagnosis.Resource{
 	"pv": diagnosis.Volumes, "persistentvolume": diagnosis.Volumes, "persistentvolumes": diagnosis.Volumes,
 	"va": diagnosis.Attachments, "volumeattachment": diagnosis.Attachments, "volumeattachments": diagnosis.Attachments,
 	"node": diagnosis.Nodes, "nodes": diagnosis.Nodes, "no": diagnosis.Nodes,
+	"sts": diagnosis.StatefulSets, "statefulset": diagnosis.StatefulSets, "statefulsets": diagnosis.StatefulSets,
+	"deploy": diagnosis.Deployments, "deployment": diagnosis.Deployments, "deployments": diagnosis.Deployments,
+	"rs": diagnosis.ReplicaSets, "replicaset": diagnosis.ReplicaSets, "replicasets": diagnosis.ReplicaSets,
+	"ds": diagnosis.DaemonSets, "daemonset": diagnosis.DaemonSets, "daemonsets": diagnosis.DaemonSets,
+	"job": diagnosis.Jobs, "jobs": diagnosis.Jobs,
+}
+
+// namespaced are the kinds of objects that have a namespace.
+var namespaced = []diagnosis.Resource{
+	diagnosis.Pods, diagnosis.Claims, diagnosis.StatefulSets, diagnosis.Deployments, diagnosis.ReplicaSets, diagnosis.DaemonSets, diagnosis.Jobs,
 }
 
 // subject reads "KIND/NAME" or "KIND NAME".
@@ -46,14 +61,14 @@ func (p *plugin) subject(args []string) (diagnosis.Ref, error) {
 		args = strings.SplitN(args[0], "/", 2)
 	}
 	if len(args) != 2 || args[0] == "" || args[1] == "" {
-		return diagnosis.Ref{}, usage.Errorf("name one object: pod/NAME, pvc/NAME, pv/NAME, node/NAME or va/NAME")
+		return diagnosis.Ref{}, usage.Errorf("name one object, such as pod/NAME, pvc/NAME, pv/NAME, node/NAME, va/NAME or sts/NAME")
 	}
 	resource, ok := aliases[strings.ToLower(args[0])]
 	if !ok {
-		return diagnosis.Ref{}, usage.Errorf("unknown kind %q: use pod, pvc, pv, node or va", args[0])
+		return diagnosis.Ref{}, usage.Errorf("unknown kind %q: use pod, pvc, pv, node or va, or with explain sts, deploy, rs, ds or job", args[0])
 	}
 	ref := diagnosis.Ref{Resource: resource, Name: args[1]}
-	if resource == diagnosis.Pods || resource == diagnosis.Claims {
+	if slices.Contains(namespaced, resource) {
 		namespace, err := p.namespace()
 		if err != nil {
 			return ref, err
@@ -68,9 +83,9 @@ func (p *plugin) explainCommand() *cobra.Command {
 	var watch bool
 	var dumped string
 	c := &cobra.Command{
-		Use: "explain (KIND/NAME | KIND NAME)", Short: "Explain what a pod, claim, volume, node or VolumeAttachment waits for",
+		Use: "explain (KIND/NAME | KIND NAME)", Short: "Explain what a pod, claim, volume, node, VolumeAttachment or owner of pods waits for",
 		Long: explainLong, Example: explainExample,
-		Args: oneObject("pod/NAME, pvc/NAME, pv/NAME, node/NAME or va/NAME"), ValidArgsFunction: p.completeObject(kinds...),
+		Args: oneObject("pod/NAME, pvc/NAME, pv/NAME, node/NAME, va/NAME, sts/NAME, deploy/NAME, rs/NAME, ds/NAME or job/NAME"), ValidArgsFunction: p.completeObject(kinds...),
 		RunE: func(c *cobra.Command, args []string) error {
 			ref, err := p.subject(args)
 			if err != nil {

@@ -84,7 +84,7 @@ func TestRestrictedReader(t *testing.T) {
 func TestReaderWithoutRights(t *testing.T) {
 	server.Start(t)
 	kubeconfig := apiserver.Kubeconfig(t, server.User(t, "stranger"))
-	for _, object := range []string{"pod/x", "pvc/x", "pv/x", "node/x", "va/x"} {
+	for _, object := range []string{"pod/x", "pvc/x", "pv/x", "node/x", "va/x", "sts/x", "deploy/x", "rs/x", "ds/x", "job/x"} {
 		got := run(t, kubeconfig, "explain", object)
 		if got.status != StatusError || !strings.Contains(got.err, "permission") {
 			t.Errorf("%s: exit status %d, want 1 and the missing permission:\n%s%s", object, got.status, got.out, got.err)

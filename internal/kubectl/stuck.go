@@ -151,6 +151,7 @@ func lasted(now time.Time, at *time.Time, before string) string {
 func kindAndName(r diagnosis.Ref) string {
 	kind := map[diagnosis.Resource]string{
 		diagnosis.Pods: "pod", diagnosis.Claims: "pvc", diagnosis.Volumes: "pv", diagnosis.Attachments: "volumeattachment", diagnosis.Nodes: "node",
+		diagnosis.StatefulSets: "statefulset", diagnosis.Deployments: "deployment", diagnosis.ReplicaSets: "replicaset", diagnosis.DaemonSets: "daemonset", diagnosis.Jobs: "job",
 	}[r.Resource]
 	if r.Namespace != "" {
 		return kind + "/" + r.Name + " -n " + r.Namespace

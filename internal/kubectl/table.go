@@ -36,7 +36,7 @@ func (o output) printList(out io.Writer, answer any, names []string, table func(
 func nameOf(r diagnosis.Ref) string {
 	kind := map[diagnosis.Resource]string{
 		diagnosis.Pods: "pod", diagnosis.Claims: "persistentvolumeclaim", diagnosis.Volumes: "persistentvolume", diagnosis.Nodes: "node",
-		diagnosis.Attachments: "volumeattachment.storage.k8s.io",
+		diagnosis.Attachments: "volumeattachment.storage.k8s.io", diagnosis.StatefulSets: "statefulset.apps",
 	}[r.Resource]
 	return kind + "/" + r.Name
 }

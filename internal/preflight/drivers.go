@@ -63,6 +63,9 @@ func (h *health) checkDriver(name string, d *storagev1.CSIDriver) Check {
 	case len(missing) > 0:
 		c.Result, c.Objects, c.Hint = Failed, slices.Compact(missing), hint(explain.DriverNotOnNode)
 		c.Message += ", and not on all that have its volumes"
+	case h.NeverAttaches(name):
+		c.Result, c.Hint = worse(c.Result, Warning), hint(explain.CSIDriverMissing)
+		c.Message += "; there is no CSIDriver object of this name, and no attacher has worked on its VolumeAttachments"
 	case d == nil && slices.Contains(h.Whole, diagnosis.Drivers):
 		c.Result, c.Hint = worse(c.Result, Warning), cmp.Or(c.Hint, hint(explain.DriverRemoved))
 		c.Message += "; there is no CSIDriver object of this name"

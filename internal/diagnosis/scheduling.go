@@ -1,0 +1,468 @@
+package diagnosis
+
+import (
+	"cmp"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	"belay.dev/belay/internal/attachment"
+	"belay.dev/belay/internal/decision"
+	"belay.dev/belay/internal/explain"
+	"belay.dev/belay/internal/kube"
+)
+
+// fitError matches the text of a scheduler that has found no node (k/k v1.30.14 to v1.37.2 pkg/scheduler/framework/types.go FitError.Error): the
+// reasons are one sentence. What follows is of preemption, and about other pods.
+var fitError = regexp.MustCompile(`^0/\d+ nodes are available: (.*?)(\. .*|\.)?$`)
+
+// counted is the number of nodes before a reason.
+var counted = regexp.MustCompile(`^\d+ `)
+
+// missingClaim, claimGone and pvGone are what the scheduler says of one claim before it looks at nodes (k/k v1.30.14 to v1.37.2
+// pkg/scheduler/framework/plugins/volumebinding/volume_binding.go, in v1.36.3 :335 to :345; the first is the error of client-go's lister).
+var (
+	missingClaim = regexp.MustCompile(`^(?:waiting for ephemeral volume controller to create the )?persistentvolumeclaim "([^"]+)"(?: not found)?$`)
+	claimGone    = regexp.MustCompile(`^persistentvolumeclaim "[^"]+" is being deleted$`)
+	pvGone       = regexp.MustCompile(`^persistentvolumeclaim "[^"]+" bound to non-existent persistentvolume "[^"]+"$|^node\(s\) unavailable due to one or more pvc\(s\) bound to non-existent pv\(s\)$`)
+	notOwned     = regexp.MustCompile(`^PVC [^ ]+ was not created for pod [^ ]+ \(pod is not owner\)$`)
+)
+
+// refusals are the scheduler's words about volumes, each the whole of a reason, the most specific first: of a volume in a zone whose only node is
+// full, the other nodes say that they are in another zone.
+var refusals = []struct {
+	text   *regexp.Regexp
+	reason decision.Reason
+}{
+	{missingClaim, explain.ClaimMissing},
+	{claimGone, explain.ClaimTerminating},
+	{pvGone, explain.PersistentVolumeMissing},
+	// k8s.io/component-helpers v0.36.3 storage/ephemeral/ephemeral.go:54.
+	{notOwned, explain.EphemeralClaimNotOwned},
+	// volumerestrictions/volume_restrictions.go: v1.30.14:55, v1.31.4:57, v1.32.3:58, v1.33.2:58; the second since v1.34.2:59, v1.35.0:60, v1.36.3:60, v1.37.2:61.
+	{regexp.MustCompile(`^node has pod using PersistentVolumeClaim with the same name and ReadWriteOncePod access mode$`), explain.ReadWriteOncePodInUse},
+	{regexp.MustCompile(`^node\(s\) unavailable due to PersistentVolumeClaim with ReadWriteOncePod access mode already in-use by another pod$`), explain.ReadWriteOncePodInUse},
+	// nodevolumelimits/non_csi.go v1.30.14:64, v1.31.4:64; csi.go v1.32.3:43, v1.33.2:43, v1.34.2:44, v1.35.0:43, v1.36.3:44, v1.37.2:45.
+	{regexp.MustCompile(`^node\(s\) exceed max volume count$`), explain.AttachLimitReached},
+	// volumebinding/binder.go v1.30.14:67, v1.31.4:70, v1.32.3:70, v1.33.2:69, v1.34.2:69, v1.35.0:68, v1.36.3:68, v1.37.2:68.
+	{regexp.MustCompile(`^node\(s\) did not have enough free storage$`), explain.NotEnoughStorage},
+	// volumebinding/binder.go v1.30.14:63, v1.31.4:66, v1.32.3:66, v1.33.2:65, v1.34.2:65, v1.35.0:64, v1.36.3:64, v1.37.2:64.
+	{regexp.MustCompile(`^node\(s\) didn't find available persistent volumes to bind$`), explain.NoVolumeToBind},
+	// volumebinding/binder.go v1.30.14:65, v1.31.4:68, v1.32.3:68; the second since v1.33.2:67, v1.34.2:67, v1.35.0:66, v1.36.3:66, v1.37.2:66.
+	{regexp.MustCompile(`^node\(s\) had volume node affinity conflict$`), explain.VolumeTopologyConflict},
+	{regexp.MustCompile(`^node\(s\) didn't match PersistentVolume's node affinity$`), explain.VolumeTopologyConflict},
+	// volumezone/volume_zone.go v1.30.14:56, v1.31.4:58, v1.32.3:60, v1.33.2:60, v1.34.2:61, v1.35.0:61, v1.36.3:61, v1.37.2:62.
+	{regexp.MustCompile(`^node\(s\) had no available volume zone$`), explain.VolumeTopologyConflict},
+}
+
+// unboundClaims is what the scheduler says of claims that are to be bound first (volumebinding/volume_binding.go v1.30.14:194, v1.31.4:340, v1.32.3:368,
+// v1.33.2:370, v1.34.2:371, v1.35.0:378, v1.36.3:378, v1.37.2:372).
+const unboundClaims = "pod has unbound immediate PersistentVolumeClaims"
+
+// boundElsewhereText is what the scheduler says when it has chosen a node, and the provisioner has made a volume that cannot be used there
+// (volumebinding/binder.go v1.30.14:621,679, v1.37.2:649,707, behind framework/runtime/framework.go "running PreBind plugin").
+var boundElsewhereText = regexp.MustCompile(`^running PreBind plugin "VolumeBinding": binding volumes: pv "[^"]+" node affinity doesn't match node "[^"]+"`)
+
+// schedulerSays is the scheduler's message about a pod for which it found no node, or for which an attempt failed.
+func schedulerSays(pod *corev1.Pod) string {
+	for _, c := range pod.Status.Conditions {
+		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse {
+			return c.Message
+		}
+	}
+	return ""
+}
+
+// reasonsOf returns the reasons of a scheduler that has found no node, none for another error.
+func reasonsOf(message string) (reasons []string) {
+	found := fitError.FindStringSubmatch(oneLine(message))
+	if found == nil {
+		return nil
+	}
+	for reason := range strings.SplitSeq(found[1], ", ") {
+		reasons = append(reasons, counted.ReplaceAllString(reason, ""))
+	}
+	return reasons
+}
+
+// refused reports whether the scheduler has found no node for the pod, and not because a claim has to be bound before. Another error, such as that
+// of a bind that timed out, is about a node that it had found.
+func refused(pod *corev1.Pod) bool {
+	reasons := reasonsOf(schedulerSays(pod))
+	return len(reasons) > 0 && !slices.Contains(reasons, unboundClaims)
+}
+
+// Unschedulable returns why the scheduler finds no node for a pod, as far as a volume is the cause.
+func Unschedulable(pod *corev1.Pod) decision.Reason { return unschedulable(schedulerSays(pod)) }
+
+func unschedulable(message string) decision.Reason {
+	if boundElsewhereText.MatchString(message) {
+		return explain.VolumeTopologyConflict
+	}
+	reasons := reasonsOf(message)
+	for _, r := range refusals {
+		if slices.ContainsFunc(reasons, r.text.MatchString) {
+			return r.reason
+		}
+	}
+	return explain.PodUnschedulable
+}
+
+// otherReasons are those that are not about volumes, for the nodes that could have the volume.
+func otherReasons(message string) (others []string) {
+	for _, reason := range reasonsOf(message) {
+		if !slices.ContainsFunc(refusals, func(r struct {
+			text   *regexp.Regexp
+			reason decision.Reason
+		}) bool {
+			return r.text.MatchString(reason)
+		}) {
+			others = append(others, reason)
+		}
+	}
+	return others
+}
+
+// unscheduled explains why a pod has no node.
+func (x *state) unscheduled(pod *corev1.Pod) Finding {
+	w := wait{reason: explain.Scheduling, since: pod.CreationTimestamp.Time}
+	for _, c := range pod.Status.Conditions {
+		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse && c.Message != "" {
+			w.detail, w.since = x.foreign(c.Message), c.LastTransitionTime.Time
+			w.reason = unschedulable(c.Message)
+		}
+	}
+	v, h := x.schedulingVolume(pod, &w)
+	f := x.finding(pod, w, v, h)
+	if h != nil {
+		f.Holders = []Holder{*h}
+		f.Clock = x.clock(attachment.VolumeKey{Driver: v.Driver, Handle: v.Handle}, h, w)
+	}
+	facts := x.eventFacts(pod)
+	said := x.foreign(schedulerSays(pod))
+	if said != "" && said != w.detail && !slices.ContainsFunc(facts, func(f Fact) bool { return f.Component == "scheduler" }) { // events end after an hour
+		facts = append(facts, Fact{Component: "scheduler", Message: "FailedScheduling: " + said, At: f.Since})
+	}
+	f.Facts = append(facts, f.Facts...)
+	return f
+}
+
+// schedulingVolume finds the volume, and the holder, that keep a pod from being scheduled, and says where the volume could be used.
+func (x *state) schedulingVolume(pod *corev1.Pod, w *wait) (*Volume, *Holder) {
+	switch w.reason {
+	case explain.VolumeTopologyConflict:
+		return x.misplaced(pod, w), nil
+	case explain.NotEnoughStorage, explain.NoVolumeToBind:
+		return x.withoutSpace(pod, w), nil
+	}
+	for i := range pod.Spec.Volumes {
+		name := kube.ClaimName(pod, &pod.Spec.Volumes[i])
+		key, pv, ok := x.volumeOfClaim(pod.Namespace, name)
+		if name == "" || !ok {
+			continue
+		}
+		v := x.describe(key, pv)
+		switch w.reason {
+		case explain.ReadWriteOncePodInUse:
+			for _, other := range x.byClaim[join(pod.Namespace, name)] {
+				if other.UID != pod.UID && other.Spec.NodeName != "" && !kube.PodEnded(other) {
+					h := x.holder(key, other.Spec.NodeName)
+					x.lostHolder(w, &h)
+					return v, &h
+				}
+			}
+		case explain.AttachLimitReached:
+			if nodes := x.filledByOrphans(key.Driver); len(nodes) > 0 {
+				w.reason, w.detail = explain.OrphansFillNode, strings.Join(nodes, ", ")
+			}
+			return v, nil
+		}
+	}
+	return nil, nil
+}
+
+// misplaced finds the volumes of a pod that can be used on some nodes only, says on which, and returns the first: one that no node can have, or
+// else any.
+func (x *state) misplaced(pod *corev1.Pod, w *wait) *Volume {
+	var first *Volume
+	var said []string
+	nowhere := false
+	for i := range pod.Spec.Volumes {
+		claim := x.claims[join(pod.Namespace, kube.ClaimName(pod, &pod.Spec.Volumes[i]))]
+		if claim == nil {
+			continue
+		}
+		pv := x.volumes[claim.Spec.VolumeName]
+		if pv == nil || affinityOf(pv) == "" {
+			continue
+		}
+		nodes := x.nodesThat(func(labels map[string]string) bool { return kube.Reaches(pv, labels) })
+		none := len(nodes) == 0 && slices.Contains(x.Whole, Nodes)
+		if first == nil || none && !nowhere {
+			key, _ := kube.KeyOfVolume(pv)
+			first, nowhere = x.describe(key, pv), none
+			if host := hostOf(pv); none && host != "" {
+				w.reason, w.detail = explain.VolumeNodeGone, host
+				return first
+			}
+		}
+		said = append(said, x.whereUsed(pv, nodes, pod))
+	}
+	if len(said) > 0 {
+		w.detail = strings.Join(said, "; ")
+	}
+	return first
+}
+
+// outOfReach returns that a volume cannot be used on the node of its pod, which then was not chosen by the scheduler, or has other labels now.
+// Each Node has labels, that of its host name: without any, they are unknown.
+func (x *state) outOfReach(pod *corev1.Pod, key attachment.VolumeKey) wait {
+	node, pv := x.nodes[pod.Spec.NodeName], x.volume(key)
+	if node == nil || pv == nil || len(node.Labels) == 0 || kube.Reaches(pv, node.Labels) {
+		return wait{}
+	}
+	nodes := x.nodesThat(func(labels map[string]string) bool { return kube.Reaches(pv, labels) })
+	return wait{reason: explain.VolumeTopologyConflict, since: scheduled(pod), detail: x.whereUsed(pv, nodes, pod)}
+}
+
+// whereUsed says where a volume can be used, and which nodes are there. Names of the pod's own objects, of nodes and of volumes may be named, also if
+// something in a namespace that the reader may not read is named alike.
+func (x *state) whereUsed(pv *corev1.PersistentVolume, nodes []string, pod *corev1.Pod) string {
+	text := "volume " + pv.Name + " can be used only where " + x.foreign(affinityOf(pv))
+	switch {
+	case !slices.Contains(x.Whole, Nodes):
+	case len(nodes) == 0:
+		text += ", and no node is there" + x.foreign(x.valuesThere(pv))
+	default:
+		text += ": " + few(nodes)
+		if others := otherReasons(schedulerSays(pod)); len(others) > 0 {
+			text += ", where the pod does not fit: " + x.foreign(strings.Join(others, ", "))
+		}
+	}
+	return text
+}
+
+// valuesThere lists the values that nodes have for the label that a volume needs.
+func (x *state) valuesThere(pv *corev1.PersistentVolume) string {
+	key := ""
+	if a := pv.Spec.NodeAffinity; a != nil && a.Required != nil {
+		for _, term := range a.Required.NodeSelectorTerms {
+			for _, e := range term.MatchExpressions {
+				key = cmp.Or(key, e.Key)
+			}
+		}
+	}
+	var values []string
+	for _, n := range x.Nodes {
+		if value := n.Labels[key]; value != "" {
+			values = append(values, value)
+		}
+	}
+	slices.Sort(values)
+	if values = slices.Compact(values); len(values) == 0 {
+		return ""
+	}
+	return "; the nodes have " + few(values)
+}
+
+// nodesThat returns the names of the nodes whose labels fit.
+func (x *state) nodesThat(fit func(labels map[string]string) bool) (names []string) {
+	for _, n := range x.Nodes {
+		if fit(n.Labels) {
+			names = append(names, n.Name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// affinityOf is where a volume can be used, in words; empty for everywhere.
+func affinityOf(pv *corev1.PersistentVolume) string {
+	var terms []string
+	if a := pv.Spec.NodeAffinity; a != nil && a.Required != nil {
+		for _, term := range a.Required.NodeSelectorTerms {
+			var all []string
+			for _, e := range slices.Concat(term.MatchFields, term.MatchExpressions) {
+				all = append(all, requirement(e.Key, string(e.Operator), e.Values))
+			}
+			terms = append(terms, strings.Join(all, " and "))
+		}
+	}
+	for _, label := range kube.ZoneLabels {
+		if zone := pv.Labels[label]; zone != "" && len(terms) == 0 {
+			terms = append(terms, label+" is "+zone)
+		}
+	}
+	return strings.Join(terms, " or ")
+}
+
+func requirement(key, operator string, values []string) string {
+	switch corev1.NodeSelectorOperator(operator) {
+	case corev1.NodeSelectorOpIn:
+		if len(values) == 1 {
+			return key + " is " + values[0]
+		}
+		return key + " is one of " + few(values)
+	case corev1.NodeSelectorOpNotIn:
+		return key + " is none of " + few(values)
+	case corev1.NodeSelectorOpExists:
+		return key + " exists"
+	case corev1.NodeSelectorOpDoesNotExist:
+		return key + " does not exist"
+	case corev1.NodeSelectorOpGt:
+		return key + " is more than " + few(values)
+	case corev1.NodeSelectorOpLt:
+		return key + " is less than " + few(values)
+	}
+	return key + " " + operator + " " + few(values)
+}
+
+// hostOf is the one node on which the data of a volume is, by its label: that of the host name, or one that its driver has for each node, such as
+// topology.topolvm.io/node. Empty for a volume that several nodes could have.
+func hostOf(pv *corev1.PersistentVolume) string {
+	a := pv.Spec.NodeAffinity
+	if a == nil || a.Required == nil || len(a.Required.NodeSelectorTerms) != 1 {
+		return ""
+	}
+	for _, e := range a.Required.NodeSelectorTerms[0].MatchExpressions {
+		own := e.Key == corev1.LabelHostname || strings.HasSuffix(e.Key, "/node") || strings.HasSuffix(e.Key, "/hostname")
+		if own && e.Operator == corev1.NodeSelectorOpIn && len(e.Values) == 1 {
+			return e.Values[0]
+		}
+	}
+	return ""
+}
+
+// withoutSpace says of the claims of a pod what they want and what there is, and returns the first.
+func (x *state) withoutSpace(pod *corev1.Pod, w *wait) *Volume {
+	var v *Volume
+	var said []string
+	for i := range pod.Spec.Volumes {
+		name := kube.ClaimName(pod, &pod.Spec.Volumes[i])
+		claim := x.claims[join(pod.Namespace, name)]
+		if claim == nil || claim.Spec.VolumeName != "" {
+			continue
+		}
+		class := x.class(claim)
+		if v == nil {
+			v = &Volume{Namespace: pod.Namespace, Claim: name}
+			w.fill = func(s *explain.Situation) {
+				s.Class = ClassOf(claim)
+				if class != nil {
+					s.Provisioner = class.Provisioner
+				}
+			}
+		}
+		switch {
+		case w.reason == explain.NotEnoughStorage:
+			said = append(said, x.capacityFor(claim))
+		case class != nil:
+			said = append(said, x.bindable(claim, class))
+		}
+	}
+	if said = slices.DeleteFunc(said, func(text string) bool { return text == "" }); len(said) > 0 {
+		w.detail = strings.Join(said, "; ")
+	}
+	return v
+}
+
+// wanted is the size that a claim asks for.
+func wanted(claim *corev1.PersistentVolumeClaim) resource.Quantity {
+	return claim.Spec.Resources.Requests[corev1.ResourceStorage]
+}
+
+// capacityFor says how large a volume of a claim's class can be, as its driver reports it, and where. The scheduler compares the size with
+// maximumVolumeSize if there is one, else with capacity (k/k v1.36.3 pkg/scheduler/framework/plugins/volumebinding/binder.go capacitySufficient).
+func (x *state) capacityFor(claim *corev1.PersistentVolumeClaim) string {
+	if !slices.Contains(x.Whole, Capacities) {
+		return ""
+	}
+	name := ClassOf(claim)
+	size := wanted(claim)
+	asks := fmt.Sprintf("claim %s asks for %s of StorageClass %s", claim.Name, size.String(), name)
+	var largest *resource.Quantity
+	var nodes []string
+	for _, c := range x.Capacities {
+		has := cmp.Or(c.MaximumVolumeSize, c.Capacity)
+		if c.StorageClassName != name || has == nil {
+			continue
+		}
+		here := x.nodesThat(func(labels map[string]string) bool { return kube.InSegment(c.NodeTopology, labels) })
+		switch {
+		case largest == nil || has.Cmp(*largest) > 0:
+			largest, nodes = has, here
+		case has.Cmp(*largest) == 0:
+			nodes = append(nodes, here...)
+		}
+	}
+	if largest == nil {
+		return asks + ", and its driver reports no free storage for it on any node: no CSIStorageCapacity has this class"
+	}
+	slices.Sort(nodes)
+	on := ""
+	if nodes = slices.Compact(nodes); len(nodes) > 0 {
+		on = " on " + few(nodes)
+	}
+	return fmt.Sprintf("%s, and the largest volume that its driver has room for is %s%s", asks, largest.String(), on)
+}
+
+// bindable says which volumes of its class a claim could be bound to, or where it may be provisioned.
+func (x *state) bindable(claim *corev1.PersistentVolumeClaim, class *storagev1.StorageClass) string {
+	if class.Provisioner != noProvisioner {
+		if len(class.AllowedTopologies) == 0 {
+			return ""
+		}
+		nodes := x.nodesThat(func(labels map[string]string) bool { return kube.InTopologies(class.AllowedTopologies, labels) })
+		text := fmt.Sprintf("StorageClass %s provisions only where %s", class.Name, x.foreign(topologies(class.AllowedTopologies)))
+		if slices.Contains(x.Whole, Nodes) {
+			text += ": " + cmp.Or(few(nodes), "no node is there")
+		}
+		return text
+	}
+	size := wanted(claim)
+	asks := fmt.Sprintf("claim %s asks for %s of StorageClass %s, which provisions nothing", claim.Name, size.String(), class.Name)
+	if !slices.Contains(x.Whole, Volumes) {
+		return asks
+	}
+	of, small, elsewhere := 0, 0, []string{}
+	for _, pv := range x.Volumes {
+		if pv.Spec.StorageClassName != class.Name {
+			continue
+		}
+		of++
+		has := pv.Spec.Capacity[corev1.ResourceStorage]
+		switch {
+		case pv.Spec.ClaimRef != nil:
+		case has.Cmp(size) < 0:
+			small++
+		default:
+			elsewhere = append(elsewhere, pv.Name)
+		}
+	}
+	text := fmt.Sprintf("%s: of the %d PersistentVolumes of that class, %d are free and large enough", asks, of, len(elsewhere))
+	if small > 0 {
+		text += fmt.Sprintf(", %d are free and too small", small)
+	}
+	if len(elsewhere) > 0 {
+		slices.Sort(elsewhere)
+		text += fmt.Sprintf(" (%s), on nodes that the pod does not fit or with other access modes", few(elsewhere))
+	}
+	return text
+}
+
+func topologies(terms []corev1.TopologySelectorTerm) string {
+	var any []string
+	for _, term := range terms {
+		var all []string
+		for _, e := range term.MatchLabelExpressions {
+			all = append(all, requirement(e.Key, string(corev1.NodeSelectorOpIn), e.Values))
+		}
+		any = append(any, strings.Join(all, " and "))
+	}
+	return strings.Join(any, " or ")
+}

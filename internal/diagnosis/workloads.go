@@ -1,0 +1,139 @@
+package diagnosis
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"belay.dev/belay/internal/decision"
+	"belay.dev/belay/internal/explain"
+)
+
+// singular are the names of the kinds of owners, as kubectl takes them.
+var singular = map[Resource]string{StatefulSets: "statefulset", Deployments: "deployment", ReplicaSets: "replicaset", DaemonSets: "daemonset", Jobs: "job"}
+
+// ofWorkload returns why an owner of pods cannot create one, and what those wait for that it has. What several wait for alike is one finding.
+func (x *state) ofWorkload(w *Workload) (found []Finding, clear string) {
+	name := singular[w.Resource] + "/" + w.Name
+	owners := []types.UID{w.UID}
+	for _, rs := range x.Workloads {
+		if c := metav1.GetControllerOfNoCopy(rs); c != nil && c.UID == w.UID {
+			owners = append(owners, rs.UID)
+		}
+	}
+	var pods []*corev1.Pod
+	for _, pod := range x.Pods {
+		if c := metav1.GetControllerOfNoCopy(pod); c != nil && slices.Contains(owners, c.UID) && x.pods[join(pod.Namespace, pod.Name)] == pod {
+			pods = append(pods, pod)
+		}
+	}
+	slices.SortFunc(pods, older)
+	if f := x.notCreated(w, owners, name); f != nil {
+		found = append(found, *f)
+	}
+	var all []Finding
+	for _, pod := range pods {
+		all = append(all, x.ofPod(pod)...)
+		all = append(all, x.usedElsewhere(pod)...)
+	}
+	found = append(found, grouped(all)...)
+	return found, fmt.Sprintf("%s has %d of %d pods, and none waits for a volume", name, len(pods), w.Wanted)
+}
+
+// createRetried is how long an error of a create counts: a ReplicaSet tries again after 1000 s at most (client-go v0.36.3
+// util/workqueue/default_rate_limiters.go DefaultTypedControllerRateLimiter).
+const createRetried = 1000*time.Second + time.Minute
+
+// notCreated returns why an owner cannot create its pods, nil if it has them. The texts are those of k/k v1.36.3
+// pkg/controller/statefulset/stateful_pod_control.go:341,358 and pkg/controller/controller_utils.go:600.
+func (x *state) notCreated(w *Workload, owners []types.UID, name string) *Finding {
+	if w.Made >= w.Wanted {
+		return nil
+	}
+	var last *corev1.Event
+	for _, uid := range owners {
+		if e := x.lastEvent(string(uid), explain.FailedCreate); e != nil && (last == nil || eventTime(e).After(eventTime(last))) {
+			last = e
+		}
+	}
+	if last == nil || x.Now.Sub(eventTime(last)) > createRetried {
+		return nil
+	}
+	since := last.FirstTimestamp.Time
+	if since.IsZero() {
+		since = eventTime(last)
+	}
+	f := x.finding(nil, wait{reason: explain.PodNotCreated, detail: x.foreign(strings.TrimPrefix(last.Message, combined)), since: since, fill: func(s *explain.Situation) {
+		s.Workload, s.Namespace = name, w.Namespace
+	}}, nil, nil)
+	f.Subject = Ref{Resource: w.Resource, Namespace: w.Namespace, Name: w.Name}
+	return &f
+}
+
+// claimNotCreated matches the event of a StatefulSet whose claim is refused (k/k v1.36.3 pkg/controller/statefulset/stateful_pod_control.go:358).
+var claimNotCreated = regexp.MustCompile(`^create Claim (\S+) for Pod \S+ in StatefulSet \S+ failed error: `)
+
+// stuckOwners returns the StatefulSets that cannot create a claim: their pods do not exist, so nothing else shows what waits for a volume.
+func (x *state) stuckOwners(namespace string) (found []Finding) {
+	for _, e := range x.Events {
+		of := e.InvolvedObject
+		message := strings.TrimPrefix(e.Message, combined)
+		names := claimNotCreated.FindStringSubmatch(message)
+		if e.Reason != explain.FailedCreate || of.Kind != "StatefulSet" || names == nil || !x.within(namespace, of.Namespace) || x.Now.Sub(eventTime(e)) > createRetried {
+			continue
+		}
+		if x.claims[join(of.Namespace, names[1])] != nil || x.exists(Ref{Resource: Claims, Namespace: of.Namespace, Name: names[1]}) != decision.No {
+			continue
+		}
+		w := wait{reason: explain.PodNotCreated, detail: x.foreign(message), since: eventTime(e), fill: func(s *explain.Situation) {
+			s.Workload, s.Namespace = singular[StatefulSets]+"/"+of.Name, of.Namespace
+		}}
+		f := x.finding(nil, w, nil, nil)
+		f.Subject = Ref{Resource: StatefulSets, Namespace: of.Namespace, Name: of.Name}
+		found = append(found, f)
+	}
+	return found
+}
+
+// grouped returns the findings about pods, those that differ in nothing but the names of the pod and its volume as one, with a fact that names the others.
+func grouped(all []Finding) (found []Finding) {
+	same := map[string]int{}
+	others := map[int][]string{}
+	for _, f := range all {
+		key := string(f.Verdict) + string(f.Reason) + anonymous(&f)
+		if i, ok := same[key]; ok && f.Subject.Resource == Pods {
+			if name := f.Subject.Name; name != found[i].Subject.Name && !slices.Contains(others[i], name) {
+				others[i] = append(others[i], name)
+			}
+			continue
+		}
+		same[key] = len(found)
+		found = append(found, f)
+	}
+	for i, names := range others {
+		found[i].Facts = append([]Fact{{Component: "others", Message: fmt.Sprintf("%d more pods wait for the same: %s", len(names), few(names))}}, found[i].Facts...)
+	}
+	return found
+}
+
+// anonymous is the summary of a finding without the names of its pod and volume.
+func anonymous(f *Finding) string {
+	names := []string{f.Subject.Name}
+	if v := f.Volume; v != nil {
+		names = append(names, v.PersistentVolume, v.Claim, v.Handle)
+	}
+	slices.SortFunc(names, func(a, b string) int { return len(b) - len(a) }) // a claim has the name of its pod in its own
+	text := f.Summary
+	for _, name := range names {
+		if name != "" {
+			text = strings.ReplaceAll(text, name, "*")
+		}
+	}
+	return text
+}

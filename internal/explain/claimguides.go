@@ -1,0 +1,272 @@
+package explain
+
+import (
+	"fmt"
+	"maps"
+	"strings"
+
+	"belay.dev/belay/internal/decision"
+)
+
+func init() { maps.Copy(guides, claimGuides) }
+
+// claimGuides are the guides to the reasons of claims that get no volume, and of pods that fit no node because of a volume.
+var claimGuides = map[decision.Reason]Guide{
+	ClaimMissing: {
+		Title: "The claim does not exist",
+		Page:  pageClaims, Silence: onlyAsked,
+		Summary: func(s Situation) string {
+			if s.Ephemeral {
+				return fmt.Sprintf("%s has a generic ephemeral volume, whose claim %s has not been created%s", subject(s), s.Claim, because(s.Detail))
+			}
+			return fmt.Sprintf("%s uses the claim %s, which does not exist", subject(s), s.Claim)
+		},
+		Next: func(s Situation) []Step {
+			if s.Ephemeral {
+				return []Step{
+					{Text: "See whether a quota or an admission webhook refuses the claim: kube-controller-manager creates it, and reports why it cannot in the pod's events.", Command: in(s.Namespace, "kubectl describe pod "+s.Pod)},
+					{Text: "See what the quotas of the namespace leave.", Command: in(s.Namespace, "kubectl get resourcequota")},
+				}
+			}
+			return []Step{{Text: "Create the claim, or correct its name in the pod's template.", Command: in(s.Namespace, "kubectl get pvc")}}
+		},
+	},
+	ClaimNotBound: {
+		Title: "The claim has no volume yet",
+		Page:  pageClaims, Silence: onlyAsked, Verdict: InProgress,
+		Summary: func(s Situation) string {
+			if s.Cause == NodeWithoutScheduler {
+				return fmt.Sprintf("%s waits for the claim %s, whose StorageClass %s waits for the scheduler to choose a node: the pod got node %s without it (spec.nodeName)", subject(s), s.Claim, s.Class, s.Wanted)
+			}
+			return fmt.Sprintf("%s to be bound%s", waitsForClaim(s), because(s.Detail))
+		},
+		Next: nextOfUnbound,
+	},
+	ProvisioningFailed: {
+		Title: "The volume cannot be provisioned",
+		Page:  pageClaims, Silence: onlyAsked,
+		Summary: func(s Situation) string {
+			return fmt.Sprintf("%s, which %s fails to provision%s", waitsForClaim(s), provisioner(s), because(s.Detail))
+		},
+		Next: nextOfProvisioning,
+	},
+	ProvisionerNotRunning: {
+		Title: "No provisioner works for the claim",
+		Page:  pageClaims, Silence: onlyAsked,
+		Summary: func(s Situation) string {
+			return fmt.Sprintf("%s to be provisioned by %s, which does not run%s", waitsForClaim(s), s.Provisioner, because(s.Detail))
+		},
+		Next: func(s Situation) []Step {
+			return []Step{
+				{Text: "Install the driver or provisioner " + s.Provisioner + ", or start its controller: it then provisions the claim by itself. See whether its pods run.", Command: "kubectl get pods -A"},
+				{Text: "If the StorageClass has the name of a provisioner that this cluster is not meant to have, use another class: that of a claim cannot be changed, so the claim has to be created again.", Command: "kubectl get storageclass"},
+			}
+		},
+	},
+	NoVolumeToBind: {
+		Title: "No PersistentVolume fits the claim",
+		Page:  pageScheduling, Silence: onlyAsked,
+		Summary: func(s Situation) string {
+			return fmt.Sprintf("%s to be bound, and there is no volume for it%s", waitsForClaim(s), because(s.Detail))
+		},
+		Next: func(s Situation) []Step {
+			return []Step{
+				{Text: "Compare the claim with the PersistentVolumes: class, size, access modes, and the nodes on which they can be used.", Command: "kubectl get pv -o wide"},
+				{Text: "Create a PersistentVolume that fits, or create the claim again with a class that provisions volumes.", Command: "kubectl get storageclass"},
+			}
+		},
+	},
+	NotEnoughStorage: {
+		Title: "No node has enough free storage for the claim",
+		Page:  pageScheduling, Silence: onlyAsked,
+		Summary: func(s Situation) string {
+			return fmt.Sprintf("%s fits no node with enough free storage%s", subject(s), because(s.Detail))
+		},
+		Next: func(s Situation) []Step {
+			return []Step{
+				{Text: "See what the driver reports as free, by StorageClass and topology.", Command: "kubectl get csistoragecapacities -A"},
+				{Text: "Add storage or delete volumes that are not needed; the scheduler then tries again by itself. Or create the claim again with a smaller size.", Command: in(s.Namespace, "kubectl get pvc "+s.Claim)},
+			}
+		},
+	},
+	VolumeTopologyConflict: {
+		Title: "The volume cannot be reached from any node that fits the pod",
+		Page:  pageScheduling, Silence: onlyAsked,
+		Summary: func(s Situation) string {
+			if s.Wanted != "" {
+				return fmt.Sprintf("%s is on node %s, from which its volume cannot be reached%s", subject(s), s.Wanted, because(s.Detail))
+			}
+			return fmt.Sprintf("%s fits no node from which its volume can be reached%s", subject(s), because(s.Detail))
+		},
+		Next: func(s Situation) []Step {
+			if s.Wanted != "" {
+				return []Step{{Text: "Remove spec.nodeName from the pod, or correct it: the scheduler chooses a node from which the volume can be reached. Then delete the pod.", Command: in(s.Namespace, "kubectl delete pod "+s.Pod)}}
+			}
+			steps := []Step{{Text: "Add a node where the volume can be used, or make room on one that is there; the scheduler then tries again by itself.", Command: "kubectl get nodes --show-labels"}}
+			if s.Volume != "" {
+				steps = append(steps, Step{Text: "See where the volume can be used.", Command: "kubectl get pv " + s.Volume + " -o jsonpath='{.spec.nodeAffinity}'"})
+			}
+			return steps
+		},
+	},
+	VolumeNodeGone: {
+		Title: "The data of the volume is on a node that does not exist",
+		Page:  pageScheduling, Silence: onlyAsked,
+		Summary: func(s Situation) string {
+			return fmt.Sprintf("%s fits no node: its volume %s is on node %s, which does not exist any more", subject(s), s.Volume, s.Detail)
+		},
+		Next: func(s Situation) []Step {
+			return []Step{
+				{Text: "If the machine still exists, let it join again with the same name: the data is on its disk.", Command: "kubectl get nodes"},
+				{
+					Text:    "If the data is lost, or can be restored from elsewhere, delete the claim and then the pod: the pod gets a new, empty volume.",
+					Command: in(s.Namespace, "kubectl delete pvc "+s.Claim+" --wait=false"),
+					Danger:  "the claim is the record of where the data is",
+				},
+			}
+		},
+	},
+	VolumeMismatch: {
+		Title: "The claim is not bound to the PersistentVolume that it names",
+		Page:  pageClaims, Silence: onlyAsked,
+		Summary: func(s Situation) string {
+			return fmt.Sprintf("%s to be bound to the PersistentVolume %s, which does not fit%s", waitsForClaim(s), s.Volume, because(s.Detail))
+		},
+		Next: nextOfMismatch,
+	},
+	EphemeralClaimNotOwned: {
+		Title: "A claim has the name of that of a generic ephemeral volume, and is not the pod's",
+		Page:  pageClaims, Silence: onlyAsked,
+		Summary: func(s Situation) string {
+			return fmt.Sprintf("%s cannot use the claim %s for its generic ephemeral volume: it is not the pod's%s", subject(s), s.Claim, because(s.Detail))
+		},
+		Next: func(s Situation) []Step {
+			return []Step{
+				{Text: "See what the claim is for. If its data is needed, rename the volume in the pod's template: the claim of an ephemeral volume is named POD-VOLUME.", Command: in(s.Namespace, "kubectl describe pvc "+s.Claim)},
+				{
+					Text:    "If not, delete the claim: kube-controller-manager creates the pod's own.",
+					Command: in(s.Namespace, "kubectl delete pvc "+s.Claim),
+					Danger:  "its volume is deleted too if its reclaim policy is Delete",
+				},
+			}
+		},
+	},
+}
+
+// waitsForClaim begins a sentence about a claim without a volume: with the pod that waits, or the claim itself.
+func waitsForClaim(s Situation) string {
+	if s.Pod == "" {
+		return fmt.Sprintf("claim %s waits", s.Claim)
+	}
+	return fmt.Sprintf("pod %s waits for the claim %s", s.Pod, s.Claim)
+}
+
+func provisioner(s Situation) string {
+	if s.Provisioner == "" {
+		return "the provisioner"
+	}
+	return s.Provisioner
+}
+
+func describeClaim(s Situation, text string) Step {
+	return Step{Text: text, Command: in(s.Namespace, "kubectl describe pvc "+s.Claim)}
+}
+
+// nextOfUnbound is what to do about a claim that has no volume.
+func nextOfUnbound(s Situation) []Step {
+	classes := Step{Text: "See which StorageClasses there are.", Command: "kubectl get storageclass"}
+	switch s.Cause {
+	case NoClass:
+		classes.Text = "Make one StorageClass the default: claims that name none then get it. Or create a PersistentVolume without a class for the claim."
+		return []Step{classes}
+	case ClassMissing:
+		return []Step{
+			{Text: "Create the StorageClass " + s.Class + ": the claim is then provisioned by itself. Or use another one.", Command: classes.Command},
+			{
+				Text:    "The class of a claim cannot be changed: to use another one, delete the claim, which has no volume, and create it again.",
+				Command: in(s.Namespace, "kubectl delete pvc "+s.Claim),
+			},
+		}
+	case NodeWithoutScheduler:
+		return []Step{{
+			Text:    "Let the scheduler place the pod: replace spec.nodeName by a nodeSelector with the label kubernetes.io/hostname of the node, and create the pod again.",
+			Command: in(s.Namespace, "kubectl delete pod "+s.Pod),
+		}}
+	}
+	return []Step{
+		describeClaim(s, "Read the claim's events: they name the provisioner and its error. Check that the provisioner of the driver runs."),
+		classes,
+	}
+}
+
+// nextOfProvisioning is what to do about a provisioner that fails.
+func nextOfProvisioning(s Situation) []Step {
+	class := Step{Text: "See what the StorageClass says.", Command: "kubectl get storageclass " + s.Class + " -o yaml"}
+	logs := describeClaim(s, "Read the whole error, and the log of the provisioner.")
+	if s.ProvisionerPod != "" {
+		logs = Step{Text: "Read the log of the provisioner, which runs as this pod or on a machine of this name.", Command: "kubectl get pods -A --field-selector metadata.name=" + s.ProvisionerPod}
+	}
+	switch s.Cause {
+	case NoTopology:
+		return []Step{
+			{
+				Text: "See which topology keys the driver reports for each node. A node that has none, or whose labels lack them, is left out: look at the driver's pod there.",
+				Command: "kubectl get csinodes -o jsonpath='{range .items[*]}{.metadata.name}{\" \"}{.spec.drivers[?(@.name==\"" +
+					strings.Trim(s.Provisioner, "'") + "\")].topologyKeys}{\"\\n\"}{end}'",
+			},
+			withText(class, "Compare allowedTopologies of the StorageClass with the labels of the nodes."),
+		}
+	case StorageExhausted:
+		return []Step{describeClaim(s, "Raise the quota that the error names, or free storage there. The provisioner tries again by itself.")}
+	case StorageRefuses:
+		return []Step{describeClaim(s, "Give the identity with which the driver's controller runs the permission that the error names. The provisioner tries again by itself."), logs}
+	case DriverSilent:
+		return []Step{withText(logs, "The driver's controller or its storage does not answer in time: read its log. The provisioner tries again by itself."+whereItRuns(s))}
+	case SourceNotReady:
+		if s.SourceName != "" {
+			return []Step{{Text: "The claim is to be filled from this object: see whether it exists and is ready. The provisioner tries again by itself.", Command: in(s.SourceNamespace, "kubectl get "+s.SourceKind+" "+s.SourceName)}}
+		}
+		return []Step{describeClaim(s, "See what the claim is to be filled from. The provisioner tries again by itself.")}
+	case SecretOfClass:
+		return []Step{withText(class, "Create the Secret that the parameters of the StorageClass name, or let the provisioner read it. It tries again by itself.")}
+	case WrongParameters, NotSupported:
+		return []Step{
+			withText(class, "Correct the StorageClass, or the claim: the driver refuses what they ask for, and trying again changes nothing. The parameters of a StorageClass cannot be changed: create another."),
+			describeClaim(s, "Compare size, access modes and volume mode with what the driver can do."),
+		}
+	}
+	return []Step{describeClaim(s, "Correct what the error names, such as a permission, a quota or a parameter. The provisioner tries again by itself."), logs, class}
+}
+
+func withText(step Step, text string) Step {
+	step.Text = text
+	return step
+}
+
+func whereItRuns(s Situation) string {
+	if s.ProvisionerPod == "" {
+		return ""
+	}
+	return " It runs as this pod, or on a machine of this name."
+}
+
+// nextOfMismatch is what to do about a claim that names a volume which does not fit.
+func nextOfMismatch(s Situation) []Step {
+	see := Step{Text: "Compare both.", Command: "kubectl get pv " + s.Volume + " -o yaml"}
+	switch s.Cause {
+	case OtherClass:
+		return []Step{{
+			Text:    "Give the PersistentVolume the class of the claim, or create the claim again with the class of the volume.",
+			Command: "kubectl patch pv " + s.Volume + ` -p '{"spec":{"storageClassName":"` + strings.Trim(s.Class, "'") + `"}}'`,
+		}, see}
+	case BoundToAnother:
+		return []Step{withText(see, "Use another PersistentVolume: one is bound to one claim. To share it, use the same claim in both pods.")}
+	case BoundToDeleted:
+		return []Step{withText(see, "See what the volume is for."), {
+			Text:    "If the claim may have its data, let the volume be bound again.",
+			Command: "kubectl patch pv " + s.Volume + ` -p '{"spec":{"claimRef":null}}'`,
+			Danger:  "the pods of the claim read and change the data of the earlier claim",
+		}}
+	}
+	return []Step{see, describeClaim(s, "Create the claim again so that it fits, or another PersistentVolume.")}
+}

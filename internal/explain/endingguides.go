@@ -1,0 +1,165 @@
+package explain
+
+import (
+	"fmt"
+	"maps"
+	"strings"
+
+	"belay.dev/belay/internal/decision"
+)
+
+func init() { maps.Copy(guides, endingGuides) }
+
+// endingGuides are the guides to the reasons of claims and volumes that end or grow, and of what keeps a pod or an attachment from being made.
+var endingGuides = map[decision.Reason]Guide{
+	ClaimTerminating: {
+		Title: "The claim is being deleted, and something keeps it",
+		Page:  pageClaims, Silence: onlyAsked, Verdict: InProgress,
+		Summary: func(s Situation) string {
+			if s.Pod != "" {
+				return fmt.Sprintf("pod %s cannot start with the claim %s, which is being deleted%s", s.Pod, s.Claim, because(s.Detail))
+			}
+			return fmt.Sprintf("claim %s is being deleted, and still there%s", s.Claim, because(s.Detail))
+		},
+		Next: nextOfTerminatingClaim,
+	},
+	VolumeTerminating: {
+		Title: "The volume is not deleted yet",
+		Page:  pageClaims, Silence: onlyAsked, Verdict: InProgress,
+		Summary: func(s Situation) string {
+			return fmt.Sprintf("volume %s is to be deleted, and still there%s", s.Volume, because(s.Detail))
+		},
+		Next: func(s Situation) []Step {
+			return []Step{
+				{Text: "Read the volume's events, and see whether the driver's provisioner and attacher run.", Command: "kubectl describe pv " + s.Volume},
+				{Text: "See which drivers and attachers there are.", Command: "kubectl belay check"},
+			}
+		},
+	},
+	VolumeDeleteFailed: {
+		Title: "The volume cannot be deleted at the storage",
+		Page:  pageClaims, Silence: onlyAsked,
+		Summary: func(s Situation) string {
+			return fmt.Sprintf("no claim uses volume %s any more, and it cannot be deleted at the storage%s", s.Volume, because(s.Detail))
+		},
+		Next: func(s Situation) []Step {
+			return []Step{
+				{Text: "Correct what the error names, such as a permission of the driver's identity. The provisioner tries again by itself.", Command: "kubectl describe pv " + s.Volume},
+				{
+					Text:    "If the volume is gone at the storage, or is to be kept there, delete only its object.",
+					Command: "kubectl patch pv " + s.Volume + ` -p '{"spec":{"persistentVolumeReclaimPolicy":"Retain"}}' && kubectl delete pv ` + s.Volume,
+					Danger:  "a volume that still exists at the storage costs money and has no record in the cluster any more",
+				},
+			}
+		},
+	},
+	ResizePending: {
+		Title: "The volume has not grown yet",
+		Page:  pageClaims, Silence: onlyAsked, Verdict: InProgress,
+		Summary: func(s Situation) string {
+			if s.Cause == NodeResizes {
+				return fmt.Sprintf("claim %s asks for %s%s: the volume has grown, and its file system grows when a pod with it starts on its node%s", s.Claim, s.Size, hasSize(s), user(s))
+			}
+			return fmt.Sprintf("claim %s asks for %s%s, and no component has made the volume larger", s.Claim, s.Size, hasSize(s))
+		},
+		Next: func(s Situation) []Step {
+			if s.Cause == NodeResizes {
+				return []Step{restart(s, "Restart the pod that uses it: its kubelet grows the file system before it starts the pod.")}
+			}
+			return []Step{describeClaim(s, "See whether the driver's resizer runs: nothing else makes the volume larger. Read the claim's events.")}
+		},
+	},
+	ResizeFailed: {
+		Title: "The volume cannot grow",
+		Page:  pageClaims, Silence: onlyAsked,
+		Summary: func(s Situation) string {
+			return fmt.Sprintf("claim %s asks for %s%s, and its volume cannot grow%s", s.Claim, s.Size, hasSize(s), because(s.Detail))
+		},
+		Next: func(s Situation) []Step {
+			steps := []Step{describeClaim(s, "Correct what the error names. It is tried again by itself.")}
+			switch s.Cause {
+			case SizeRefused:
+				steps[0].Text = "The storage cannot give this size. See what it can give, and ask for that: the request may be lowered to any size above the present one."
+			case NodeResizes:
+				steps = append(steps, restart(s, "If the driver grows a file system only while it is not mounted, restart the pod that uses it."))
+			}
+			return steps
+		},
+	},
+	CSIDriverMissing: {
+		Title: "A driver without an attacher has no CSIDriver object",
+		Page:  pageDriver, Silence: onlyAsked,
+		Summary: func(s Situation) string {
+			return fmt.Sprintf("the volume waits for an attach to node %s that no component makes: CSI driver %s has no CSIDriver object, and no attacher has ever worked on its VolumeAttachments", s.Wanted, s.Driver)
+		},
+		Next: func(s Situation) []Step {
+			return []Step{
+				{Text: "See how the driver is meant to be installed: its manifests have a CSIDriver object, and an attacher if it needs one. Install what lacks.", Command: "kubectl get csidrivers"},
+				{
+					Text:    "Only if the driver has no attacher, as those of file shares: declare that its volumes need no attach.",
+					Command: `echo '{"apiVersion":"storage.k8s.io/v1","kind":"CSIDriver","metadata":{"name":"` + strings.Trim(s.Driver, "'") + `"},"spec":{"attachRequired":false}}' | kubectl create -f -`,
+					Danger:  "a volume of a driver that does need the attach is never attached then",
+				},
+			}
+		},
+	},
+	PodNotCreated: {
+		Title: "The owner of pods cannot create one",
+		Page:  pageScheduling, Silence: onlyAsked,
+		Summary: func(s Situation) string {
+			return fmt.Sprintf("%s cannot create its pods%s", s.Workload, because(s.Detail))
+		},
+		Next: func(s Situation) []Step {
+			steps := []Step{{Text: "Correct what the error names. The controller tries again by itself, after 16 minutes at most.", Command: in(s.Namespace, "kubectl describe "+s.Workload)}}
+			if strings.Contains(s.Detail, "exceeded quota") {
+				steps = append([]Step{{Text: "Raise the quota that the error names, or delete what uses it up.", Command: in(s.Namespace, "kubectl describe resourcequota")}}, steps...)
+			}
+			return steps
+		},
+	},
+}
+
+// nextOfTerminatingClaim is what to do about a claim that is kept.
+func nextOfTerminatingClaim(s Situation) []Step {
+	lost := "its volume is deleted too if its reclaim policy is Delete"
+	switch {
+	case s.Cause == HeldBySnapshot:
+		return []Step{{Text: "Wait until the snapshot is ready: the claim ends then by itself. See why it is not.", Command: in(s.Namespace, "kubectl get volumesnapshot")}}
+	case s.HolderName != "" && s.HolderEnded:
+		return []Step{{Text: "Delete the pod, which has ended: the claim ends then by itself.", Command: deleteHolder(s), Danger: lost}}
+	case s.HolderName != "":
+		return []Step{
+			{Text: "The claim ends when no pod uses it any more. If its data is needed, first set the reclaim policy of its volume to Retain.", Command: "kubectl get pv " + volumeOr(s)},
+			{Text: "To let the claim end, end the pod.", Command: deleteHolder(s), Danger: lost},
+		}
+	}
+	return []Step{describeClaim(s, "See which finalizer keeps it, and whether the controller runs that set it. Do not remove a finalizer by hand before that: what it protects is then lost.")}
+}
+
+// volumeOr is the claim's volume, or nothing, which lists all.
+func volumeOr(s Situation) string { return s.Volume }
+
+func hasSize(s Situation) string {
+	if s.HasSize == "" {
+		return ""
+	}
+	return " and has " + s.HasSize
+}
+
+func user(s Situation) string {
+	if s.HolderName == "" {
+		return "; no pod uses it"
+	}
+	return "; " + holder(s) + " uses it"
+}
+
+// restart is how to have the pod started again that uses a claim.
+func restart(s Situation, text string) Step {
+	if s.HolderName == "" {
+		return Step{Text: "Start a pod that uses the claim: kubelet grows the file system before it starts the pod.", Command: in(s.Namespace, "kubectl get pvc "+s.Claim)}
+	}
+	if s.HolderOwner == "" {
+		text += " No controller creates it again."
+	}
+	return Step{Text: text, Command: deleteHolder(s), Danger: "what the pod does is interrupted"}
+}
