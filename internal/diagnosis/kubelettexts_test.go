@@ -251,6 +251,15 @@ func TestTextsOfPlainVolumes(t *testing.T) {
 			message: setUp("medium HugePages: hugePages storage requested, but there is no resource request for huge pages"),
 			want:    explain.VolumeUnsupported, says: []string{"huge pages"}, next: "medium",
 		},
+		"an event of many": {
+			source: "client-go v0.36.3 tools/record/events_cache.go: combined from similar events", volume: configMap("app"), reason: "FailedMount",
+			message: "(combined from similar events): " + setUp(`configmap "app" not found`), want: explain.VolumeSourceMissing, says: []string{"ConfigMap app"},
+		},
+		"several volumes that cannot be processed": {
+			source: "1.36.3 pkg/kubelet/volumemanager/volume_manager.go:558", volume: ofClaim, pv: onCSI(), reason: "FailedMount",
+			message: `Unable to attach or mount volumes: unmounted volumes=[v w], unattached volumes=[], failed to process volumes=[v w]: failed to get Plugin from volumeSpec for volume "w" err=no volume plugin matched; volume v has volumeMode Block, but is specified in volumeMounts`,
+			want:    explain.VolumeUnsupported, says: []string{"volume v (claim claim)", "volumeMode Block"}, next: "volumeDevices",
+		},
 		"a plugin that was removed": {
 			source: "1.35.0 pkg/volume/plugins.go:72", volume: ofClaim, pv: &corev1.PersistentVolumeSource{Glusterfs: &corev1.GlusterfsPersistentVolumeSource{}}, reason: "FailedMount",
 			message: notProcessed(`failed to get Plugin from volumeSpec for volume "pv" err=no volume plugin matched`),
@@ -276,7 +285,7 @@ func TestTextsOfPlainVolumes(t *testing.T) {
 			want:    explain.StorageServerFailing, says: []string{"volume v (claim claim)", "No route to host"}, next: "firewall",
 		},
 		"a node that the volume excludes": {
-			source: "1.36.3 pkg/volume/util/util.go CheckNodeAffinity", volume: ofClaim, pv: onCSI(), reason: "FailedMount",
+			source: "k8s.io/component-helpers v0.36.3 storage/volume/helpers.go:79, 1.36.3 pkg/volume/util/operationexecutor/operation_generator.go:458", volume: ofClaim, pv: onCSI(), reason: "FailedMount",
 			message: `MountVolume.NodeAffinity check failed for volume "pv" : no matching NodeSelectorTerms`,
 			also: func(s *Snapshot, _ *corev1.Pod) {
 				s.Attachments[0].Status = storagev1.VolumeAttachmentStatus{AttachError: &storagev1.VolumeError{Message: "rpc error: code = Internal desc = another zone"}}

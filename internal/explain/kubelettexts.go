@@ -187,7 +187,7 @@ func mountSteps(s Situation) []Step {
 const missingWord = "\x00"
 
 func orMissing(name string) string {
-	if name == "" {
+	if name == "" || strings.HasPrefix(name, "-") { // an option is no name
 		return missingWord
 	}
 	return ShellWord(name)

@@ -85,7 +85,7 @@ var storageTexts = []kubeletText{
 		why:   "its PersistentVolume has mount options, which volumes of this kind do not allow",
 		steps: []Step{{Text: "Remove mountOptions from the PersistentVolume.", Command: "kubectl get pv {pv} -o jsonpath='{.spec.mountOptions}'"}},
 	},
-	{ // pkg/volume/util/util.go CheckNodeAffinity
+	{ // k8s.io/component-helpers v0.36.3 storage/volume/helpers.go:79, by pkg/volume/util/operationexecutor/operation_generator.go:458
 		pattern: regexp.MustCompile(`^no matching NodeSelectorTerms$`), reason: VolumeUnsupported,
 		why: "the node affinity of its PersistentVolume excludes the node",
 		steps: []Step{
