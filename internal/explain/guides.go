@@ -197,7 +197,7 @@ var holderGuides = map[decision.Reason]Guide{
 		},
 		Next: func(s Situation) []Step {
 			return []Step{
-				{Text: "Wait: after about 50 s of silence the node counts as not Ready.", Command: "kubectl get node " + s.Node},
+				{Text: "Wait: after 50 s of silence the node counts as not Ready (40 s before Kubernetes 1.32).", Command: "kubectl get node " + s.Node},
 				{Text: fmt.Sprintf("Meanwhile find out whether the machine of node %s is off, at its BMC, hypervisor or cloud.", s.Node)},
 			}
 		},
