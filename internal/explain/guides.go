@@ -259,7 +259,7 @@ var holderGuides = map[decision.Reason]Guide{
 	attachment.NodeStillRuns: {
 		Title: "A policy would detach the volume by force, and its machine still runs",
 		Page:  pageNodeLost, Event: FailedAttachVolume, Verdict: Unsafe,
-		Unanswered: "only belay-controller knows what its recovery hears of the machine: its event has it",
+		Unanswered: "only belay-controller knows what recovery in its process sees of the machine: its event has it",
 		Summary: func(s Situation) string {
 			return fmt.Sprintf("the machine of node %s runs, as its power switch or its lease shows, and may still write to the volume", s.Node)
 		},
