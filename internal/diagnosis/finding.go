@@ -47,7 +47,7 @@ type Explanation struct {
 // Finding is one thing that is, or is not, as it should be.
 type Finding struct {
 	Verdict Verdict `json:"verdict"`
-	// Reason is one word, with a page in docs/runbooks.
+	// Reason is one word, with a section in docs/runbooks.
 	Reason decision.Reason `json:"reason"`
 	// Summary is one sentence: what waits, for what, because of whom.
 	Summary string `json:"summary"`
@@ -65,7 +65,7 @@ type Finding struct {
 	Clock []string `json:"clock,omitempty"`
 	// Next are the steps that a person can take, in order.
 	Next []explain.Step `json:"next,omitempty"`
-	// Runbook is the path of the page about Reason in the documentation.
+	// Runbook is the path of the section about Reason in the documentation.
 	Runbook string `json:"runbook,omitempty"`
 }
 

@@ -56,7 +56,7 @@ var notFencedTitles = map[decision.Reason]string{
 var lookingGuides = map[decision.Reason]Guide{
 	fencing.NodeAlive: {
 		Title: "The node renews its lease",
-		Page:  pageNotFenced, Silence: passes,
+		Page:  pageNotFenced, Silence: passes, Unanswered: "the node is well",
 		Summary: func(s Situation) string {
 			return fmt.Sprintf("node %s renews its lease, so recovery has no cause to fence it", s.Node)
 		},
@@ -89,7 +89,7 @@ var lookingGuides = map[decision.Reason]Guide{
 	},
 	fencing.NotReadLive: {
 		Title: "The API server has not confirmed the silence yet",
-		Page:  pageNotFenced, Silence: passes,
+		Page:  pageNotFenced, Silence: passes, Unanswered: "it ends within a second",
 		Summary: func(s Situation) string {
 			return fmt.Sprintf("recovery is about to read node %s and its lease from the API server itself", s.Node)
 		},

@@ -81,6 +81,8 @@ type Guide struct {
 	Verdict Verdict
 	// Event is the reason of the event that reports it, or Silence is why there is none.
 	Event, Silence string
+	// Unanswered is why no command answers with it; empty for a reason that explain, evidence or orphans gives.
+	Unanswered string
 	// Summary is one sentence about this situation.
 	// Without it, the reason is named.
 	Summary func(Situation) string

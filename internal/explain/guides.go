@@ -161,7 +161,7 @@ var holderGuides = map[decision.Reason]Guide{
 		},
 		Next: func(s Situation) []Step {
 			return []Step{
-				{Text: "Wait: after about 50 s of silence the node counts as not Ready.", Command: "kubectl get node " + s.Node},
+				{Text: "Wait: after 50 s of silence the node counts as not Ready (40 s before Kubernetes 1.32).", Command: "kubectl get node " + s.Node},
 				{Text: fmt.Sprintf("Meanwhile find out whether the machine of node %s is off, at its BMC, hypervisor or cloud.", s.Node)},
 			}
 		},
@@ -223,6 +223,7 @@ var holderGuides = map[decision.Reason]Guide{
 	attachment.NodeStillRuns: {
 		Title: "A policy would detach the volume by force, and its machine still runs",
 		Page:  pageNodeLost, Event: FailedAttachVolume, Verdict: Unsafe,
+		Unanswered: "only belay-controller knows what recovery in its process sees of the machine: its event has it",
 		Summary: func(s Situation) string {
 			return fmt.Sprintf("the machine of node %s runs, as its power switch or its lease shows, and may still write to the volume", s.Node)
 		},

@@ -141,8 +141,8 @@ func (p *page) markdown(text string) {
 	for line := range strings.SplitSeq(comment.ReplaceAllString(text, ""), "\n") {
 		trimmed := strings.TrimSpace(line)
 		fence := strings.HasPrefix(trimmed, "```")
+		apart = apart || trimmed == ""
 		if trimmed == "" || fence || item.MatchString(line) {
-			apart = trimmed == ""
 			flush()
 		}
 		switch {
