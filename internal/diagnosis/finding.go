@@ -19,6 +19,8 @@ type Verdict string
 const (
 	// Clear: nothing waits.
 	Clear Verdict = "Clear"
+	// NotVolume: a pod waits, and for no volume.
+	NotVolume Verdict = "NotVolume"
 	// InProgress: something waits that usually ends by itself within seconds.
 	InProgress Verdict = "InProgress"
 	// Unknown: too little could be read to tell.
@@ -33,16 +35,18 @@ func (v Verdict) severity() int {
 	switch v {
 	case Clear:
 		return 0
-	case InProgress:
+	case NotVolume:
 		return 1
-	case Unknown:
+	case InProgress:
 		return 2
-	case Blocked:
+	case Unknown:
 		return 3
-	case Unsafe:
+	case Blocked:
 		return 4
+	case Unsafe:
+		return 5
 	}
-	return 2
+	return 3
 }
 
 // Explanation is the answer about one object.

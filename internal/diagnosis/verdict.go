@@ -20,6 +20,8 @@ func (x *state) verdict(w wait) Verdict {
 		return Clear
 	case w.reason == explain.Incomplete:
 		return Unknown
+	case w.reason == explain.PodUnschedulable:
+		return NotVolume
 	case explain.GuideTo(w.reason).Unsafe:
 		return Unsafe
 	case passing[w.reason] && !w.failed && (w.since.IsZero() || x.Now.Sub(w.since) < unmountUsual):

@@ -56,7 +56,7 @@ func statusOf(v diagnosis.Verdict) error {
 		return found{StatusUnsafe}
 	case diagnosis.Unknown:
 		return found{StatusError}
-	case diagnosis.Clear, diagnosis.InProgress:
+	case diagnosis.Clear, diagnosis.NotVolume, diagnosis.InProgress:
 	}
 	return nil
 }
@@ -169,7 +169,7 @@ func (s style) verdict(v diagnosis.Verdict, text string) string {
 		return s.paint(printable.Red, text)
 	case diagnosis.Blocked, diagnosis.Unknown:
 		return s.paint(printable.Yellow, text)
-	case diagnosis.Clear, diagnosis.InProgress:
+	case diagnosis.Clear, diagnosis.NotVolume, diagnosis.InProgress:
 	}
 	return s.paint(printable.Green, text)
 }

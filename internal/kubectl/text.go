@@ -16,6 +16,7 @@ import (
 // words are the verdicts as the first words of the output.
 var words = map[diagnosis.Verdict]string{
 	diagnosis.Clear: "CLEAR", diagnosis.InProgress: "IN PROGRESS", diagnosis.Blocked: "BLOCKED", diagnosis.Unsafe: "BLOCKED, UNSAFE TO FORCE", diagnosis.Unknown: "UNKNOWN",
+	diagnosis.NotVolume: "NOT A VOLUME",
 }
 
 // label is the width of the first column.

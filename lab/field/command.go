@@ -17,8 +17,7 @@ const long = `Make situations in which people ask why a pod does not start, on a
 Each situation comes from public reports. API server, scheduler and claim controllers are real; what kubelets and drivers write is part
 of a situation. Before the answers stands what an answer has to say first: the cause, and the next step.
 
-Without a name it makes all situations, in about a minute and a half. In a checkout, "go test ./lab/field -update" in the folder lab
-stores the answers.`
+Without a name it makes all situations, in about a minute. In a checkout, "make field-update" stores the answers.`
 
 const examples = `  # What is there
   belay-lab field --list
