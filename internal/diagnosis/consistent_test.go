@@ -49,7 +49,8 @@ func checkConsistent(t *testing.T, of string, which any, s *Snapshot) {
 	list := Stuck(s, "", 0).Items
 	listed := func(f *Finding) bool {
 		return slices.ContainsFunc(list, func(item Finding) bool {
-			told := f.Subject.Resource == Attachments && slices.ContainsFunc(item.Holders, func(h Holder) bool { return h.Attachment == f.Subject.Name })
+			told := f.Subject.Resource == Attachments && (slices.ContainsFunc(item.Holders, func(h Holder) bool { return h.Attachment == f.Subject.Name }) ||
+				item.Subject == Ref{Resource: Nodes, Name: f.Holders[0].Node.Name} && item.Reason == f.Reason)
 			return item.Subject == f.Subject && item.Reason == f.Reason || told
 		})
 	}

@@ -40,12 +40,11 @@ func Stuck(s *Snapshot, namespace string, olderThan time.Duration) StuckList {
 	if namespace == "" {
 		found = append(found, x.contradictedFences()...)
 	}
-	for i := range found {
-		f := &found[i]
-		if !stuck(f) || f.Since != nil && s.Now.Sub(*f.Since) < olderThan {
+	for _, f := range untold(found) {
+		if !stuck(&f) || f.Since != nil && s.Now.Sub(*f.Since) < olderThan {
 			continue
 		}
-		list.Items, list.Verdict = append(list.Items, *f), worse(list.Verdict, f.Verdict)
+		list.Items, list.Verdict = append(list.Items, f), worse(list.Verdict, f.Verdict)
 	}
 	slices.SortStableFunc(list.Items, longest)
 	if list.Verdict == Clear && slices.ContainsFunc(s.Unread, func(u Unread) bool { return slices.Contains(neededForStuck, u.Resource) }) {
@@ -97,20 +96,27 @@ func (x *state) found(namespace string) (all []Finding) {
 	for _, va := range x.Attachments {
 		ask(Ref{Resource: Attachments, Name: va.Name})
 	}
-	return untold(all)
+	return all
 }
 
-// untold drops findings about VolumeAttachments whose volume a pod waits for: the pod's finding names them.
+// untold drops findings about VolumeAttachments of which another one tells: that of a pod which waits for the volume, or, for the same reason,
+// that of the node.
 func untold(found []Finding) []Finding {
 	told := map[string]bool{}
 	for i := range found {
-		if f := &found[i]; stuck(f) && f.Subject.Resource == Pods && f.Volume != nil {
+		switch f := &found[i]; {
+		case !stuck(f):
+		case f.Subject.Resource == Nodes:
+			told[f.Subject.Name+" "+string(f.Reason)] = true
+		case f.Subject.Resource == Pods && f.Volume != nil:
 			for _, h := range f.Holders {
 				told[h.Attachment] = true
 			}
 		}
 	}
-	return slices.DeleteFunc(found, func(f Finding) bool { return f.Subject.Resource == Attachments && told[f.Subject.Name] })
+	return slices.DeleteFunc(found, func(f Finding) bool {
+		return f.Subject.Resource == Attachments && (told[f.Subject.Name] || told[f.Holders[0].Node.Name+" "+string(f.Reason)])
+	})
 }
 
 // within reports whether an object of the namespace was asked about, and may be named.

@@ -33,7 +33,7 @@ func (a Answer) String() string {
 // Ask runs the plugin, a path, on a terminal of a width.
 func (r *Rig) Ask(ctx context.Context, plugin string, width int, args ...string) (Answer, error) {
 	command := exec.CommandContext(ctx, plugin, args...)
-	command.Env = append(os.Environ(), "KUBECONFIG="+r.kubeconfig, "NO_COLOR=1", "TERM=xterm", "LC_ALL=C.UTF-8")
+	command.Env = r.environment()
 	var warnings bytes.Buffer
 	command.Stderr = &warnings
 	printed, err := onTerminal(command, width)
@@ -42,6 +42,11 @@ func (r *Rig) Ask(ctx context.Context, plugin string, width int, args ...string)
 		return a, fmt.Errorf("running %s: %w", a.Question, err)
 	}
 	return a, nil
+}
+
+// environment is that of the plugin.
+func (r *Rig) environment() []string {
+	return append(os.Environ(), "KUBECONFIG="+r.kubeconfig, "NO_COLOR=1", "TERM=xterm", "LC_ALL=C.UTF-8")
 }
 
 // AskAll asks one question after another.
