@@ -13,9 +13,9 @@ import (
 	"belay.dev/belay/internal/usage"
 )
 
-const stuckLong = `List what is blocked, longest first: what "kubectl belay explain" says of each pod, claim, volume and VolumeAttachment, once. That are
-pods that wait for a volume or stay Terminating because of one, VolumeAttachments whose attach or detach fails or does not end or that
-nothing needs, and claims and volumes that cannot be provisioned or do not exist.
+const stuckLong = `List what is blocked, longest first: what "kubectl belay explain" says of each pod, claim, volume and VolumeAttachment, once: pods that
+wait for a volume or stay Terminating because of one, VolumeAttachments whose attach or detach fails or does not end or that nothing needs,
+and claims whose volume cannot be provisioned or does not exist.
 
 NODE is where the volume is wanted; HOLDER is the node that has it, with the pod that uses it there. REASON has a page in
 docs/runbooks; "kubectl belay explain" says more about one object, and what to do.
