@@ -19,24 +19,24 @@ import (
 
 var update = flag.Bool("update", false, "rewrite the stored answers: read the difference before you commit it")
 
-// open starts the cluster with all situations, which the tests share.
-var open = sync.OnceValues(func() (*Rig, error) {
+// shared is the cluster with all situations, which the tests share; nil until one needs it.
+var shared *Rig
+
+var open = sync.OnceValue(func() error {
 	situations, err := Load()
 	if err != nil {
-		return nil, err
+		return err
 	}
-	return Open(context.Background(), Options{Name: "field", Progress: func(format string, args ...any) { fmt.Printf(format+"\n", args...) }}, situations)
+	progress := func(format string, args ...any) { fmt.Printf(format+"\n", args...) }
+	shared, err = Open(context.Background(), Options{Name: "field", Progress: progress}, situations)
+	return err
 })
 
 func TestMain(m *testing.M) {
-	opened := false
-	open = func(open func() (*Rig, error)) func() (*Rig, error) {
-		return func() (*Rig, error) { opened = true; return open() }
-	}(open)
 	status := m.Run()
-	if r, err := open(); opened && err == nil {
-		dir := r.lab.Dir()
-		if err := r.Close(context.Background()); err != nil {
+	if shared != nil {
+		dir := shared.lab.Dir()
+		if err := shared.Close(context.Background()); err != nil {
 			fmt.Println(err)
 			status = 1
 		}
@@ -55,10 +55,10 @@ func rig(t *testing.T) (r *Rig, plugin string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if r, err = open(); err != nil {
+	if err := open(); err != nil {
 		t.Fatal(err)
 	}
-	return r, plugin
+	return shared, plugin
 }
 
 // overall are the questions about the whole cluster. Their answers are stored under that name.
