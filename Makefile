@@ -63,6 +63,13 @@ upstream: build ## Build the upstream programs of the lab into the cache folder 
 demo: packages-demo build ## Move a volume three times on a lab (drain, second user, power cut), and read every record back. ARGS=--require-all refuses to leave anything out.
 	$(BELAY_LAB) demo $(ARGS)
 
+.PHONY: field field-update
+field: upstream ## Print what kubectl belay says in situations from public reports, a minute for all: ARGS=cm-missing for one, ARGS=--list for their names.
+	$(BELAY_LAB) field $(ARGS)
+
+field-update: upstream ## Store what kubectl belay says in them (lab/field/testdata): read the difference before you commit it.
+	cd lab && BELAY_BIN=$(BIN) BELAY_UPSTREAM_BIN=$(UPSTREAM) go test -count=1 ./field -run '^TestAnswers$$' -update
+
 .PHONY: demo-svg
 demo-svg: build ## Run the demo, store its first move, and draw it into docs/demo.svg.
 	$(BELAY_LAB) demo -o json $(ARGS) > $(BIN)/demo.json

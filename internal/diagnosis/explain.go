@@ -209,7 +209,12 @@ func (x *state) ofKey(key attachment.VolumeKey, pv *corev1.PersistentVolume) ([]
 		}
 	}
 	if len(found) == 0 {
-		found = x.unneededBy(key)
+		return x.unneededBy(key), x.clearVolume(key, pv)
+	}
+	for _, f := range x.irregular(key) {
+		if f.Subject.Resource == Volumes { // where nothing waits unneededBy has it
+			found = append(found, f)
+		}
 	}
 	return found, x.clearVolume(key, pv)
 }
@@ -309,7 +314,11 @@ func (x *state) usedAttachment(key attachment.VolumeKey, va *storagev1.VolumeAtt
 // ofUsers returns what is wrong with a volume under the pods that have mounted it.
 func (x *state) ofUsers(key attachment.VolumeKey, users []*corev1.Pod) (found []Finding) {
 	for _, pod := range users {
-		if !x.mayName(pod.Namespace) || !mounted(pod) {
+		switch {
+		case !x.mayName(pod.Namespace) || !mounted(pod):
+			continue
+		case pod.DeletionTimestamp != nil: // explain of the pod says why it is still there
+			found = append(found, x.terminating(pod))
 			continue
 		}
 		for _, f := range x.ofMounted(pod) {

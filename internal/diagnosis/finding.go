@@ -1,8 +1,10 @@
 package diagnosis
 
 import (
+	"slices"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"belay.dev/belay/internal/decision"
@@ -67,6 +69,21 @@ type Finding struct {
 	Next []explain.Step `json:"next,omitempty"`
 	// Runbook is the path of the section about Reason in the documentation.
 	Runbook string `json:"runbook,omitempty"`
+}
+
+// Having returns the holders that have the volume, or may have it. What waits for it, the pod of the finding among them, has it not.
+func (f *Finding) Having() []Holder {
+	var having []Holder
+	for _, h := range f.Holders {
+		if f.Volume != nil && f.Volume.WantedOn == h.Node.Name {
+			if !h.Attached && h.InUse != "yes" && h.Reported != "yes" {
+				continue
+			}
+			h.Pods = slices.DeleteFunc(slices.Clone(h.Pods), func(p PodState) bool { return p.State == string(corev1.PodPending) })
+		}
+		having = append(having, h)
+	}
+	return having
 }
 
 // Volume is a volume of a pod: a PersistentVolume with its claim, or one without a claim.

@@ -133,12 +133,27 @@ func (x *state) terminating(pod *corev1.Pod) Finding {
 		}
 	}
 	f := x.finding(pod, w, v, &h)
+	if w.reason == explain.PodTerminating {
+		f.Verdict = x.endsLate(pod, f.Verdict)
+	}
 	f.Holders, f.Facts = holders, append(said, f.Facts...)
 	if lostReasons[w.reason] {
 		f.Clock = x.fenceClock(h.Node.Name)
 	}
 	f.Clock = append(f.Clock, append(unmount, x.clockOfNode(h.Node, pod)...)...)
 	return f
+}
+
+// endsLate returns what it means that a pod whose node works is still there. It has its grace period: the API server stores when that ends.
+// Volumes are not why one stays that has ended and has finalizers.
+func (x *state) endsLate(pod *corev1.Pod, v Verdict) Verdict {
+	switch {
+	case x.Now.Sub(pod.DeletionTimestamp.Time) < usual:
+		return InProgress
+	case kube.PodEnded(pod) && len(pod.Finalizers) > 0:
+		return NotVolume
+	}
+	return v
 }
 
 // mountedAfterEnd is the volume that the node of a pod still lists in use although the pod has ended and no other one needs it there, for the longest

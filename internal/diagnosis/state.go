@@ -72,11 +72,7 @@ func newState(s *Snapshot) *state {
 		}
 	}
 	for _, va := range s.Attachments {
-		key, ok := x.volumeOf(va)
-		if !ok {
-			key, ok = x.namedAfter(va)
-		}
-		if ok {
+		if key, ok := x.volumeOf(va); ok {
 			x.attached[key] = append(x.attached[key], va)
 		}
 	}
@@ -177,7 +173,7 @@ func (x *state) volumeOfClaim(namespace, name string) (attachment.VolumeKey, *co
 }
 
 // volumeOf returns the volume of a VolumeAttachment: by its own data, by its PersistentVolume, else by its name among the volumes
-// that its node lists.
+// that its node lists, or among those that were read.
 func (x *state) volumeOf(va *storagev1.VolumeAttachment) (attachment.VolumeKey, bool) {
 	keys := kube.VolumesOf(va, x.volumes[kube.SourceName(va)], func(yield func(attachment.VolumeKey) bool) {
 		if node := x.nodes[va.Spec.NodeName]; node != nil {
@@ -190,7 +186,7 @@ func (x *state) volumeOf(va *storagev1.VolumeAttachment) (attachment.VolumeKey, 
 	if len(keys) > 0 {
 		return keys[0], true
 	}
-	return attachment.VolumeKey{}, false
+	return x.namedAfter(va)
 }
 
 // fewVolumes limits the volumes whose names are compared with those of VolumeAttachments.

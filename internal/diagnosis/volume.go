@@ -247,7 +247,7 @@ func deletedAt(o metav1.Object) time.Time {
 func (x *state) situation(v *Volume, h *Holder) explain.Situation {
 	s := explain.Situation{}
 	if v != nil {
-		s.Claim, s.Volume, s.Driver, s.Wanted = v.Claim, v.PersistentVolume, v.Driver, v.WantedOn
+		s.Namespace, s.Claim, s.Volume, s.Driver, s.Wanted = v.Namespace, v.Claim, v.PersistentVolume, v.Driver, v.WantedOn
 		s.NotInstalled = v.Driver != "" && x.removed(v.Driver)
 		if lease := x.attacherLease(v.Driver); lease != nil && x.mayName(lease.Namespace) {
 			s.LeaseNamespace, s.AttacherPod = lease.Namespace, leaseHolder(lease)

@@ -390,7 +390,7 @@ func declareGone(s Situation) []Step {
 		{Text: fmt.Sprintf("Ask the cloud or the storage whether machine %s exists, in any cluster, and whether the volume is attached to it.", cmp.Or(s.NodeID, "with the recorded node ID"))},
 		{
 			Text:    "If both are gone: state that. See what would be written, and what is checked before.",
-			Command: fmt.Sprintf("kubectl belay declare-gone va/%s --node-id %s --reason TEXT", cmp.Or(s.Attachment, "NAME"), cmp.Or(s.NodeID, "ID")),
+			Command: fmt.Sprintf("kubectl belay declare-gone va/%s --node-id %s --reason 'machine and attachment are gone'", cmp.Or(s.Attachment, "NAME"), cmp.Or(s.NodeID, "ID")),
 			Danger:  "if the machine still has the volume, two nodes may write to it",
 		},
 	}

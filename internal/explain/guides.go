@@ -28,7 +28,7 @@ var holderGuides = map[decision.Reason]Guide{
 	},
 	PodUnschedulable: {
 		Title: "The scheduler finds no node",
-		Page:  pageScheduling, Silence: onlyAsked,
+		Page:  pageScheduling, Silence: onlyAsked, Verdict: NotForVolume,
 		Summary: func(s Situation) string { return subject(s) + " fits no node: " + s.Detail },
 		Next:    describePod,
 	},

@@ -26,14 +26,14 @@ func TestTextsOfKubelet(t *testing.T) {
 			}
 		}
 		for _, p := range printed {
-			if placeholder.MatchString(p) {
+			if leftOpen.MatchString(p) {
 				t.Errorf("%s: a name is missing in %q", text.pattern, p)
 			}
 		}
 	}
 }
 
-var placeholder = regexp.MustCompile(`\{(\d|[a-z]+)\}|\x00`)
+var leftOpen = regexp.MustCompile(`\{(\d|[a-z]+)\}|\x00`)
 
 // TestHostileNamesInCommands: the names in an event are words of a shell, and no options.
 func TestHostileNamesInCommands(t *testing.T) {

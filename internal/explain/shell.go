@@ -33,5 +33,15 @@ func (g Guide) Steps(s Situation) []Step {
 	if kind, name, found := strings.Cut(s.HolderOwner, "/"); found {
 		s.HolderOwner = kind + "/" + ShellWord(name)
 	}
-	return g.Next(s)
+	steps := g.Next(s)
+	for i := range steps {
+		if placeholder.MatchString(steps[i].Command) {
+			steps[i].Command = ""
+		}
+	}
+	return steps
 }
+
+// placeholder matches what guides write in place of a name that is not known. A command that lacks a name is not printed: who copies it would have
+// to know the name, and what else to replace.
+var placeholder = regexp.MustCompile(`(^|[ /=])(NAME|ID)( |$)`)

@@ -2,6 +2,7 @@ package explain
 
 import (
 	"os/exec"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -51,6 +52,24 @@ func TestShellWord(t *testing.T) {
 	for text, want := range map[string]string{"pvc-0.x_y": "pvc-0.x_y", "a b": "'a b'", "o'neil": `'o'\''neil'`, "": "''", "$HOME": "'$HOME'", "a\nb": "'a\nb'"} {
 		if got := ShellWord(text); got != want {
 			t.Errorf("%q: %s, want %s", text, got, want)
+		}
+	}
+}
+
+// TestNoPlaceholders: whatever is known of a situation, a command has real names, or is not there.
+func TestNoPlaceholders(t *testing.T) {
+	capitals := regexp.MustCompile(`(^|[ /=<])[A-Z][A-Z_-]+( |$)`)
+	all := Situation{
+		Pod: "pod", Namespace: "ns", Claim: "claim", Volume: "pv", Driver: "disk.example.com", Node: "n1", Wanted: "n2", Attachment: "csi-1",
+		HolderNamespace: "ns", HolderName: "holder", HolderOwner: "Deployment/web", LeaseNamespace: "kube-system", AttacherPod: "attacher", NodeID: "i-1",
+	}
+	for reason, guide := range guides {
+		for name, s := range map[string]Situation{"nothing": {}, "the pod alone": {Pod: "pod", Namespace: "ns"}, "all": all} {
+			for _, step := range guide.Steps(s) {
+				if word := capitals.FindString(step.Command); word != "" {
+					t.Errorf("%s, with %s known: %q has the placeholder%s", reason, name, step.Command, word)
+				}
+			}
 		}
 	}
 }

@@ -131,7 +131,7 @@ func (r *run) mayNameClaims(namespace string) {
 	}
 }
 
-// pods reads the pods of a namespace, or of all for "". Pods that use no volume are not kept.
+// pods reads the pods of a namespace, or of all for "". What keepPod leaves out is not kept.
 func (r *run) pods(ctx context.Context, namespace string) {
 	if !r.podsThat(ctx, namespace, r.keepPod) {
 		return
@@ -177,9 +177,10 @@ func (r *run) podsOn(ctx context.Context, node, namespace string) {
 	}
 }
 
-// keepPod stores a pod that has a volume that may be attached, or that may wait for one of another kind. Those that are in several lists are sorted out by merge.
+// keepPod stores a pod that uses a volume, or that is being deleted: it may stay because of a volume of another kind. Those that are in
+// several lists are sorted out by merge.
 func (r *run) keepPod(s *diagnosis.Snapshot, pod *corev1.Pod) {
-	if volumes := volumesThatWait(pod); len(volumes) > 0 {
+	if volumes := volumesThatWait(pod); len(volumes) > 0 || pod.DeletionTimestamp != nil {
 		s.Pods = append(s.Pods, keepPod(pod, volumes, r.history))
 	}
 }

@@ -13,8 +13,9 @@ import (
 	"belay.dev/belay/internal/usage"
 )
 
-const stuckLong = `List what is blocked, longest first: pods that wait for a volume, pods that stay Terminating because of their node,
-VolumeAttachments whose attach or detach fails or does not end, and claims whose volume does not exist or cannot be provisioned.
+const stuckLong = `List what is blocked, longest first: what "kubectl belay explain" says of each pod, claim, volume and VolumeAttachment, once: pods that
+wait for a volume or stay Terminating because of one, VolumeAttachments whose attach or detach fails or does not end or that nothing needs,
+and claims whose volume cannot be provisioned or does not exist.
 
 NODE is where the volume is wanted; HOLDER is the node that has it, with the pod that uses it there. "kubectl belay runbook
 REASON" says what is safe; "kubectl belay explain" says more about one object, and what to do.
@@ -241,8 +242,9 @@ func wantedOn(f *diagnosis.Finding) string {
 // holderName is the node that has the volume and a pod that uses it there, and how many more there are of each.
 func holderName(f *diagnosis.Finding) string {
 	var nodes []string
-	for i := range f.Holders {
-		h := &f.Holders[i]
+	holders := f.Having()
+	for i := range holders {
+		h := &holders[i]
 		text := h.Node.Name
 		switch others := len(h.Pods) + h.HiddenPods - 1; {
 		case len(h.Pods) > 0 && others > 0:

@@ -396,19 +396,17 @@ func (h *health) checkLease(l *coordinationv1.Lease) Check {
 	return c
 }
 
-// checkVolumes counts what the diagnosis finds to be blocked.
+// checkVolumes counts what kubectl belay stuck -A lists. The cluster is broken if something of it is attached, or is to be: a claim without a
+// volume may be its user's mistake.
 func (h *health) checkVolumes() Check {
 	c := Check{Category: CategoryVolumes, Name: "VolumeAttachments", Result: OK}
-	others := 0
+	broken := false
 	for i := range h.stuck.Items {
 		f := &h.stuck.Items[i]
 		if contradicted(f) {
 			continue // checkContradicted shows it
 		}
-		if f.Subject.Resource != diagnosis.Attachments && f.Reason != explain.UsedWithoutAttachment && !slices.ContainsFunc(f.Holders, func(h diagnosis.Holder) bool { return h.Attachment != "" }) {
-			others++
-			continue
-		}
+		broken = broken || hasAttachment(f)
 		name := f.Subject.String()
 		if f.Subject.Namespace != "" {
 			name += " in namespace " + f.Subject.Namespace
@@ -423,17 +421,23 @@ func (h *health) checkVolumes() Check {
 	}
 	u, lacks := h.lacks(diagnosis.Attachments, diagnosis.Pods, diagnosis.Claims, diagnosis.Volumes, diagnosis.Nodes)
 	switch {
-	case len(c.Objects) > 0:
-		c.Result, c.Message = Failed, fmt.Sprintf("blocked: %d; kubectl belay stuck -A lists them", len(c.Objects))
-	case lacks:
+	case lacks && !broken:
 		return c.unreadable(u)
-	case others > 0:
-		c.Result, c.Hint = Warning, "docs/kubectl-belay.md"
-		c.Message = fmt.Sprintf("%d exist, and none is blocked; pods and claims that wait for another cause: %d; kubectl belay stuck -A lists them", len(h.Attachments), others)
+	case len(c.Objects) > 0:
+		c.Result, c.Message = Warning, fmt.Sprintf("blocked: %d; kubectl belay stuck -A lists them", len(h.stuck.Items))
+		if broken {
+			c.Result = Failed
+		}
 	default:
 		c.Message = fmt.Sprintf("%d exist, and none is blocked", len(h.Attachments))
 	}
 	return c
+}
+
+// hasAttachment reports whether a finding is about a VolumeAttachment, or what should have one.
+func hasAttachment(f *diagnosis.Finding) bool {
+	has := func(h diagnosis.Holder) bool { return h.Attachment != "" }
+	return f.Subject.Resource == diagnosis.Attachments || f.Reason == explain.UsedWithoutAttachment || slices.ContainsFunc(f.Holders, has)
 }
 
 // failed records what could not be read.

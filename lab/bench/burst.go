@@ -48,7 +48,7 @@ func (r *rig) bursts(ctx context.Context, size Size) (*samples, error) {
 	if err := each(ctx, size.BurstPods+1, func(ctx context.Context, i int) error { return r.volume(ctx, volumeName(i)) }); err != nil {
 		return nil, err
 	}
-	if _, err := r.lab.StartScheduler(); err != nil {
+	if _, err := r.lab.StartScheduler(0); err != nil {
 		return nil, err
 	}
 	all := &samples{}

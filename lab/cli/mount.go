@@ -7,13 +7,14 @@ import (
 	"belay.dev/belay/lab/cluster"
 	"belay.dev/belay/lab/demo"
 	"belay.dev/belay/lab/drivercheck"
+	"belay.dev/belay/lab/field"
 	"belay.dev/belay/lab/labdisk"
 	"belay.dev/belay/lab/nodes"
 )
 
 // mount adds the commands of the lab's other parts.
 func mount(root *cobra.Command) {
-	root.AddCommand(demo.Command(), bench.Command(), labdisk.Command(), faultCommand(), drivercheck.Command())
+	root.AddCommand(demo.Command(), bench.Command(), labdisk.Command(), faultCommand(), drivercheck.Command(), field.Command())
 	root.AddCommand(nodes.Commands()...)
 }
 

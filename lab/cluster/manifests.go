@@ -58,7 +58,7 @@ func documents(o Options) ([]*unstructured.Unstructured, error) {
 	}
 	kinds := clusterKinds
 	dirs := []string{"belay-controller", "belay-attacher"}
-	if o.Plane == PlaneUpstream && !o.Bare {
+	if o.Plane == PlaneUpstream {
 		dirs = nil // a cluster that has never seen belay, so that a chart can be installed in it
 	}
 	if o.Recovery != "" {

@@ -70,7 +70,7 @@ type Options struct {
 	// Standbys runs a second belay-controller, and a second attacher of each driver. Either of the two may lead, from the start.
 	// kube-controller-manager has none.
 	Standbys bool `json:"standbys,omitempty"`
-	// Bare starts etcd and the API server alone, with the rights of all components in place: no other
+	// Bare starts etcd and the API server alone, with the rights of all components in place, those of belay's only with its plane: no other
 	// controller, no scheduler, no storage, no nodes, whatever Nodes says. For numbers: the caller brings objects that
 	// play nodes, and starts and stops what it measures (StartController, StartSidecar, StartTool).
 	Bare bool `json:"bare,omitempty"`

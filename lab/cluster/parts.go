@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
+	"time"
 
 	"k8s.io/client-go/tools/clientcmd"
 
@@ -42,13 +45,41 @@ func (c *Cluster) StartController(plane string, environment ...string) (componen
 	return spec.Name, c.launchOnce(spec)
 }
 
-// StartScheduler starts kube-scheduler in a bare lab and returns the component's name. It is run as shipped,
-// but that nothing throttles its client. The caller's nodes have the taint not-ready, which no controller takes off.
-func (c *Cluster) StartScheduler() (component string, err error) {
-	spec := c.specs.scheduler()
-	spec.Args = append(spec.Args, Unthrottled()...)
+// StartManager starts kube-controller-manager with some of its controllers, which a comma separates, in a bare lab, and returns the
+// component's name. Nothing throttles its client, and it leads without a lease. One that exits is not started again.
+func (c *Cluster) StartManager(controllers string) (component string, err error) {
+	spec := c.specs.manager(controllers, append(Unthrottled(), "--leader-elect=false")...)
 	return spec.Name, c.launchOnce(spec)
 }
+
+// StartScheduler starts kube-scheduler in a bare lab and returns the component's name. It is run as shipped,
+// but that nothing throttles its client, and that a pod waits no longer than bindTimeout for its volumes to be bound; 0 for upstream's
+// ten minutes. The caller's nodes have the taint not-ready, which no controller takes off.
+func (c *Cluster) StartScheduler(bindTimeout time.Duration) (component string, err error) {
+	spec := c.specs.scheduler()
+	if bindTimeout == 0 {
+		spec.Args = append(spec.Args, Unthrottled()...)
+		return spec.Name, c.launchOnce(spec)
+	}
+	file := filepath.Join(c.paths.dir(), "scheduler.yaml")
+	if err := os.WriteFile(file, fmt.Appendf(nil, schedulerConfig, c.specs.kubeconfig(componentScheduler, identityScheduler), bindTimeout.Seconds()), 0o600); err != nil {
+		return "", fmt.Errorf("writing the configuration of kube-scheduler: %w", err)
+	}
+	spec.Args = append(spec.Args, "--config="+file)
+	return spec.Name, c.launchOnce(spec)
+}
+
+// schedulerConfig is what StartScheduler sets that has no flag. With a file, the flags of the client have no effect.
+const schedulerConfig = `apiVersion: kubescheduler.config.k8s.io/v1
+kind: KubeSchedulerConfiguration
+leaderElection: {leaderElect: false}
+clientConnection: {kubeconfig: %q, qps: 10000, burst: 10000}
+profiles:
+  - schedulerName: default-scheduler
+    pluginConfig:
+      - name: VolumeBinding
+        args: {apiVersion: kubescheduler.config.k8s.io/v1, kind: VolumeBindingArgs, bindTimeoutSeconds: %.0f}
+`
 
 // ControllerKubeconfig is the path of the credential of belay-controller, with its rights and its share of the API server.
 func (c *Cluster) ControllerKubeconfig() string { return c.paths.kubeconfig(identityController) }

@@ -111,7 +111,7 @@ func alsoLog(path string, progress func(string, ...any)) func(string, ...any) {
 }
 
 func neededSiblings(o Options) []string {
-	if o.Plane == PlaneUpstream && !o.Bare && o.Recovery == "" {
+	if o.Plane == PlaneUpstream && o.Recovery == "" {
 		return []string{"belay-lab", proc.Program, "ledger"}
 	}
 	return []string{"belay-lab", proc.Program, "ledger", "belay-controller", "belay-attacher"}

@@ -71,6 +71,7 @@ type Proxy struct {
 	held      map[string]time.Duration
 	writes    []Request
 	intercept Interceptor
+	date      time.Time
 }
 
 // Start begins to serve with the credentials of config.
@@ -126,6 +127,22 @@ func (p *Proxy) Intercept(f Interceptor) {
 	p.intercept = f
 }
 
+// StopClock makes the API server's clock stand at a time, as the component sees it in the Date header of each answer.
+func (p *Proxy) StopClock(at time.Time) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.date = at
+}
+
+// setDate sets the date of an answer if the clock was stopped.
+func (p *Proxy) setDate(answer http.Header) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.date.IsZero() {
+		answer.Set("Date", p.date.UTC().Format(http.TimeFormat))
+	}
+}
+
 // Writes are all writes so far, those without an answer too, in the order in which
 // they ended.
 func (p *Proxy) Writes() []Request {
@@ -147,6 +164,7 @@ func (p *Proxy) handler(transport http.RoundTripper) http.Handler {
 		Transport:     transport,
 		FlushInterval: -1,
 		ModifyResponse: func(response *http.Response) error {
+			p.setDate(response.Header)
 			if r, ok := response.Request.Context().Value(requestKey{}).(*Request); ok {
 				r.Answered, r.Code = time.Now(), response.StatusCode
 				if !p.stop(After, *r) {

@@ -43,6 +43,20 @@ func send(t *testing.T, p *Proxy, method, path, body string) (string, error) {
 	return string(answer), err
 }
 
+func TestStopClock(t *testing.T) {
+	p, _ := start(t, func(http.ResponseWriter, *http.Request) {})
+	at := time.Date(2026, time.January, 2, 12, 0, 0, 0, time.UTC)
+	p.StopClock(at)
+	response, err := http.Get(p.URL() + "/api/v1/pods")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	if dates := response.Header.Values("Date"); len(dates) != 1 || dates[0] != at.Format(http.TimeFormat) {
+		t.Errorf("the answer is dated %v, want %v", dates, at)
+	}
+}
+
 func TestRequestsAreRead(t *testing.T) {
 	for path, want := range map[string]string{
 		"GET /api/v1/pods":                                                 "list pods",
