@@ -212,8 +212,9 @@ var hostileCommands = []struct {
 	args    []string
 	formats string
 }{
-	{[]string{"explain", "pod/waiter", "-n", "prod"}, ""}, {[]string{"explain", "pod/holder", "-n", "prod"}, ""}, {[]string{"explain", "pvc/data", "-n", "prod"}, ""},
-	{[]string{"explain", "pv/pv-1"}, ""}, {[]string{"explain", "node/node-1"}, ""}, {[]string{"explain", "va/csi-1"}, ""}, {[]string{"explain", "pod/" + hostile.Text, "-n", "prod"}, ""},
+	{[]string{"explain", "pod/waiter", "-n", "prod"}, "wide"}, {[]string{"explain", "pod/holder", "-n", "prod"}, "wide"}, {[]string{"explain", "pvc/data", "-n", "prod"}, "wide"},
+	{[]string{"explain", "pv/pv-1"}, "wide"}, {[]string{"explain", "node/node-1"}, "wide"}, {[]string{"explain", "va/csi-1"}, "wide"}, {[]string{"explain", "pod/" + hostile.Text, "-n", "prod"}, "wide"},
+	{[]string{"explain", "sts/db", "-n", "prod"}, "wide"}, {[]string{"runbook", hostile.Text}, "-"},
 	{[]string{"stuck", "-A"}, "wide name"}, {[]string{"stuck", "-n", "prod"}, "wide"}, {[]string{"orphans"}, "wide name"}, {[]string{"map"}, "wide name"}, {[]string{"map", "--node", "node-1"}, "wide"},
 	{[]string{"timeline", "pod/waiter", "-n", "prod"}, ""}, {[]string{"check", "--ascii"}, "short"},
 	{[]string{"check", "--take-over", "--observe", "0", "--kubelet-config"}, "short"}, {[]string{"evidence", "node/node-1"}, "wide"}, {[]string{"evidence", "node/node-2"}, "wide"},
