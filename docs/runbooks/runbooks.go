@@ -15,7 +15,7 @@ type Page struct {
 	// Title is its heading.
 	Title string
 	// Intro is what stands before the sections, and holds for each of them.
-	Intro string
+	Intro    string
 	Sections []Section
 }
 

@@ -156,7 +156,7 @@ func TestIndexIsCurrent(t *testing.T) {
 	if !*update {
 		t.Fatal("README.md is not current: run make generate")
 	}
-	if err := os.WriteFile("README.md", []byte(b.String()), 0o644); err != nil { //nolint:gosec // a document
+	if err := os.WriteFile("README.md", []byte(b.String()), 0o644); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -191,7 +191,7 @@ func TestStepsAreCurrent(t *testing.T) {
 		case !*update:
 			t.Errorf("%s is not current: run make generate", file)
 		default:
-			if err := os.WriteFile(file, []byte(current), 0o644); err != nil { //nolint:gosec // a document
+			if err := os.WriteFile(file, []byte(current), 0o644); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -229,7 +229,7 @@ var generated = regexp.MustCompile("(?s)(" + regexp.QuoteMeta(stepsBegin) + "|" 
 func wrapped(mark, text string) string {
 	var b strings.Builder
 	line := mark
-	for _, word := range strings.Fields(text) {
+	for word := range strings.FieldsSeq(text) {
 		if len(line)+len(word) > 150 {
 			b.WriteString(strings.TrimRight(line, " ") + "\n")
 			line = strings.Repeat(" ", len(mark))

@@ -221,17 +221,19 @@ func TestProblemsOfAlertsAreFound(t *testing.T) {
 		change func(*alertRule)
 		want   int
 	}{
-		"good":               {func(*alertRule) {}, 0},
-		"no summary":         {func(r *alertRule) { r.Annotations["summary"] = "" }, 1},
-		"no severity":        {func(r *alertRule) { r.Labels["severity"] = "urgent" }, 1},
-		"no time":            {func(r *alertRule) { r.For = "" }, 1},
-		"unknown metric":     {func(r *alertRule) { r.Expr = "c_total > 0 and b_seconds > 1" }, 1},
-		"no metric":          {func(r *alertRule) { r.Expr = "vector(1)" }, 1},
-		"a page is missing":  {func(r *alertRule) { r.Annotations["runbook_url"] = runbookBase + "docs/nothing.md" }, 1},
-		"another place":      {func(r *alertRule) { r.Annotations["runbook_url"] = "docs/metrics.md" }, 1},
-		"a heading is":       {func(r *alertRule) { r.Annotations["runbook_url"] = runbookBase + "docs/metrics.md#nothing" }, 1},
-		"an unknown reason":  {func(r *alertRule) { r.Expr = `a_total{reason=~"Attaching|Nothing"} > 0` }, 1},
-		"all of the reasons": {func(r *alertRule) { r.Annotations["runbook_url"] = runbookBase + "docs/none.md#{{ $labels.reason | toLower }}" }, len(reasonsOfMetrics())},
+		"good":              {func(*alertRule) {}, 0},
+		"no summary":        {func(r *alertRule) { r.Annotations["summary"] = "" }, 1},
+		"no severity":       {func(r *alertRule) { r.Labels["severity"] = "urgent" }, 1},
+		"no time":           {func(r *alertRule) { r.For = "" }, 1},
+		"unknown metric":    {func(r *alertRule) { r.Expr = "c_total > 0 and b_seconds > 1" }, 1},
+		"no metric":         {func(r *alertRule) { r.Expr = "vector(1)" }, 1},
+		"a page is missing": {func(r *alertRule) { r.Annotations["runbook_url"] = runbookBase + "docs/nothing.md" }, 1},
+		"another place":     {func(r *alertRule) { r.Annotations["runbook_url"] = "docs/metrics.md" }, 1},
+		"a heading is":      {func(r *alertRule) { r.Annotations["runbook_url"] = runbookBase + "docs/metrics.md#nothing" }, 1},
+		"an unknown reason": {func(r *alertRule) { r.Expr = `a_total{reason=~"Attaching|Nothing"} > 0` }, 1},
+		"all of the reasons": {func(r *alertRule) {
+			r.Annotations["runbook_url"] = runbookBase + "docs/none.md#{{ $labels.reason | toLower }}"
+		}, len(reasonsOfMetrics())},
 	} {
 		t.Run(name, func(t *testing.T) {
 			rule := good()

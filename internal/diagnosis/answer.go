@@ -193,8 +193,8 @@ func unanswered(s spoken) bool {
 
 // answered adds to a wait what an error says, and what the snapshot shows about that.
 func (x *state) answered(w wait, call drivers.Call, key attachment.VolumeKey, node string, s spoken) wait {
-	read := drivers.Reading{}
-	w.reason, read = reasonOf(x.withoutNames(s, key), key.Driver, call)
+	reason, read := reasonOf(x.withoutNames(s, key), key.Driver, call)
+	w.reason = reason
 	w.detail = drivers.Shorten(x.foreign(cmp.Or(read.Cause(s.text), s.own, s.code)), shown)
 	if ofAttacher(call, s.own) != "" {
 		w.detail = x.foreign(strings.TrimSpace(s.own + " " + s.text))

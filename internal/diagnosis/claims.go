@@ -73,8 +73,7 @@ func (x *state) claimOfPod(pod *corev1.Pod, volume *corev1.Volume, v *Volume) wa
 	case volume.Ephemeral != nil && !kube.OwnsClaim(pod, claim):
 		return wait{reason: explain.EphemeralClaimNotOwned, since: since, detail: ownersOf(claim)}
 	case claim.DeletionTimestamp != nil && pod.Spec.NodeName == "":
-		w, _ := x.claimEnding(claim)
-		return w
+		return x.claimEnding(claim)
 	case claim.Spec.VolumeName == "" && pod.Spec.NodeName == "" && refused(pod) && x.waitsForConsumer(claim):
 		return wait{} // the scheduler chooses a node first, and has found none
 	case claim.Spec.VolumeName == "" && pod.Spec.NodeName != "" && x.delayed(claim):

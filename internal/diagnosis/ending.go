@@ -27,8 +27,8 @@ const (
 	attacherHoldsStart = "external-attacher/"
 )
 
-// claimEnding explains why a claim that is being deleted still exists: who holds each of its finalizers. The pods that do are returned.
-func (x *state) claimEnding(claim *corev1.PersistentVolumeClaim) (wait, []PodState) {
+// claimEnding explains why a claim that is being deleted still exists: who holds each of its finalizers.
+func (x *state) claimEnding(claim *corev1.PersistentVolumeClaim) wait {
 	w := wait{reason: explain.ClaimTerminating, since: claim.DeletionTimestamp.Time}
 	var held []string
 	var pods []PodState
@@ -54,7 +54,7 @@ func (x *state) claimEnding(claim *corev1.PersistentVolumeClaim) (wait, []PodSta
 			s.HolderNamespace, s.HolderName, s.HolderOwner, s.HolderEnded = pods[0].Namespace, pods[0].Name, pods[0].Owner, podEnded(pods[0])
 		}
 	}
-	return w, pods
+	return w
 }
 
 func podEnded(p PodState) bool {
@@ -111,7 +111,7 @@ func (x *state) claimFinding(claim *corev1.PersistentVolumeClaim, w wait) Findin
 // endingOrGrowing returns what a claim waits for that is being deleted, or that is to grow.
 func (x *state) endingOrGrowing(claim *corev1.PersistentVolumeClaim) (found []Finding) {
 	if claim.DeletionTimestamp != nil {
-		w, _ := x.claimEnding(claim)
+		w := x.claimEnding(claim)
 		found = append(found, x.claimFinding(claim, w))
 	}
 	if w := x.resizing(claim); w.reason != "" {

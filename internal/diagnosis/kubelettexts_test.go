@@ -277,7 +277,7 @@ func TestTextsOfPlainVolumes(t *testing.T) {
 		"an export": {
 			source: "nfs-utils 2.8.2 utils/mount/error.c mount_error, run by 1.36.3 pkg/volume/nfs/nfs.go:244", volume: corev1.VolumeSource{NFS: &corev1.NFSVolumeSource{Server: "nas", Path: "/a"}}, reason: "FailedMount",
 			message: setUp("mount failed: exit status 32\nMounting command: mount\nMounting arguments: -t nfs nas:/a /x\nOutput: mount.nfs: access denied by server while mounting nas:/a\n"),
-			want:    explain.StorageServerFailing, says: []string{"volume v", "nas:/a", "denies node n1"}, next: "exportfs",
+			want:    explain.StorageServerFailing, says: []string{"volume v", "nas:/a", "denies node n1"}, next: "exportfs", //nolint:misspell // the program of nfs-utils
 		},
 		"a server that does not answer": {
 			source: "nfs-utils 2.8.2 utils/mount/error.c, run by 1.31.4 pkg/volume/nfs/nfs.go", volume: ofClaim, pv: onNFS(), reason: "FailedMount",

@@ -1,6 +1,7 @@
 package diagnosis
 
 import (
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -35,9 +36,7 @@ type one struct {
 func TestEachReasonIsAnswered(t *testing.T) {
 	all := map[decision.Reason]one{}
 	for _, scenes := range []map[decision.Reason]one{podScenes, nodeScenes, attachmentScenes, fenceScenes(), heldScenes()} {
-		for r, s := range scenes {
-			all[r] = s
-		}
+		maps.Copy(all, scenes)
 	}
 	for _, r := range explain.Guides() {
 		made, ok := all[r]

@@ -166,7 +166,7 @@ func Timelines(s *Snapshot, subject Ref) (Timeline, error) {
 		if key, ok := kube.KeyOfVolume(pv); ok {
 			t.Moves = append(t.Moves, x.move(key, pv, x.arriving(key), x.leaving(key)))
 		}
-	case Attachments, Nodes, Leases, CSINodes, Drivers, Events, Namespaces, Fences, FenceSources, ClusterRoles, ClusterRoleBindings:
+	default:
 		return t, fmt.Errorf("%s has no timeline: name a pod, a claim or a PersistentVolume", subject)
 	}
 	return t, nil

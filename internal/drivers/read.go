@@ -42,7 +42,7 @@ func Read(driver string, call Call, code, message string) Reading {
 		}
 	}
 	for i, w := range AllWords() {
-		if len(w.Calls) > 0 && !slices.Contains(w.Calls, call) || len(w.Codes) > 0 && !slices.Contains(w.Codes, code) {
+		if !w.fits(call, code) {
 			continue
 		}
 		if found := expressions()[i].FindStringSubmatchIndex(message); found != nil {
@@ -54,6 +54,11 @@ func Read(driver string, call Call, code, message string) Reading {
 		}
 	}
 	return Reading{}
+}
+
+// fits reports whether the words count in an answer to the call with the code.
+func (w *Words) fits(call Call, code string) bool {
+	return (len(w.Calls) == 0 || slices.Contains(w.Calls, call)) && (len(w.Codes) == 0 || slices.Contains(w.Codes, code))
 }
 
 // expressions are those of the words.

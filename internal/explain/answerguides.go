@@ -244,6 +244,7 @@ func toDo(s Situation) string {
 		return "to detach the volume from node " + s.Node
 	case Mount:
 		return "to mount the volume on node " + s.Wanted
+	case Attach:
 	}
 	return "to attach the volume to node " + s.Wanted
 }

@@ -16,7 +16,7 @@ func init() { maps.Copy(guides, attachGuides) }
 var attachGuides = map[decision.Reason]Guide{
 	attachment.Attaching: {
 		Title: "The attacher has not confirmed the attach yet",
-		Page:  pageAttach, Silence: passes, Verdict: InProgress,
+		Page:  pageAttach, Silence: ends, Verdict: InProgress,
 		Summary: func(s Situation) string {
 			return fmt.Sprintf("the volume is being attached to node %s%s", s.Wanted, because(s.Detail))
 		},
@@ -192,7 +192,7 @@ var attachGuides = map[decision.Reason]Guide{
 	},
 	Mounting: {
 		Title: "The node is mounting the volume",
-		Page:  pageMount, Silence: passes, Verdict: InProgress,
+		Page:  pageMount, Silence: ends, Verdict: InProgress,
 		Summary: func(s Situation) string {
 			return fmt.Sprintf("the volume is attached to node %s, which %s", s.Wanted, cmp.Or(s.Detail, "is mounting it"))
 		},

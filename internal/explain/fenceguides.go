@@ -56,14 +56,14 @@ var notFencedTitles = map[decision.Reason]string{
 var lookingGuides = map[decision.Reason]Guide{
 	fencing.NodeAlive: {
 		Title: "The node renews its lease",
-		Page:  pageNotFenced, Silence: passes, Unanswered: "the node is well",
+		Page:  pageNotFenced, Silence: ends, Unanswered: "the node is well",
 		Summary: func(s Situation) string {
 			return fmt.Sprintf("node %s renews its lease, so recovery has no cause to fence it", s.Node)
 		},
 	},
 	fencing.SilenceTooShort: {
 		Title: "The node is not silent for long enough yet",
-		Page:  pageNotFenced, Silence: passes,
+		Page:  pageNotFenced, Silence: ends,
 		Summary: func(s Situation) string {
 			return fmt.Sprintf("node %s is silent, and not for as long yet as recovery waits before it acts", s.Node)
 		},
@@ -89,7 +89,7 @@ var lookingGuides = map[decision.Reason]Guide{
 	},
 	fencing.NotReadLive: {
 		Title: "The API server has not confirmed the silence yet",
-		Page:  pageNotFenced, Silence: passes, Unanswered: "it ends within a second",
+		Page:  pageNotFenced, Silence: ends, Unanswered: "it ends within a second",
 		Summary: func(s Situation) string {
 			return fmt.Sprintf("recovery is about to read node %s and its lease from the API server itself", s.Node)
 		},

@@ -23,7 +23,7 @@ var holderGuides = map[decision.Reason]Guide{
 	// Before the attach.
 	Scheduling: {
 		Title: "The scheduler has not chosen a node yet",
-		Page:  pageScheduling, Silence: passes, Verdict: InProgress,
+		Page:  pageScheduling, Silence: ends, Verdict: InProgress,
 		Summary: func(s Situation) string { return subject(s) + " waits for the scheduler" },
 	},
 	PodUnschedulable: {

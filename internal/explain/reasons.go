@@ -82,7 +82,7 @@ func (p Page) Path() string { return "docs/runbooks/" + string(p) + ".md" }
 // Why a reason has no event of its own.
 const (
 	onlyAsked     = "no program looks for it: kubectl belay finds it in the objects when it is asked"
-	passes        = "it ends by itself within seconds; a wait that lasts has another reason"
+	ends          = "it ends by itself within seconds; a wait that lasts has another reason"
 	nothing       = "nothing waits"
 	inMultiAttach = "the event FailedAttachVolume of the pods that wait has it as what the other node waits for"
 	inPhase       = "a fence has an event for each phase; the NodeFence has what it waits for"

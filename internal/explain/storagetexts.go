@@ -33,7 +33,7 @@ var storageTexts = []kubeletText{
 	{ // nfs-utils 2.8.2 utils/mount/error.c mount_error
 		kinds: nfs, pattern: regexp.MustCompile(`access denied by server while mounting (\S+)`), reason: StorageServerFailing,
 		why:   "the NFS server denies node {node} the export {1}",
-		steps: []Step{{Text: "Add the address of node {node} to the export at the server, and export again (exportfs -ra). The addresses of the node:", Command: "kubectl get node {node} -o wide"}},
+		steps: []Step{{Text: "Add the address of node {node} to the export at the server, and export again (exportfs -ra). The addresses of the node:", Command: "kubectl get node {node} -o wide"}}, //nolint:misspell // the program of nfs-utils
 	},
 	{ // nfs-utils 2.8.2 utils/mount/error.c mount_error
 		kinds: nfs, pattern: regexp.MustCompile(`(?s)mounting (\S+) failed, reason given by server:\s+([^\n]*)`), reason: StorageServerFailing,

@@ -123,7 +123,8 @@ func keepClass(s *diagnosis.Snapshot, class *storagev1.StorageClass) {
 }
 
 func (r *run) capacities(ctx context.Context) {
-	listAll(ctx, r, diagnosis.Capacities, pagesOf[storagev1.CSIStorageCapacity](r.clients.StorageV1().RESTClient(), diagnosis.Capacities, ""), func(s *diagnosis.Snapshot, c *storagev1.CSIStorageCapacity) {
+	pages := pagesOf[storagev1.CSIStorageCapacity](r.clients.StorageV1().RESTClient(), diagnosis.Capacities, "")
+	listAll(ctx, r, diagnosis.Capacities, pages, func(s *diagnosis.Snapshot, c *storagev1.CSIStorageCapacity) {
 		c.ObjectMeta = keepMeta(c.ObjectMeta)
 		s.Capacities = append(s.Capacities, c)
 	})

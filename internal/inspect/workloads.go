@@ -19,22 +19,22 @@ import (
 func (r *run) workload(ctx context.Context, ref diagnosis.Ref) {
 	apps, batch := r.clients.AppsV1(), r.clients.BatchV1()
 	var owner *metav1.ObjectMeta
-	switch resource := ref.Resource; {
-	case resource == diagnosis.StatefulSets:
+	switch ref.Resource {
+	case diagnosis.StatefulSets:
 		owner = keepWorkload(get(ctx, r, ref, apps.StatefulSets(ref.Namespace).Get, func(s *diagnosis.Snapshot, o *appsv1.StatefulSet) {
 			s.Workloads = append(s.Workloads, asWorkload(ref.Resource, o.ObjectMeta, replicas(o.Spec.Replicas), o.Status.Replicas))
 		}))
-	case resource == diagnosis.ReplicaSets:
+	case diagnosis.ReplicaSets:
 		owner = keepWorkload(get(ctx, r, ref, apps.ReplicaSets(ref.Namespace).Get, storeReplicaSet))
-	case resource == diagnosis.DaemonSets:
+	case diagnosis.DaemonSets:
 		owner = keepWorkload(get(ctx, r, ref, apps.DaemonSets(ref.Namespace).Get, func(s *diagnosis.Snapshot, o *appsv1.DaemonSet) {
 			s.Workloads = append(s.Workloads, asWorkload(ref.Resource, o.ObjectMeta, o.Status.DesiredNumberScheduled, o.Status.CurrentNumberScheduled))
 		}))
-	case resource == diagnosis.Jobs:
+	case diagnosis.Jobs:
 		owner = keepWorkload(get(ctx, r, ref, batch.Jobs(ref.Namespace).Get, func(s *diagnosis.Snapshot, o *batchv1.Job) {
 			s.Workloads = append(s.Workloads, asWorkload(ref.Resource, o.ObjectMeta, replicas(o.Spec.Parallelism), o.Status.Active+o.Status.Succeeded))
 		}))
-	case resource == diagnosis.Deployments:
+	case diagnosis.Deployments:
 		owner = keepWorkload(get(ctx, r, ref, apps.Deployments(ref.Namespace).Get, func(s *diagnosis.Snapshot, o *appsv1.Deployment) {
 			s.Workloads = append(s.Workloads, asWorkload(ref.Resource, o.ObjectMeta, replicas(o.Spec.Replicas), o.Status.Replicas))
 		}))
@@ -47,6 +47,7 @@ func (r *run) workload(ctx context.Context, ref diagnosis.Ref) {
 					}
 				})
 		}
+	default:
 	}
 	if owner == nil {
 		return
