@@ -285,7 +285,9 @@ const asked = time.Minute
 // provisionerAbsent reports that no component does what a claim waits for: the controller has asked the provisioner, which has said nothing. One
 // that runs emits an event before it does anything else (sig-storage-lib-external-provisioner v11.0.1 controller/controller.go:1486).
 func (x *state) provisionerAbsent(claim *corev1.PersistentVolumeClaim, provisioner string, since time.Time) (decision.Reason, string) {
-	if claim.Annotations[ProvisionerAnnotation] == "" || x.Now.Sub(since) < asked || slices.ContainsFunc(x.Unread, func(u Unread) bool { return u.Resource == Events }) {
+	if claim.Annotations[ProvisionerAnnotation] == "" || x.Now.Sub(since) < asked || slices.ContainsFunc(x.Unread, func(u Unread) bool {
+		return u.Resource == Events && (u.Namespace == "" || u.Namespace == claim.Namespace)
+	}) {
 		return "", ""
 	}
 	if slices.ContainsFunc(x.events[string(claim.UID)], func(e *corev1.Event) bool {

@@ -134,9 +134,9 @@ func (x *state) growing(pod *corev1.Pod) (found []Finding) {
 	return found
 }
 
-// Ends reports whether why a volume still exists may be asked.
-func Ends(pv *corev1.PersistentVolume) bool {
-	return pv.DeletionTimestamp != nil || pv.Status.Phase == corev1.VolumeReleased || pv.Status.Phase == corev1.VolumeFailed
+// DeleteMayFail reports whether a volume is to be deleted at its storage, so that an event may say why it is not.
+func DeleteMayFail(pv *corev1.PersistentVolume) bool {
+	return pv.Status.Phase == corev1.VolumeFailed || pv.Status.Phase == corev1.VolumeReleased && pv.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimDelete
 }
 
 // volumeEnding explains why a volume that no claim uses any more still exists; without a finding, clear says what there is to say.
@@ -147,16 +147,16 @@ func (x *state) volumeEnding(pv *corev1.PersistentVolume) (found []Finding, clea
 		of = ref.Namespace + "/" + ref.Name
 	}
 	w := wait{fill: func(s *explain.Situation) { s.Volume = pv.Name }}
-	failure := x.lastEvent(string(pv.UID), "VolumeFailedDelete")
+	failure := x.lastEvent(string(pv.UID), explain.VolumeFailedDelete)
 	switch {
-	case pv.Status.Phase == corev1.VolumeFailed, pv.Status.Phase == corev1.VolumeReleased && pv.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimDelete && failure != nil:
+	case pv.Status.Phase == corev1.VolumeFailed, failure != nil && DeleteMayFail(pv):
 		w.reason, w.detail = explain.VolumeDeleteFailed, x.foreign(pv.Status.Message)
 		if failure != nil {
 			w.detail = x.foreign(strings.TrimPrefix(failure.Message, combined))
 		}
 	case pv.DeletionTimestamp != nil:
 		w.reason, w.detail = explain.VolumeTerminating, x.foreign(x.volumeHeld(pv))
-	case pv.Status.Phase == corev1.VolumeReleased && pv.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimDelete:
+	case DeleteMayFail(pv):
 		w.reason = explain.VolumeTerminating
 		w.detail = "its claim was deleted, and its provisioner has not deleted it at the storage"
 	case pv.Status.Phase == corev1.VolumeReleased:
@@ -167,9 +167,8 @@ func (x *state) volumeEnding(pv *corev1.PersistentVolume) (found []Finding, clea
 	}
 	w.since = x.endSince(pv)
 	f := x.finding(nil, w, &Volume{PersistentVolume: pv.Name}, nil)
-	if key, ok := kube.KeyOfVolume(pv); ok {
-		f.Volume = x.describe(key, pv)
-	}
+	key, _ := kube.KeyOfVolume(pv) // of a volume without one, its claim says in which namespace it is listed
+	f.Volume = x.describe(key, pv)
 	f.Subject = Ref{Resource: Volumes, Name: pv.Name}
 	return []Finding{f}, ""
 }

@@ -31,7 +31,7 @@ func (s scene) releases(policy corev1.PersistentVolumeReclaimPolicy, phase corev
 // failsDelete adds the event of a delete that failed.
 func (s scene) failsDelete(message string) {
 	s.Snapshot.Events = append(s.Snapshot.Events, &corev1.Event{
-		InvolvedObject: corev1.ObjectReference{Kind: "PersistentVolume", Name: "pv", UID: "pv"}, Reason: "VolumeFailedDelete", Type: corev1.EventTypeWarning,
+		InvolvedObject: corev1.ObjectReference{Kind: "PersistentVolume", Name: "pv", UID: "pv"}, Reason: explain.VolumeFailedDelete, Type: corev1.EventTypeWarning,
 		Message: message, LastTimestamp: metav1.NewTime(s.Now.Add(-time.Minute)),
 	})
 }

@@ -168,6 +168,11 @@ func stuckTown() town {
 	gone := fixture.Claim("test", "gone", fixture.PersistentVolume("none-such", disk, "none-such"))
 	gone.CreationTimestamp = *minutesAgo(40)
 	waitsForItsPod := fixture.Claim("test", "first-consumer", &corev1.PersistentVolume{})
+	waitsForItsPod.UID = "first-consumer"
+	t.Events = append(t.Events, &corev1.Event{ // k/k v1.36.3 pkg/controller/volume/persistentvolume/pv_controller.go:309
+		InvolvedObject: corev1.ObjectReference{Kind: "PersistentVolumeClaim", Namespace: "test", Name: "first-consumer", UID: "first-consumer"},
+		Type:           corev1.EventTypeNormal, Reason: "WaitForFirstConsumer", Message: "waiting for first consumer to be created before binding",
+	})
 	t.Claims = append(t.Claims, gone, waitsForItsPod)
 	return t
 }

@@ -152,6 +152,10 @@ func TestUnboundClaims(t *testing.T) {
 			s.schedules(unboundText)
 			s.Unread = append(s.Unread, Unread{Ref: Ref{Resource: Events}, Verb: "list", Forbidden: true})
 		}, explain.ClaimNotBound, ""},
+		"the events of another namespace could not be read": {func(s scene) {
+			s.schedules(unboundText)
+			s.Unread = append(s.Unread, Unread{Ref: Ref{Resource: Events, Namespace: "default"}, Verb: "list", Forbidden: true})
+		}, explain.ProvisionerNotRunning, "not installed"},
 		"another controller warns about it": {func(s scene) {
 			s.schedules(unboundText)
 			s.ofClaim("kyverno", "Warning", "PolicyViolation", "validation failure: label team is required", time.Second)

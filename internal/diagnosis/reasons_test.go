@@ -22,7 +22,7 @@ import (
 
 var (
 	theWaiter, theHolder = Ref{Pods, "ns", "waiter"}, Ref{Pods, "ns", "holder"}
-	theVolume            = Ref{Resource: Volumes, Name: "pv"}
+	theClaim, theVolume  = Ref{Claims, "ns", "claim"}, Ref{Resource: Volumes, Name: "pv"}
 )
 
 // one is how to make a snapshot from which a reason is answered, and about what.
@@ -35,7 +35,7 @@ type one struct {
 // says why none does.
 func TestEachReasonIsAnswered(t *testing.T) {
 	all := map[decision.Reason]one{}
-	for _, scenes := range []map[decision.Reason]one{podScenes, nodeScenes, attachmentScenes, fenceScenes(), heldScenes()} {
+	for _, scenes := range []map[decision.Reason]one{podScenes, claimScenes, mountScenes, nodeScenes, attachmentScenes, answerScenes, fenceScenes(), heldScenes()} {
 		maps.Copy(all, scenes)
 	}
 	for _, r := range explain.Guides() {
@@ -118,7 +118,7 @@ var podScenes = map[decision.Reason]one{
 	explain.PersistentVolumeMissing: {theWaiter, func(s *scene) { s.Volumes = nil }},
 	explain.ReadWriteOncePodInUse: {theWaiter, func(s *scene) {
 		s.Volumes[0].Spec.AccessModes[0] = corev1.ReadWriteOncePod
-		s.unscheduled("0/2 nodes are available: 2 node has pod using PersistentVolumeClaim with the same name and ReadWriteOncePod access mode already in-use by another pod.")
+		s.unscheduled("0/2 nodes are available: 2 node has pod using PersistentVolumeClaim with the same name and ReadWriteOncePod access mode.")
 	}},
 	explain.VolumeOfAnotherNamespace: {theWaiter, func(s *scene) {
 		s.Volumes[0].Spec.PersistentVolumeSource = corev1.PersistentVolumeSource{FC: &corev1.FCVolumeSource{TargetWWNs: []string{"5006"}, Lun: new(int32(1))}}
@@ -153,6 +153,68 @@ var podScenes = map[decision.Reason]one{
 		b.Spec.Taints = []corev1.Taint{{Key: kube.IsolationTaint, Value: "belay-1", Effect: corev1.TaintEffectNoSchedule}}
 		b.Status.VolumesInUse, s.a.Status = s.a.Status.VolumesInUse, b.Status
 		s.Attachments, s.Pods = nil, s.Pods[1:]
+	}},
+}
+
+var claimScenes = map[decision.Reason]one{
+	explain.ClaimTerminating: {theClaim, func(s *scene) { s.deletesClaim(snapshotHolds) }},
+	explain.EphemeralClaimNotOwned: {theWaiter, func(s *scene) {
+		s.waiter.Spec.Volumes[0].VolumeSource, s.Claims[0].Name = corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{}}, "waiter-v"
+	}},
+	explain.NotEnoughStorage: {theWaiter, func(s *scene) { s.unscheduled("0/2 nodes are available: 2 node(s) did not have enough free storage.") }},
+	explain.NoVolumeToBind: {theWaiter, func(s *scene) {
+		s.unscheduled("0/2 nodes are available: 2 node(s) didn't find available persistent volumes to bind.")
+	}},
+	explain.PodNotCreated: {Ref{StatefulSets, "ns", "db"}, func(s *scene) {
+		s.owned(StatefulSets, "StatefulSet", 3, 0)
+		s.Pods = nil
+		s.cannotCreate("owner", `create Pod db-0 in StatefulSet db failed error: pods "db-0" is forbidden: exceeded quota: pods`, time.Minute)
+	}},
+	explain.ProvisionerNotRunning: {theClaim, func(s *scene) { s.unbound() }},
+	explain.ProvisioningFailed: {theClaim, func(s *scene) {
+		s.unbound()
+		s.ofClaim(oneDriver+"_csi-0_uid", "Warning", "ProvisioningFailed", refusing, time.Minute)
+	}},
+	explain.ResizePending: {theClaim, func(s *scene) { s.grows() }},
+	explain.ResizeFailed:  {theClaim, func(s *scene) { step(s.grows(), corev1.PersistentVolumeClaimNodeResizeInfeasible) }},
+	explain.VolumeMismatch: {theClaim, func(s *scene) {
+		s.Pods, s.Claims[0].Status.Phase, s.Volumes[0].Spec.StorageClassName = nil, corev1.ClaimPending, "slow"
+	}},
+	explain.VolumeNodeGone: {theWaiter, func(s *scene) {
+		s.zone(corev1.LabelHostname, "old", "a", "b")
+		s.unscheduled("0/2 nodes are available: 2 node(s) had volume node affinity conflict.")
+	}},
+	explain.VolumeDeleteFailed: {theVolume, func(s *scene) { s.releases(corev1.PersistentVolumeReclaimDelete, corev1.VolumeFailed) }},
+	explain.VolumeTerminating:  {theVolume, func(s *scene) { s.releases(corev1.PersistentVolumeReclaimDelete, corev1.VolumeReleased) }},
+}
+
+// kubelet makes the volume of the waiter another one, about which kubelet reports the text.
+func (s *scene) kubelet(source corev1.VolumeSource, reason, text string) {
+	s.mounts()
+	s.waiter.Spec.Volumes[0].VolumeSource = source
+	s.says("", "Pod", reason, text, time.Second)
+}
+
+var mountScenes = map[decision.Reason]one{
+	explain.ContainerMountFailing: {theWaiter, func(s *scene) {
+		s.mounts()
+		s.waiter.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "app", State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{
+			Reason: "CreateContainerConfigError", Message: `failed to create subPath directory for volumeMount "v" of container "app"`,
+		}}}}
+	}},
+	explain.NodePathUnusable: {theWaiter, func(s *scene) {
+		s.kubelet(hostPath("/run/app.sock"), "FailedMount", setUp("hostPath type check failed: /run/app.sock is not a socket file"))
+	}},
+	explain.NodeProgramMissing: {theWaiter, func(s *scene) {
+		s.kubelet(corev1.VolumeSource{FlexVolume: &corev1.FlexVolumeSource{Driver: "x/cifs"}}, "FailedMount", notProcessed(`failed to get Plugin from volumeSpec for volume "v" err=no volume plugin matched`))
+	}},
+	explain.NotVolume: {theWaiter, func(s *scene) { s.kubelet(configMap("app"), "FailedCreatePodSandBox", sandbox) }},
+	explain.StorageServerFailing: {theWaiter, func(s *scene) {
+		s.kubelet(corev1.VolumeSource{NFS: onNFS().NFS}, "FailedMount", setUp("mount failed: exit status 32\nOutput: mount.nfs: access denied by server while mounting nas:/a\n"))
+	}},
+	explain.VolumeSourceMissing: {theWaiter, func(s *scene) { s.kubelet(configMap("app"), "FailedMount", setUp(`configmap "app" not found`)) }},
+	explain.VolumeUnsupported: {theWaiter, func(s *scene) {
+		s.kubelet(ofClaim, "FailedMount", notProcessed("volume v has volumeMode Filesystem, but is specified in volumeDevices"))
 	}},
 }
 
@@ -211,11 +273,15 @@ func (s *scene) pending(ago time.Duration, finalizers ...string) {
 }
 
 var attachmentScenes = map[decision.Reason]one{
-	attachment.Attaching:            {theWaiter, func(s *scene) { s.pending(time.Second, kube.AttacherFinalizer(oneDriver)) }},
-	attachment.AttachUnanswered:     {theWaiter, func(s *scene) { s.pending(3*time.Minute, kube.AttacherFinalizer(oneDriver)) }},
-	explain.AttacherNotRunning:      {theWaiter, func(s *scene) { s.pending(3 * time.Minute) }},
+	attachment.Attaching:        {theWaiter, func(s *scene) { s.pending(time.Second, kube.AttacherFinalizer(oneDriver)) }},
+	attachment.AttachUnanswered: {theWaiter, func(s *scene) { s.pending(3*time.Minute, kube.AttacherFinalizer(oneDriver)) }},
+	explain.CSIDriverMissing:    {theWaiter, func(s *scene) { s.pending(3 * time.Minute) }},
+	explain.AttacherNotRunning: {theWaiter, func(s *scene) {
+		s.pending(3 * time.Minute)
+		s.Drivers = []*storagev1.CSIDriver{{ObjectMeta: metav1.ObjectMeta{Name: oneDriver}}}
+	}},
 	attachment.AttachFailed:         {theWaiter, func(s *scene) { s.failed("rpc error: code = Internal desc = broken") }},
-	explain.DriverUnavailable:       {theWaiter, func(s *scene) { s.failed("rpc error: code = Unavailable desc = down") }},
+	explain.DriverUnavailable:       {theWaiter, func(s *scene) { s.failed("rpc error: code = Unavailable desc = error reading from server: EOF") }},
 	explain.BackendDisagrees:        {theWaiter, func(s *scene) { s.failed("rpc error: code = FailedPrecondition desc = attached to node c") }},
 	publication.RestoredAttachment:  {theWaiter, func(s *scene) { s.failed(explain.Restored(s.va.Name, "i-a", "velero-server")) }},
 	attachment.Detaching:            {Ref{Resource: Attachments, Name: newScene().va.Name}, func(s *scene) { s.detaches(time.Second, ""); s.Pods = nil }},
@@ -233,6 +299,52 @@ var attachmentScenes = map[decision.Reason]one{
 	explain.SharedAttachments: {theVolume, func(s *scene) {
 		s.Volumes[0].Spec.AccessModes[0] = corev1.ReadWriteMany
 		s.Attachments = append(s.Attachments, s.onB())
+	}},
+}
+
+// refuses is failed with the answer of a driver.
+func (s *scene) refuses(driver, code, text string) {
+	s.failed("")
+	s.failing(driver, grpcError(code, text))
+	s.va.Name, s.CSINodes[0].Spec.Drivers[0].Name = kube.AttachmentName("h", driver, "b"), driver
+}
+
+// mountFails has the driver answer to kubelet.
+func (s *scene) mountFails(code, text string) {
+	s.mounts()
+	e := grpcError(code, text)
+	s.says("", "Pod", "FailedMount", `MountVolume.MountDevice failed for volume "pv" : `+e.Message, time.Second)
+}
+
+var answerScenes = map[decision.Reason]one{
+	explain.DriverNotAuthorized: {theWaiter, func(s *scene) {
+		s.refuses("ebs.csi.aws.com", "Internal", "UnauthorizedOperation: You are not authorized to perform this operation.")
+	}},
+	explain.HandleNotFound:      {theWaiter, func(s *scene) { s.refuses("csi.exoscale.com", "NotFound", "volume 7a1 not found") }},
+	explain.RequestNotSupported: {theWaiter, func(s *scene) { s.refuses("ebs.csi.aws.com", "InvalidArgument", "Volume capability not supported") }},
+	explain.StorageQuotaReached: {theWaiter, func(s *scene) {
+		s.refuses("cinder.csi.openstack.org", "Internal", "Maximum number of volumes allowed (10) exceeded for quota 'volumes'.")
+	}},
+	explain.VolumeInOtherZone: {theWaiter, func(s *scene) {
+		s.refuses("ebs.csi.aws.com", "Internal", "InvalidVolume.ZoneMismatch: The volume 'vol-1' is not in the same availability zone as instance 'i-1'")
+	}},
+	explain.NodeIdentityShared: {theWaiter, func(s *scene) {
+		s.failed("rpc error: code = Internal desc = busy elsewhere")
+		s.CSINodes[0].Spec.Drivers[0].NodeID = "i-1"
+		twin := s.CSINodes[0].DeepCopy()
+		twin.Name, s.CSINodes = "a", append(s.CSINodes, twin)
+	}},
+	explain.FileSystemDamaged: {theWaiter, func(s *scene) {
+		s.mountFails("Internal", "mount failed: exit status 32 output: mount: /mnt: can't read superblock on /dev/sdi")
+	}},
+	explain.FileSystemMismatch: {theWaiter, func(s *scene) {
+		s.mountFails("Internal", "target device is already formatted with different filesystem: volume=v1, current=xfs, new:ext4")
+	}},
+	explain.FSGroupRefused: {theWaiter, func(s *scene) {
+		s.mountFails("Internal", "can't change permissions of folder /var/lib/kubelet/v: chmod /var/lib/kubelet/v: operation not permitted")
+	}},
+	explain.OperationPending: {theWaiter, func(s *scene) {
+		s.mountFails("Aborted", "An operation with the given volume key v1 already exists")
 	}},
 }
 

@@ -93,6 +93,10 @@ type Guide struct {
 // FailedCreate is the reason of the event of a controller that cannot create a pod or its claim (k/k v1.36.3 pkg/controller/controller_utils.go:416).
 const FailedCreate = "FailedCreate"
 
+// VolumeFailedDelete is the reason of the event of a PersistentVolume that its provisioner cannot delete at the storage (k/k v1.30.14 to v1.37.2
+// pkg/controller/volume/events/event.go:27; sig-storage-lib-external-provisioner v11.0.1 controller/controller.go:1570, v13.0.0 :1634).
+const VolumeFailedDelete = "VolumeFailedDelete"
+
 // Reasons that only a diagnosis gives. The others are those of the deciders.
 const (
 	// PodUnschedulable: the scheduler finds no node, for a cause other than its volumes.

@@ -44,17 +44,17 @@ func (r *run) provisioning(ctx context.Context, namespace string, all bool) (cal
 }
 
 // otherEvents returns the calls that read events which are not among the warnings of a namespace: what controllers report about claims that wait, and
-// those of volumes, which are in the default namespace.
+// why volumes of the namespace's claims cannot be deleted, which is in the default namespace (k8s.io/client-go v0.36.3 tools/record/event.go:491).
 func (r *run) otherEvents(ctx context.Context, namespace string, unbound bool) (calls []func()) {
 	if unbound {
 		calls = append(calls, func() {
 			r.events(ctx, namespace, fields.AndSelectors(fields.OneTermEqualSelector("involvedObject.kind", "PersistentVolumeClaim"), fields.OneTermEqualSelector("type", corev1.EventTypeNormal)))
 		})
 	}
-	if namespace != "" && namespace != metav1.NamespaceDefault && slices.ContainsFunc(r.into.Volumes, diagnosis.Ends) {
-		calls = append(calls, func() {
-			r.events(ctx, metav1.NamespaceDefault, fields.OneTermEqualSelector("involvedObject.kind", "PersistentVolume"))
-		})
+	if namespace != "" && namespace != metav1.NamespaceDefault && slices.ContainsFunc(r.into.Volumes, func(pv *corev1.PersistentVolume) bool {
+		return pv.Spec.ClaimRef != nil && pv.Spec.ClaimRef.Namespace == namespace && diagnosis.DeleteMayFail(pv)
+	}) {
+		calls = append(calls, func() { r.eventsWith(ctx, metav1.NamespaceDefault, explain.VolumeFailedDelete) })
 	}
 	return calls
 }
@@ -100,7 +100,7 @@ func (r *run) eventsOfClaims(ctx context.Context) (calls []func()) {
 		}
 	}
 	for _, pv := range r.into.Volumes {
-		if diagnosis.Ends(pv) {
+		if diagnosis.DeleteMayFail(pv) {
 			calls = append(calls, func() { r.eventsOf(ctx, metav1.NamespaceDefault, string(pv.UID)) })
 		}
 	}

@@ -23,6 +23,8 @@ func TestReadsForClaims(t *testing.T) {
 		message  string
 		all      bool
 		phase    corev1.PersistentVolumePhase
+		claimed  string // the namespace of the claim of the volumes
+		policy   corev1.PersistentVolumeReclaimPolicy
 		calls    int
 		nodesAll bool
 	}{
@@ -36,7 +38,12 @@ func TestReadsForClaims(t *testing.T) {
 		"one for which there is no volume":        {class: new("c"), message: noVolume, calls: 2, nodesAll: true},
 		"one of those in a cluster, which has it": {class: new("c"), message: noVolume, all: true, calls: 2, nodesAll: true},
 		"another cause":                           {bound: true, class: new("c"), message: "0/1 nodes are available: 1 Insufficient cpu."},
-		"a volume that is not deleted":            {bound: true, class: new("c"), all: true, phase: corev1.VolumeReleased, calls: 1},
+		"a volume that is not deleted":            {bound: true, class: new("c"), all: true, phase: corev1.VolumeReleased, claimed: "ns", policy: corev1.PersistentVolumeReclaimDelete, calls: 1},
+		"one whose delete failed":                 {bound: true, class: new("c"), all: true, phase: corev1.VolumeFailed, claimed: "ns", calls: 1},
+		"one that is kept":                        {bound: true, class: new("c"), all: true, phase: corev1.VolumeReleased, claimed: "ns", policy: corev1.PersistentVolumeReclaimRetain},
+		"one of another namespace":                {bound: true, class: new("c"), all: true, phase: corev1.VolumeFailed, claimed: "other"},
+		"one of no claim":                         {bound: true, class: new("c"), all: true, phase: corev1.VolumeFailed},
+		"a bound one":                             {bound: true, class: new("c"), all: true, phase: corev1.VolumeBound, claimed: "ns", policy: corev1.PersistentVolumeReclaimDelete},
 	} {
 		t.Run(name, func(t *testing.T) {
 			for _, size := range []int{1, 5, 3 * few} {
@@ -51,7 +58,11 @@ func TestReadsForClaims(t *testing.T) {
 						pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Message: one.message}}
 					}
 					r.into.Claims, r.into.Pods = append(r.into.Claims, claim), append(r.into.Pods, pod)
-					r.into.Volumes = append(r.into.Volumes, &corev1.PersistentVolume{Status: corev1.PersistentVolumeStatus{Phase: one.phase}})
+					pv := &corev1.PersistentVolume{Spec: corev1.PersistentVolumeSpec{PersistentVolumeReclaimPolicy: one.policy}, Status: corev1.PersistentVolumeStatus{Phase: one.phase}}
+					if one.claimed != "" {
+						pv.Spec.ClaimRef = &corev1.ObjectReference{Namespace: one.claimed, Name: claim.Name}
+					}
+					r.into.Volumes = append(r.into.Volumes, pv)
 				}
 				if got := len(r.provisioning(t.Context(), "ns", one.all)); got != one.calls || r.placed() != one.nodesAll {
 					t.Errorf("%d claims: %d calls, all nodes: %v; want %d and %v", size, got, r.placed(), one.calls, one.nodesAll)

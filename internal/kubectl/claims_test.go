@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"belay.dev/belay/internal/diagnosis"
+	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/testing/apiserver"
 	"belay.dev/belay/internal/testing/fixture"
 )
@@ -72,6 +73,44 @@ func TestClaimsWithoutVolume(t *testing.T) {
 			if got := run(t, as, args...); got.status != StatusBlocked || !strings.Contains(got.out, "ProvisioningFailed") {
 				t.Errorf("%v: exit status %d, want the error of the provisioner:\n%s%s", args, got.status, got.out, got.err)
 			}
+		}
+	}
+}
+
+// TestVolumesThatCannotBeDeleted: the list of a namespace has the volumes of its claims that the storage does not delete, and why, although the events
+// about them are in the default namespace; without the right to read those, it has the volumes that Failed, and names the right.
+func TestVolumesThatCannotBeDeleted(t *testing.T) {
+	server.Start(t)
+	namespaces(t, "deleting", "kept")
+	nfs := fixture.PersistentVolume("deleting-nfs", driver, "")
+	nfs.Spec.PersistentVolumeSource = corev1.PersistentVolumeSource{NFS: &corev1.NFSVolumeSource{Server: "nas", Path: "/a"}}
+	for _, pv := range []*corev1.PersistentVolume{fixture.PersistentVolume("deleting-csi", driver, "deleting"), nfs} {
+		pv.Spec.PersistentVolumeReclaimPolicy = corev1.PersistentVolumeReclaimDelete
+		pv.Status.Phase = corev1.VolumeReleased
+		if pv == nfs {
+			pv.Status.Phase = corev1.VolumeFailed
+		}
+		fixture.Bind(pv, fixture.Claim("deleting", "gone", pv))
+		create(t, pv)
+		create(t, &corev1.Event{
+			ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: pv.Name + ".1"}, InvolvedObject: corev1.ObjectReference{Kind: "PersistentVolume", Name: pv.Name, UID: pv.UID},
+			Reason: explain.VolumeFailedDelete, Type: corev1.EventTypeWarning, LastTimestamp: metav1.Now(), Message: "rpc error: code = Internal desc = no right to delete " + pv.Name,
+		})
+	}
+	admin := apiserver.Kubeconfig(t, server.Config())
+	got := run(t, admin, "stuck", "-n", "deleting", "-o", "json")
+	for _, want := range []string{"VolumeDeleteFailed", "no right to delete deleting-csi", "no right to delete deleting-nfs"} {
+		if got.status != StatusBlocked || !strings.Contains(got.out, want) {
+			t.Errorf("exit status %d, want %q:\n%s%s", got.status, want, got.out, got.err)
+		}
+	}
+	if got := run(t, admin, "stuck", "-n", "kept"); got.status != 0 || strings.Contains(got.out, "deleting-") {
+		t.Errorf("another namespace: exit status %d:\n%s%s", got.status, got.out, got.err)
+	}
+	got = run(t, member(t, "deleter", "deleting"), "stuck", "-n", "deleting")
+	for _, want := range []string{"VolumeDeleteFailed", "pv/deleting-nfs", "list events in namespace default"} {
+		if got.status != StatusBlocked || !strings.Contains(got.out+got.err, want) {
+			t.Errorf("exit status %d, want %q:\n%s%s", got.status, want, got.out, got.err)
 		}
 	}
 }
