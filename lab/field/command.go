@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -99,11 +100,11 @@ func (o *commandOptions) run(command *cobra.Command, situations []*Situation) (e
 		if err != nil {
 			return err
 		}
-		text := s.heading()
+		parts := []string{s.heading()}
 		for _, a := range answers {
-			text += "\n" + a.String()
+			parts = append(parts, a.String())
 		}
-		if _, err := fmt.Fprintln(command.OutOrStdout(), text); err != nil {
+		if _, err := fmt.Fprintln(command.OutOrStdout(), strings.Join(parts, "\n")); err != nil {
 			return fmt.Errorf("printing the answers: %w", err)
 		}
 	}
@@ -116,9 +117,5 @@ func (o *commandOptions) run(command *cobra.Command, situations []*Situation) (e
 
 // heading is what a reader has to know to grade the answers.
 func (s *Situation) heading() string {
-	text := "== " + s.Name + ": " + s.Title + "\n"
-	for _, line := range [][2]string{{"Cause:", s.Cause}, {"Step:", s.Step}} {
-		text += fmt.Sprintf("%-7s %s\n", line[0], line[1])
-	}
-	return text + fmt.Sprintf("%-7s %v\n", "From:", s.Sources)
+	return fmt.Sprintf("== %s: %s\n%-7s %s\n%-7s %s\n%-7s %v\n", s.Name, s.Title, "Cause:", s.Cause, "Step:", s.Step, "From:", s.Sources)
 }

@@ -91,7 +91,7 @@ func calls(t *testing.T, line string) (all [][]string) {
 	dir := t.TempDir()
 	record := filepath.Join(dir, "calls")
 	script := fmt.Sprintf("#!/bin/sh\nprintf '%%s\\0' \"$@\" >> %s\nprintf '\\n\\0' >> %s\n", record, record)
-	if err := os.WriteFile(filepath.Join(dir, "kubectl"), []byte(script), 0o700); err != nil { //nolint:gosec // it is run
+	if err := os.WriteFile(filepath.Join(dir, "kubectl"), []byte(script), 0o700); err != nil {
 		t.Fatal(err)
 	}
 	command := exec.CommandContext(t.Context(), "/bin/sh", "-c", line)
@@ -102,7 +102,7 @@ func calls(t *testing.T, line string) (all [][]string) {
 	}
 	recorded, _ := os.ReadFile(record) // none: it was not called
 	var args []string
-	for _, word := range strings.Split(strings.TrimSuffix(string(recorded), "\x00"), "\x00") {
+	for word := range strings.SplitSeq(strings.TrimSuffix(string(recorded), "\x00"), "\x00") {
 		if word == "\n" {
 			all, args = append(all, args), nil
 			continue

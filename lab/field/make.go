@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -203,9 +204,7 @@ func merge(o object, field string, with object) {
 		into = object{}
 		o[field] = into
 	}
-	for k, v := range with {
-		into[k] = v
-	}
+	maps.Copy(into, with)
 }
 
 // busy is for nodes, whose lists all situations change at the same time.
