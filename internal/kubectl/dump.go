@@ -23,7 +23,7 @@ func writeText(to io.Writer, s style, e diagnosis.Explanation, wide bool) error 
 		}
 		out.finding(same[0], same[1:], wide)
 	}
-	out.unread(e.Unread)
+	out.unread(e.Unread, wide)
 	_, err := fmt.Fprint(to, out.text.String())
 	return err
 }
