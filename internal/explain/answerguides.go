@@ -58,7 +58,7 @@ var answerGuides = map[decision.Reason]Guide{
 		Page:  pageAttach, Event: FailedAttachVolume, Verdict: Unsafe,
 		Summary: func(s Situation) string {
 			if s.Elsewhere != "" {
-				return fmt.Sprintf("the storage has the volume attached to %s, or may have, and no VolumeAttachment shows that", s.Elsewhere)
+				return fmt.Sprintf("the storage says that %s has the volume, and no VolumeAttachment shows it", s.Elsewhere)
 			}
 			return fmt.Sprintf("the storage has the volume attached to another machine, or may have, and no VolumeAttachment shows that%s", because(s.Detail))
 		},

@@ -355,7 +355,7 @@ func notVolume(s Situation) []Step {
 	case WaitRestart:
 		return []Step{{Text: "Read the log of the container's last run.", Command: in(s.Namespace, "kubectl logs "+s.Pod+" -c "+s.Container+" --previous --tail=50")}}
 	case WaitImage:
-		return []Step{{Text: "Correct the image's name, give the pod imagePullSecrets that the registry accepts, or let the node reach it.", Command: describe}}
+		return []Step{{Text: "Correct the image's name, add imagePullSecrets for its registry, or let the node reach the registry.", Command: describe}}
 	case WaitConfig:
 		return []Step{{Text: "Create the ConfigMap, Secret or key that the message names, or correct the container in the pod's template.", Command: describe}}
 	case WaitNetwork:

@@ -140,7 +140,7 @@ var holderGuides = map[decision.Reason]Guide{
 		Next: func(s Situation) []Step {
 			_, name := cut(s.HolderOwner)
 			return []Step{
-				{Text: "Use the strategy Recreate for a Deployment with such a volume (or a StatefulSet).", Command: in(s.Namespace, "kubectl patch deploy "+name+` -p '{spec: {strategy: {type: Recreate, rollingUpdate: null}}}'`)},
+				{Text: "Use the strategy Recreate for a Deployment with such a volume (or a StatefulSet).", Command: in(s.Namespace, "kubectl patch deploy "+name+` -p 'spec: {strategy: {type: Recreate, rollingUpdate: null}}'`)},
 				{Text: "To end this one wait, delete the old pod.", Command: deleteHolder(s)},
 			}
 		},

@@ -63,9 +63,7 @@ func (p *plugin) explanation(e diagnosis.Explanation, format output) error {
 // finding prints what a person needs who has to act: the verdict, the cause, the first step, and what not to do. What it rests on follows if
 // wide is set. others are findings with the same cause.
 func (p *page) finding(f *diagnosis.Finding, others []*diagnosis.Finding, wide bool) {
-	verdict := words[f.Verdict]
-	heading := p.wrap(fmt.Sprintf("%s%s: %s%s", verdict, p.lasting(f.Since), waits(f), alsoWait(f, others)), 0)
-	p.text.WriteString(p.verdict(f.Verdict, verdict) + strings.TrimPrefix(heading, verdict) + "\n")
+	p.heading(f.Verdict, p.lasting(f.Since)+": "+waits(f)+alsoWait(f, others))
 	p.line("Why", "%s (%s)", p.fits(f.Summary, len(f.Reason), wide), f.Reason)
 	p.steps(f.Next)
 	for i, text := range f.Clock {
@@ -81,6 +79,11 @@ func (p *page) finding(f *diagnosis.Finding, others []*diagnosis.Finding, wide b
 	if f.Verdict != diagnosis.Clear && f.Runbook != "" {
 		p.line("More", "%s", explain.RunbookCommand(f.Reason))
 	}
+}
+
+// heading prints a verdict, and what it is about.
+func (p *page) heading(v diagnosis.Verdict, text string) {
+	p.text.WriteString(p.verdict(v, words[v]) + strings.TrimPrefix(p.wrap(words[v]+text, 0), words[v]) + "\n")
 }
 
 // fits leaves out the middle of a sentence that has no place in two lines, or in four of a narrow terminal: the cause comes first, and an error that
@@ -279,11 +282,16 @@ func firstSentence(text string) (first, rest string) {
 // has it: no name is broken.
 func (p *page) command(indent int, text string) {
 	line := ""
-	for _, word := range shellWords(text) {
+	words := shellWords(text)
+	for i, word := range words {
+		ends := indent + len(line) + len(" ") + len(word)
+		if i < len(words)-1 {
+			ends += len(` \`)
+		}
 		switch {
 		case line == "":
 			line = word
-		case p.width > 0 && indent+len(line)+len(" ")+len(word)+len(` \`) > p.width:
+		case p.width > 0 && ends > p.width:
 			p.raw(indent, line+` \`)
 			line = "  " + word
 		default:
