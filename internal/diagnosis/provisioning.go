@@ -57,7 +57,10 @@ func provisioningCause(provisioner, message string) (explain.Cause, string) {
 	if found := driverCode.FindStringSubmatch(message); found != nil {
 		text := oneLine(message[len(found[0]):])
 		read := drivers.Read(provisioner, drivers.Create, found[1], text)
-		return cmp.Or(wordCauses[read.Situation], codeCauses[found[1]]), read.Cause(text)
+		if text = read.Cause(text); read.Situation == "" {
+			text = found[1] + ": " + text // the code says more than the words
+		}
+		return cmp.Or(wordCauses[read.Situation], codeCauses[found[1]]), text
 	}
 	for _, own := range ownSentences {
 		if own.text.MatchString(message) {

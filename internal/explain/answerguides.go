@@ -38,6 +38,8 @@ type Answer struct {
 	Call      Operation // what the driver was called for
 	Handle    string    // of the volume
 	Elsewhere string    // where the volume is attached at the storage, "node b"
+	Outside   bool      // that machine is no node of the cluster
+	Lists     bool      // that node lists the volume in use; the answer names none
 	Ask       string    // a command of the storage's own client that shows where it is, and its documentation
 	AskSource string
 	NotSent   bool   // the attacher did not call the driver
@@ -57,7 +59,10 @@ var answerGuides = map[decision.Reason]Guide{
 		Title: "The storage says that the volume is attached elsewhere",
 		Page:  pageAttach, Event: FailedAttachVolume, Verdict: Unsafe,
 		Summary: func(s Situation) string {
-			if s.Elsewhere != "" {
+			switch {
+			case s.Lists:
+				return fmt.Sprintf("%s lists the volume in use, and no VolumeAttachment shows it there; the storage has it attached, or may have%s", s.Elsewhere, because(s.Detail))
+			case s.Elsewhere != "":
 				return fmt.Sprintf("the storage says that %s has the volume, and no VolumeAttachment shows it", s.Elsewhere)
 			}
 			return fmt.Sprintf("the storage has the volume attached to another machine, or may have, and no VolumeAttachment shows that%s", because(s.Detail))
@@ -68,8 +73,12 @@ var answerGuides = map[decision.Reason]Guide{
 			if s.Elsewhere != "" {
 				where = s.Elsewhere
 			}
+			who := where
+			if s.Outside {
+				who += ", which is no node of this cluster,"
+			}
 			steps = append(steps, Step{
-				Text:   fmt.Sprintf("Make sure that %s does not use the volume, then detach it there at the storage. With belay-attacher and a driver that lists where its volumes are published, the detach is done by itself.", where),
+				Text:   fmt.Sprintf("Make sure that %s does not use the volume, then detach it there at the storage. With belay-attacher and a driver that lists where its volumes are published, the detach is done by itself.", who),
 				Danger: "if " + where + " still has the volume mounted, its writes are lost",
 			})
 			return append(steps, retryNow(s)...)

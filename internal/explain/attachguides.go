@@ -181,7 +181,7 @@ var attachGuides = map[decision.Reason]Guide{
 			}
 			return []Step{
 				{Text: "Look at the driver's pod on node " + node + ", and at the log of its node-driver-registrar. Its DaemonSet may not run a pod there.", Command: podsOn(node)},
-				{Text: "See which drivers have registered on the node.", Command: "kubectl get csinode " + node + " -o jsonpath='{.spec.drivers[*].name}'"},
+				{Text: "See which drivers the node's CSINode lists. After a reboot, it may list one that has not registered again.", Command: "kubectl get csinode " + node + " -o jsonpath='{.spec.drivers[*].name}'"},
 			}
 		},
 	},

@@ -62,7 +62,7 @@ var endingGuides = map[decision.Reason]Guide{
 		Page:  pageClaims, Silence: onlyAsked, Verdict: InProgress,
 		Summary: func(s Situation) string {
 			if s.Cause == NodeResizes {
-				return fmt.Sprintf("claim %s asks for %s%s: the file system grows when %s starts again", s.Claim, s.Size, hasSize(s), user(s))
+				return fmt.Sprintf("claim %s asks for %s%s: the file system grows when %s", s.Claim, s.Size, hasSize(s), user(s))
 			}
 			return fmt.Sprintf("claim %s asks for %s%s, and no component has made the volume larger", s.Claim, s.Size, hasSize(s))
 		},
@@ -152,9 +152,9 @@ func hasSize(s Situation) string {
 
 func user(s Situation) string {
 	if s.HolderName == "" {
-		return "a pod with it"
+		return "a pod starts with it, and no pod uses it"
 	}
-	return holder(s)
+	return holder(s) + " starts again"
 }
 
 // restart is how to have the pod started again that uses a claim.
