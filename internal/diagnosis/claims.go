@@ -199,7 +199,7 @@ func (x *state) unprovisioned(claim *corev1.PersistentVolumeClaim, since time.Ti
 		w.reason, w.detail = explain.NoVolumeToBind, x.bindable(claim, class)
 	case failure != nil && failure.Reason == "ProvisioningFailed":
 		w.reason, w.failed = explain.ProvisioningFailed, true
-		cause, w.detail = provisioningCause(failure.Message)
+		cause, w.detail = provisioningCause(provisioner, failure.Message)
 		w.detail = x.foreign(w.detail)
 		if cause == explain.ClassMissing {
 			w.reason = explain.ClaimNotBound
@@ -309,7 +309,7 @@ func (x *state) provisionerAbsent(claim *corev1.PersistentVolumeClaim, provision
 	}
 	switch {
 	case x.removed(provisioner):
-		return explain.ProvisionerNotRunning, "no CSIDriver object, no node and no lease has that name, so it is not installed, or under another name"
+		return explain.ProvisionerNotRunning, "it is not installed, as no CSIDriver, node or lease has its name"
 	case x.drivers[provisioner] != nil:
 		return explain.ProvisionerNotRunning, "the driver is installed, and its provisioner holds no lease and has not reported anything about the claim"
 	}

@@ -150,10 +150,17 @@ func (x *state) volumeEnding(pv *corev1.PersistentVolume) (found []Finding, clea
 	failure := x.lastEvent(string(pv.UID), explain.VolumeFailedDelete)
 	switch {
 	case pv.Status.Phase == corev1.VolumeFailed, failure != nil && DeleteMayFail(pv):
-		w.reason, w.detail = explain.VolumeDeleteFailed, x.foreign(pv.Status.Message)
+		w.reason, w.detail = explain.VolumeDeleteFailed, pv.Status.Message
 		if failure != nil {
-			w.detail = x.foreign(strings.TrimPrefix(failure.Message, combined))
+			w.detail = failure.Message
 		}
+		driver := ""
+		if pv.Spec.CSI != nil {
+			driver = pv.Spec.CSI.Driver
+		}
+		cause, detail := provisioningCause(driver, w.detail)
+		w.detail = x.foreign(detail)
+		w.fill = func(s *explain.Situation) { s.Volume, s.Cause = pv.Name, cause }
 	case pv.DeletionTimestamp != nil:
 		w.reason, w.detail = explain.VolumeTerminating, x.foreign(x.volumeHeld(pv))
 	case DeleteMayFail(pv):

@@ -152,10 +152,10 @@ func TestWhatGrows(t *testing.T) {
 		}, explain.ResizePending, "no component has made the volume larger"},
 		"the controller refuses the size": {func(s scene) {
 			step(s.grows(corev1.PersistentVolumeClaimCondition{Type: corev1.PersistentVolumeClaimControllerResizeError, Message: "failed to expand pvc with rpc error: code = OutOfRange desc = 16Ti at most"}), corev1.PersistentVolumeClaimControllerResizeInfeasible)
-		}, explain.ResizeFailed, "the request may be lowered"},
+		}, explain.ResizeFailed, "The request may be lowered"},
 		"the node refuses the size": {func(s scene) {
 			step(s.grows(corev1.PersistentVolumeClaimCondition{Type: corev1.PersistentVolumeClaimNodeResizeError, Message: "failed to expand pvc with rpc error: code = InvalidArgument desc = no"}), corev1.PersistentVolumeClaimNodeResizeInfeasible)
-		}, explain.ResizeFailed, "the request may be lowered"},
+		}, explain.ResizeFailed, "The request may be lowered"},
 		"the controller fails": {func(s scene) {
 			step(s.grows(corev1.PersistentVolumeClaimCondition{Type: corev1.PersistentVolumeClaimResizing}), corev1.PersistentVolumeClaimControllerResizeInProgress)
 			s.ofClaim("external-resizer disk.example.com", "Warning", "VolumeResizeFailed", `resize volume "pv" by resizer "disk.example.com" failed: rpc error: code = Internal desc = in optimizing state`, time.Minute)

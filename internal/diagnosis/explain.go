@@ -373,11 +373,19 @@ func (x *state) unneeded(key attachment.VolumeKey, va *storagev1.VolumeAttachmen
 	w := x.heldBy(key, &h, causes, &corev1.Pod{}, since)
 	if w.reason == explain.NoDetachController {
 		w.reason = explain.OrphanAttachment
+		if slices.ContainsFunc(x.byKey[key], unused) {
+			w.detail = "the volume cannot be deleted before that"
+		}
 		if !kube.IsAttachmentName(va.Name) {
 			w.reason = attachment.ForeignAttachment
 		}
 	}
 	return []Finding{x.attachmentFinding(key, va, w)}
+}
+
+// unused reports whether no claim uses a volume any more.
+func unused(pv *corev1.PersistentVolume) bool {
+	return pv.Status.Phase == corev1.VolumeReleased || pv.Status.Phase == corev1.VolumeFailed
 }
 
 // podsKnown reports whether all pods that use the volume on the node were read: all pods, those of the node, or those of the

@@ -34,14 +34,11 @@ func (x *state) elsewhere(w *wait, key attachment.VolumeKey, own, text, where st
 	}
 	if where != "" {
 		w.answer.Elsewhere = "machine " + x.foreign(path.Base(where))
-		if slices.Contains(x.Whole, CSINodes) && slices.Contains(x.Whole, Nodes) {
-			return "that machine is no node of this cluster"
-		}
+		w.answer.Outside = slices.Contains(x.Whole, CSINodes) && slices.Contains(x.Whole, Nodes)
 		return ""
 	}
 	if name := x.inUseAt(key, own); name != "" {
-		w.answer.Elsewhere = "node " + name
-		return "node " + name + " lists it in use"
+		w.answer.Elsewhere, w.answer.Lists = "node "+name, true
 	}
 	return ""
 }

@@ -37,13 +37,13 @@ func TestWhatStandsInTheCluster(t *testing.T) {
 		step       string // in the steps
 		never      string // in no step
 	}{
-		"another node lists it in use, as after a restored etcd": {drivers.Publish, "FailedPrecondition", "volume is attached elsewhere: already attached", func(s scene) { s.inUse(s.a) }, explain.BackendDisagrees, "(node a lists it in use)", "Make sure that node a", "retry="},
-		"the text has the node ID of another node":               {drivers.Publish, "FailedPrecondition", "already in use: fr-par-1/s1 has it", nil, explain.BackendDisagrees, "attached to node a,", "", ""},
+		"another node lists it in use, as after a restored etcd": {drivers.Publish, "FailedPrecondition", "volume is attached elsewhere: already attached", func(s scene) { s.inUse(s.a) }, explain.BackendDisagrees, "node a lists the volume in use, and no VolumeAttachment shows it there", "Make sure that node a", "retry="},
+		"the text has the node ID of another node":               {drivers.Publish, "FailedPrecondition", "already in use: fr-par-1/s1 has it", nil, explain.BackendDisagrees, "that node a has the volume", "", ""},
 		"the text has a longer ID":                               {drivers.Publish, "FailedPrecondition", "already in use: fr-par-1/s12 has it", nil, explain.BackendDisagrees, "no VolumeAttachment shows", "", "node a "},
 		"a machine of an Azure scale set": {drivers.Publish, "Internal", "disk(/d1) already attached to node(/subscriptions/s/resourceGroups/rg/providers/Microsoft.Compute/virtualMachineScaleSets/pool/virtualMachines/pool_33), could not be attached to node(b)", func(s scene) {
 			s.a.Spec.ProviderID = "azure:///subscriptions/s/resourceGroups/rg/providers/Microsoft.Compute/virtualMachineScaleSets/pool/virtualMachines/33"
-		}, explain.BackendDisagrees, "attached to node a,", "", ""},
-		"belay-attacher says where the driver lists it": {drivers.Publish, "Internal", "refused; " + explain.NotFreed("fr-par-1/s1", "reasons"), nil, explain.BackendDisagrees, "attached to node a, and no VolumeAttachment shows it there: refused", "", ""},
+		}, explain.BackendDisagrees, "that node a has the volume", "", ""},
+		"belay-attacher says where the driver lists it": {drivers.Publish, "Internal", "refused; " + explain.NotFreed("fr-par-1/s1", "reasons"), nil, explain.BackendDisagrees, "that node a has the volume, and no VolumeAttachment shows it", "", ""},
 		"two Nodes have one node ID": {drivers.Publish, "Internal", "busy elsewhere", func(s scene) {
 			for _, n := range s.CSINodes[1:] {
 				n.Spec.Drivers[0].NodeID = "i-own"

@@ -45,7 +45,7 @@ func TestMountEventsOfOthers(t *testing.T) {
 		detail          bool
 	}{
 		"this volume":                               {"FailedMount", `MountVolume.MountDevice failed for volume "pv" : rpc error: code = Internal desc = bad superblock`, explain.MountFailing, true},
-		"this volume, secret":                       {"FailedMount", `MountVolume.MountDevice failed for volume "pv" : fetching NodeStageSecretRef ns/s failed: failed to find the secret s in the namespace ns: secrets "s" not found`, explain.SecretMissing, true},
+		"this volume, secret":                       {"FailedMount", `MountVolume.MountDevice failed for volume "pv" : fetching NodeStageSecretRef ns/s failed: failed to find the secret s in the namespace ns: secrets "s" not found`, explain.SecretMissing, false},
 		"the pod's own secret":                      {"FailedMount", `MountVolume.SetUp failed for volume "tls" : secret "db-tls" not found`, explain.VolumeSourceMissing, false},
 		"an attach that failed before it succeeded": {"FailedAttachVolume", `AttachVolume.Attach failed for volume "pv" : rpc error: code = Unavailable desc = down`, explain.Mounting, false},
 	} {

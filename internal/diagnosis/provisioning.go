@@ -1,9 +1,11 @@
 package diagnosis
 
 import (
+	"cmp"
 	"regexp"
 	"strings"
 
+	"belay.dev/belay/internal/drivers"
 	"belay.dev/belay/internal/explain"
 )
 
@@ -44,13 +46,21 @@ var ownSentences = []struct {
 	{regexp.MustCompile(`^CSI driver does not support |^claim Selector is not supported$| does not support block volume provisioning$|is not a CSI plugin\. |^Mount options are not supported by the provisioner `), explain.NotSupported},
 }
 
+// wordCauses are what the words of a driver say that its code may not: a cloud's refusal is often Internal.
+var wordCauses = map[drivers.Situation]explain.Cause{drivers.Quota: explain.StorageExhausted, drivers.Credentials: explain.StorageRefuses}
+
 // provisioningCause reads the message of an event ProvisioningFailed, and cuts off what its reader knows: who speaks comes first. What stands
 // behind the code is the driver's, whatever words it uses.
-func provisioningCause(message string) (explain.Cause, string) {
+func provisioningCause(provisioner, message string) (explain.Cause, string) {
 	message = strings.TrimPrefix(message, combined)
 	message = message[len(provisionFailed.FindString(message)):]
 	if found := driverCode.FindStringSubmatch(message); found != nil {
-		return codeCauses[found[1]], message
+		text := oneLine(message[len(found[0]):])
+		read := drivers.Read(provisioner, drivers.Create, found[1], text)
+		if text = read.Cause(text); read.Situation == "" {
+			text = found[1] + ": " + text // the code says more than the words
+		}
+		return cmp.Or(wordCauses[read.Situation], codeCauses[found[1]]), text
 	}
 	for _, own := range ownSentences {
 		if own.text.MatchString(message) {

@@ -55,7 +55,7 @@ func TestProvisioningCause(t *testing.T) {
 		{"a driver that does not support", failed + `rpc error: code = Internal desc = CSI driver does not support this`, ""},
 		{"an orphan: external-provisioner v5.3.0 controller.go:876", failed + `created volume capacity 1 less than requested capacity 2`, ""},
 	} {
-		if got, _ := provisioningCause(one.message); got != one.want {
+		if got, _ := provisioningCause("", one.message); got != one.want {
 			t.Errorf("%s: %q is %q, want %q", one.source, one.message, got, one.want)
 		}
 	}

@@ -250,7 +250,10 @@ func (x *state) situation(v *Volume, h *Holder) explain.Situation {
 		s.Namespace, s.Claim, s.Volume, s.Driver, s.Wanted = v.Namespace, v.Claim, v.PersistentVolume, v.Driver, v.WantedOn
 		s.NotInstalled = v.Driver != "" && x.removed(v.Driver)
 		if lease := x.attacherLease(v.Driver); lease != nil && x.mayName(lease.Namespace) {
-			s.LeaseNamespace, s.AttacherPod = lease.Namespace, leaseHolder(lease)
+			s.LeaseNamespace = lease.Namespace
+			if x.podHolds(lease) { // it may also be a machine, whose network the pod has
+				s.AttacherPod = leaseHolder(lease)
+			}
 		}
 	}
 	if h != nil {

@@ -91,6 +91,7 @@ type Call string
 
 // The calls.
 const (
+	Create    Call = "create" // CreateVolume; the facts say nothing of it
 	Publish   Call = "publish"
 	Unpublish Call = "unpublish"
 	Mount     Call = "mount" // NodeStageVolume or NodePublishVolume, or what kubelet does to the mounted volume

@@ -38,6 +38,8 @@ type Answer struct {
 	Call      Operation // what the driver was called for
 	Handle    string    // of the volume
 	Elsewhere string    // where the volume is attached at the storage, "node b"
+	Outside   bool      // that machine is no node of the cluster
+	Lists     bool      // that node lists the volume in use; the answer names none
 	Ask       string    // a command of the storage's own client that shows where it is, and its documentation
 	AskSource string
 	NotSent   bool   // the attacher did not call the driver
@@ -57,10 +59,13 @@ var answerGuides = map[decision.Reason]Guide{
 		Title: "The storage says that the volume is attached elsewhere",
 		Page:  pageAttach, Event: FailedAttachVolume, Verdict: Unsafe,
 		Summary: func(s Situation) string {
-			if s.Elsewhere != "" {
-				return fmt.Sprintf("at the storage the volume is, or may be, attached to %s, and no VolumeAttachment shows it there%s", s.Elsewhere, because(s.Detail))
+			switch {
+			case s.Lists:
+				return fmt.Sprintf("%s lists the volume in use, and no VolumeAttachment shows it there; the storage has it attached, or may have%s", s.Elsewhere, because(s.Detail))
+			case s.Elsewhere != "":
+				return fmt.Sprintf("the storage says that %s has the volume, and no VolumeAttachment shows it", s.Elsewhere)
 			}
-			return fmt.Sprintf("no VolumeAttachment shows the volume on another node, but at the storage it is, or may be, attached to one%s", because(s.Detail))
+			return fmt.Sprintf("the storage has the volume attached to another machine, or may have, and no VolumeAttachment shows that%s", because(s.Detail))
 		},
 		Next: func(s Situation) []Step {
 			steps := []Step{askStorage(s)}
@@ -68,8 +73,12 @@ var answerGuides = map[decision.Reason]Guide{
 			if s.Elsewhere != "" {
 				where = s.Elsewhere
 			}
+			who := where
+			if s.Outside {
+				who += ", which is no node of this cluster,"
+			}
 			steps = append(steps, Step{
-				Text:   fmt.Sprintf("Make sure that %s does not use the volume, then detach it there at the storage. With belay-attacher and a driver that lists where its volumes are published, that is done by itself.", where),
+				Text:   fmt.Sprintf("Make sure that %s does not use the volume, then detach it there at the storage. With belay-attacher and a driver that lists where its volumes are published, the detach is done by itself.", who),
 				Danger: "if " + where + " still has the volume mounted, its writes are lost",
 			})
 			return append(steps, retryNow(s)...)
@@ -79,16 +88,17 @@ var answerGuides = map[decision.Reason]Guide{
 		Title: "The storage does not know the volume",
 		Page:  pageDriver, Silence: onlyAsked,
 		Summary: func(s Situation) string {
-			return fmt.Sprintf("the storage of CSI driver %s has no volume with the handle %s of PersistentVolume %s%s", s.Driver, cmp.Or(s.Handle, "(unknown)"), volumeName(s), because(s.Detail))
+			return fmt.Sprintf("the storage has no volume with the handle %s of PersistentVolume %s%s", cmp.Or(s.Handle, "(unknown)"), volumeName(s), because(s.Detail))
 		},
 		Next: func(s Situation) []Step {
 			return []Step{
-				{Text: "Compare the handle with the volumes at the storage, in the region, project or account of the driver. Another attempt does not help.", Command: ofVolume(s, "kubectl describe pv %s")},
-				{Text: "See what the storage has under the handle" + documented(s) + ".", Command: s.Ask},
 				{
-					Text: "If the handle is wrong: it cannot be changed. Create another PersistentVolume with the right one, and a claim for it. " +
-						"If the volume was deleted at the storage: restore it there from a snapshot or a backup, under a PersistentVolume of its own.",
+					Text: "Create another PersistentVolume with the right handle, and a claim for it: no retry helps. The handle of a PersistentVolume cannot be changed. " +
+						"Compare it with the volumes at the storage, in the region, project or account of the driver.",
+					Command: ofVolume(s, "kubectl describe pv %s"),
 				},
+				{Text: "See what the storage has under the handle." + documented(s), Command: s.Ask},
+				{Text: "If the volume was deleted at the storage, restore it there from a snapshot or a backup, under a PersistentVolume of its own."},
 			}
 		},
 	},
@@ -96,14 +106,13 @@ var answerGuides = map[decision.Reason]Guide{
 		Title: "The volume is in another zone than the node",
 		Page:  pageDriver, Silence: onlyAsked,
 		Summary: func(s Situation) string {
-			why := "PersistentVolume " + volumeName(s) + " has no node affinity, so that the scheduler does not know where it can be attached"
+			why := "PersistentVolume " + volumeName(s) + " has no node affinity that tells the scheduler"
 			if s.Affinity {
 				why = "the pod got the node against the node affinity of PersistentVolume " + volumeName(s) + ", as spec.nodeName or a changed label of the node allows"
 			}
-			return fmt.Sprintf("the volume cannot be attached to node %s, which is in another zone, and %s%s", s.Wanted, why, because(s.Detail))
+			return fmt.Sprintf("the volume is in another zone than node %s, and %s%s", s.Wanted, why, because(s.Detail))
 		},
 		Next: func(s Situation) []Step {
-			zones := Step{Text: "See in which zones the nodes are, and at the storage in which one the volume is. Another attempt does not help.", Command: "kubectl get nodes -L topology.kubernetes.io/zone"}
 			if s.Affinity {
 				return []Step{
 					{Text: "See from which nodes the volume can be reached. Another attempt does not help.", Command: ofVolume(s, `kubectl get pv %s -o jsonpath='{.spec.nodeAffinity}{"\n"}'`)},
@@ -111,9 +120,12 @@ var answerGuides = map[decision.Reason]Guide{
 				}
 			}
 			return []Step{
-				zones,
-				{Text: "Set spec.nodeAffinity of the PersistentVolume to that zone, which is allowed as long as it has none.", Command: ofVolume(s, "kubectl edit pv %s")},
+				{
+					Text:    "Set spec.nodeAffinity of the PersistentVolume to the zone that the storage has it in. That is allowed as long as it has none. Another attempt does not help.",
+					Command: ofVolume(s, "kubectl edit pv %s"),
+				},
 				{Text: "Delete the pod: the next one gets a node in that zone.", Command: ofPod(s, "kubectl delete pod")},
+				{Text: "See which nodes are in that zone.", Command: "kubectl get nodes -L topology.kubernetes.io/zone"},
 			}
 		},
 	},
@@ -121,11 +133,11 @@ var answerGuides = map[decision.Reason]Guide{
 		Title: "The storage refuses the driver's credentials",
 		Page:  pageDriver, Silence: onlyAsked,
 		Summary: func(s Situation) string {
-			return fmt.Sprintf("the storage refuses the credentials of CSI driver %s, or they lack a right, %s%s", s.Driver, toDo(s), because(s.Detail))
+			return fmt.Sprintf("the storage refuses the credentials of CSI driver %s, or they lack a right %s%s", s.Driver, toDo(s), because(s.Detail))
 		},
 		Next: func(s Situation) []Step {
 			return append([]Step{{
-				Text:    "Give the role or account of the driver's controller the right that the message names, or renew its credentials. The call is repeated with back-off, and succeeds after that. The whole message is in the log, and in the VolumeAttachment.",
+				Text:    "Give the driver's controller the right that the message names, or renew its credentials. The call is repeated with back-off, and succeeds after that. The whole message is in the log, and in the VolumeAttachment.",
 				Command: logsCommand(s),
 			}}, retryNow(s)...)
 		},
@@ -144,13 +156,13 @@ var answerGuides = map[decision.Reason]Guide{
 		Title: "An earlier operation of the volume has not ended",
 		Page:  pageDriver, Silence: onlyAsked,
 		Summary: func(s Situation) string {
-			return fmt.Sprintf("CSI driver %s refuses %s, because an earlier operation of the volume or its machine has not ended%s", s.Driver, toDo(s), because(s.Detail))
+			return fmt.Sprintf("an earlier operation of the volume or its machine has not ended, so that CSI driver %s refuses %s%s", s.Driver, toDo(s), because(s.Detail))
 		},
 		Next: func(s Situation) []Step {
 			if s.Call == Mount {
 				return []Step{{
-					Text: "Find out what the earlier call hangs in: read the log of the driver's node pod on node " + s.Wanted + ", and check that the node reaches the storage. " +
-						"The refused call is repeated, and succeeds only after the earlier one has ended.",
+					Text: "Check that node " + s.Wanted + " reaches the storage; if the call still hangs then, restart the driver's pod there. " +
+						"The log of that pod shows what the earlier call hangs in. The refused call is repeated, and succeeds only after the earlier one has ended.",
 					Command: podsOn(s.Wanted),
 				}}
 			}
@@ -168,7 +180,7 @@ var answerGuides = map[decision.Reason]Guide{
 		},
 		Next: func(s Situation) []Step {
 			return []Step{{
-				Text:    "Compare the access modes, the volume mode and the parameters of the PersistentVolume with what the driver's documentation says it supports. Another attempt does not help.",
+				Text:    "Compare access modes, volume mode and parameters of the volume with what the driver's documentation allows. Another attempt does not help.",
 				Command: ofVolume(s, "kubectl describe pv %s"),
 			}}
 		},
@@ -177,13 +189,13 @@ var answerGuides = map[decision.Reason]Guide{
 		Title: "The file system on the volume is damaged",
 		Page:  pageMount, Silence: onlyAsked,
 		Summary: func(s Situation) string {
-			return fmt.Sprintf("node %s does not mount the volume, because its file system has errors that the check before a mount does not correct%s", s.Wanted, because(s.Detail))
+			return fmt.Sprintf("the file system of the volume has errors that the check before the mount on node %s does not correct%s", s.Wanted, because(s.Detail))
 		},
 		Next: func(s Situation) []Step {
 			return []Step{
-				{Text: "Take a snapshot of the volume at the storage before anything else. Another attempt does not help."},
 				{
-					Text:   "Repair the file system by hand, with fsck or xfs_repair, on one machine that alone has the volume; or restore the volume from a snapshot or a backup.",
+					Text: "Stop the pod and take a snapshot, then run fsck on one node that alone has the volume, or restore a backup. " +
+						"Of XFS it is xfs_repair. Another attempt to mount it does not help.",
 					Danger: "a repair while another node has the volume mounted destroys it, and a repair may drop files",
 				},
 				{Text: "See which nodes have the volume.", Command: ofVolume(s, "kubectl belay explain pv/%s")},
@@ -194,11 +206,15 @@ var answerGuides = map[decision.Reason]Guide{
 		Title: "The node cannot read the volume as the file system that it is mounted as",
 		Page:  pageMount, Silence: onlyAsked,
 		Summary: func(s Situation) string {
-			return fmt.Sprintf("node %s cannot mount the volume as the file system that PersistentVolume %s names: it has another one, is damaged, or the node's kernel lacks the type%s", s.Wanted, volumeName(s), because(s.Detail))
+			return fmt.Sprintf("node %s finds another file system in the volume than PersistentVolume %s names, a damaged one, or lacks the type in its kernel%s", s.Wanted, volumeName(s), because(s.Detail))
 		},
 		Next: func(s Situation) []Step {
 			return []Step{
-				{Text: "Compare spec.csi.fsType of the PersistentVolume with what blkid shows for the device on the node, and read what the kernel says, with dmesg. Another attempt does not help.", Command: ofVolume(s, "kubectl describe pv %s")},
+				{
+					Text: "On node " + s.Wanted + ", compare what blkid and dmesg say of the device with the volume's fsType; do not format it. " +
+						"The type is spec.csi.fsType of the PersistentVolume. Another attempt does not help.",
+					Command: ofVolume(s, "kubectl describe pv %s"),
+				},
 				{Text: "If the type is wrong, create a PersistentVolume with the right one. If it is right, the file system is damaged: repair it, or restore the volume.", Danger: "formatting the device, which would end the error, destroys the data"},
 			}
 		},
@@ -207,13 +223,13 @@ var answerGuides = map[decision.Reason]Guide{
 		Title: "The storage refuses the change of ownership for fsGroup",
 		Page:  pageMount, Silence: onlyAsked,
 		Summary: func(s Situation) string {
-			return fmt.Sprintf("node %s mounts the volume, and the storage does not let it change owner or permissions of the files, which the pod's fsGroup asks for%s", s.Wanted, because(s.Detail))
+			return fmt.Sprintf("the storage does not let node %s change the owner of the files, which the pod's fsGroup asks for%s", s.Wanted, because(s.Detail))
 		},
 		Next: func(s Situation) []Step {
 			return []Step{
 				{
-					Text: "Export the share with no_root_squash; or set fsGroupPolicy of the CSIDriver to None, where the driver's documentation allows it; or remove securityContext.fsGroup from the pod's template, " +
-						"and give the files at the file server the group that the pod runs with. Another attempt does not help before that.",
+					Text: "Export the share with no_root_squash, set fsGroupPolicy of the CSIDriver to None, or leave out fsGroup. " +
+						"The policy may be None where the driver's documentation allows it. Without securityContext.fsGroup in the pod's template, give the files at the file server the group that the pod runs with.",
 					Command: "kubectl get csidriver " + s.Driver + ` -o jsonpath='{.spec.fsGroupPolicy}{"\n"}'`,
 				},
 			}
@@ -237,16 +253,16 @@ var answerGuides = map[decision.Reason]Guide{
 	},
 }
 
-// toDo is what the driver was called for: "to attach the volume to node a".
+// toDo is what the driver was called for: "to attach it to node a".
 func toDo(s Situation) string {
 	switch s.Call {
 	case Detach:
-		return "to detach the volume from node " + s.Node
+		return "to detach it from node " + s.Node
 	case Mount:
-		return "to mount the volume on node " + s.Wanted
+		return "to mount it on node " + s.Wanted
 	case Attach:
 	}
-	return "to attach the volume to node " + s.Wanted
+	return "to attach it to node " + s.Wanted
 }
 
 func volumeName(s Situation) string { return cmp.Or(s.Volume, "(none)") }
@@ -273,8 +289,11 @@ func podsOn(node string) string {
 
 // askStorage asks where the volume is attached, with the storage's own client if one is known.
 func askStorage(s Situation) Step {
-	text := fmt.Sprintf("Ask the storage where volume %s (handle %s) is attached, and whether that machine runs", cmp.Or(s.Volume, "(unknown)"), cmp.Or(s.Handle, "(unknown)"))
-	return Step{Text: text + documented(s) + ".", Command: s.Ask}
+	text := "Ask the storage which machine has the volume, and find out what runs there before you detach it."
+	if s.Ask == "" {
+		text += " The handle of the volume is " + cmp.Or(s.Handle, "unknown") + "."
+	}
+	return Step{Text: text + documented(s), Command: s.Ask}
 }
 
 // documented is where the storage's own client is described.
@@ -282,7 +301,7 @@ func documented(s Situation) string {
 	if s.Ask == "" {
 		return ""
 	}
-	return " (" + s.AskSource + ")"
+	return " The command is described at " + s.AskSource + " ."
 }
 
 // retryNow asks belay-attacher for an attempt; csi-attacher has no such request.

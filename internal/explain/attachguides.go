@@ -94,11 +94,11 @@ var attachGuides = map[decision.Reason]Guide{
 		Next: func(s Situation) []Step {
 			if s.LeaseNamespace != "" {
 				return []Step{{
-					Text:    "Find out why the attacher's pod does not run, or which of its containers restarts: an attacher does not work without its driver either. The operation continues as soon as both run.",
-					Command: "kubectl get pods -o wide -n " + s.LeaseNamespace,
+					Text:    "Find out why the attacher's pod does not run, or which of its containers restarts. An attacher does not work without its driver either. The operation continues as soon as both run.",
+					Command: in(s.LeaseNamespace, "kubectl get pods -o wide"),
 				}}
 			}
-			return []Step{{Text: "Look for the controller pod of the driver, which has the container csi-attacher or belay-attacher, and find out why it does not run. The operation continues as soon as it does.", Command: "kubectl get leases -A | grep external-attacher-leader"}}
+			return []Step{{Text: "Find out why the driver's controller pod does not run: it has the container csi-attacher or belay-attacher. The operation continues as soon as it does.", Command: "kubectl get leases -A | grep external-attacher-leader"}}
 		},
 	},
 	DriverUnavailable: {
@@ -155,12 +155,15 @@ var attachGuides = map[decision.Reason]Guide{
 		Title: "A Secret that the driver needs cannot be read",
 		Page:  pageDriver, Event: FailedAttachVolume,
 		Summary: func(s Situation) string {
+			if s.Mount != nil {
+				return s.Mount.fill("the Secret {1} for "+csiDriver(s)+" cannot be read: {2}", s, same)
+			}
 			return fmt.Sprintf("a Secret for %s cannot be read%s", csiDriver(s), because(s.Detail))
 		},
 		Next: func(s Situation) []Step {
-			step := Step{Text: "Create the Secret that the PersistentVolume, or the pod's template, refers to, or allow the driver's ServiceAccount to read it. It is read again with the next attempt."}
+			step := Step{Text: "Create that Secret, correct the reference to it, or allow the driver's ServiceAccount to read it. The PersistentVolume, or the pod's template, refers to it. It is read again with the next attempt."}
 			if s.Volume != "" {
-				step.Command = "kubectl get pv " + s.Volume + ` -o jsonpath='{.spec.csi.controllerPublishSecretRef}{"\n"}{.spec.csi.nodeStageSecretRef}{"\n"}'`
+				step.Command = "kubectl get pv " + s.Volume + ` -o jsonpath='{.spec.csi}{"\n"}'`
 			}
 			return []Step{step}
 		},
@@ -169,17 +172,17 @@ var attachGuides = map[decision.Reason]Guide{
 		Title: "The driver has not registered on the node",
 		Page:  pageDriver, Event: FailedAttachVolume,
 		Summary: func(s Situation) string {
-			return fmt.Sprintf("%s has not registered on node %s%s", csiDriver(s), cmp.Or(s.Wanted, s.Node), because(s.Detail))
+			return fmt.Sprintf("%s has not registered on node %s", csiDriver(s), cmp.Or(s.Wanted, s.Node))
 		},
 		Next: func(s Situation) []Step {
 			node := cmp.Or(s.Wanted, s.Node)
 			if s.NotInstalled {
-				return []Step{{Text: "Install CSI driver " + s.Driver + ": its controller and its DaemonSet. These drivers are installed:", Command: "kubectl get csidrivers"}}
+				return []Step{{Text: "Install CSI driver " + s.Driver + ": its controller and its DaemonSet. The command lists the drivers that are installed.", Command: "kubectl get csidrivers"}}
 			}
-			return []Step{{
-				Text:    "Check that the driver's DaemonSet runs a pod on the node, and that its node-driver-registrar is healthy.",
-				Command: "kubectl get csinode " + node + " -o jsonpath='{.spec.drivers[*].name}'; kubectl get pods -A -o wide --field-selector spec.nodeName=" + node,
-			}}
+			return []Step{
+				{Text: "Look at the driver's pod on node " + node + ", and at the log of its node-driver-registrar. Its DaemonSet may not run a pod there.", Command: podsOn(node)},
+				{Text: "See which drivers the node's CSINode lists. After a reboot, it may list one that has not registered again.", Command: "kubectl get csinode " + node + " -o jsonpath='{.spec.drivers[*].name}'"},
+			}
 		},
 	},
 	NotReported: {
@@ -233,7 +236,8 @@ var attachGuides = map[decision.Reason]Guide{
 		Title: "The pod waits for something else than its volumes",
 		Page:  pageMount, Silence: onlyAsked, Verdict: NotForVolume,
 		Summary: func(s Situation) string {
-			return fmt.Sprintf("%s%s waits for something else than a volume%s", subject(s), onNode(" on node ", s.Wanted), because(s.Detail))
+			waits := map[Elsewhere]string{WaitImage: "its image, and for no volume", WaitNetwork: "its network, and for no volume"}
+			return fmt.Sprintf("%s%s waits for %s%s", subject(s), onNode(" on node ", s.Wanted), cmp.Or(waits[s.Waits], "something else than a volume"), because(s.Detail))
 		},
 		Next: notVolume,
 	},
@@ -252,7 +256,7 @@ var attachGuides = map[decision.Reason]Guide{
 			return fmt.Sprintf("%s is on node %s, which is not Ready, so nothing mounts its volumes there", subject(s), s.Wanted)
 		},
 		Next: func(s Situation) []Step {
-			return []Step{{Text: "Bring the node back, or delete the pod if its controller can create it on another node.", Command: "kubectl describe node " + s.Wanted}}
+			return []Step{{Text: "Look at the machine of node " + s.Wanted + ", or delete the pod if its controller can create it on another node.", Command: "kubectl describe node " + s.Wanted}}
 		},
 	},
 	PodTerminating: {
@@ -262,19 +266,19 @@ var attachGuides = map[decision.Reason]Guide{
 			return fmt.Sprintf("%s is being deleted on node %s%s", subject(s), s.Node, because(s.Detail))
 		},
 		Next: func(s Situation) []Step {
-			return []Step{{Text: "Wait for its grace period. When that is over, look for finalizers, and read the log of kubelet on node " + s.Node + ". Do not delete the pod with --force: its containers may still run and write.", Command: in(s.Namespace, "kubectl describe pod "+s.Pod)}}
+			return []Step{{Text: "After its grace period, read the log of kubelet on node " + s.Node + ", and look for finalizers of the pod. Do not delete the pod with --force: its containers may still run and write.", Command: in(s.Namespace, "kubectl describe pod "+s.Pod)}}
 		},
 	},
 	OrphanAttachment: {
 		Title: "No pod needs the volume, and it stays attached",
 		Page:  pageLeftovers, Silence: onlyAsked,
 		Summary: func(s Situation) string {
-			return fmt.Sprintf("no pod needs volume %s on node %s, and its VolumeAttachment is not being deleted%s", cmp.Or(s.Volume, "(unknown)"), s.Node, because(s.Detail))
+			return fmt.Sprintf("volume %s is still attached to node %s, where no pod needs it, and no controller deletes its VolumeAttachment%s", cmp.Or(s.Volume, "(unknown)"), s.Node, and(s.Detail))
 		},
 		Next: func(s Situation) []Step {
 			return []Step{
+				{Text: "Delete the VolumeAttachment if nothing on node " + s.Node + " uses the volume: see first what that would do. Nothing is done before it is confirmed.", Command: "kubectl belay force-detach va/" + s.Attachment},
 				{Text: "See who holds the leases of the attach/detach controllers, and read that controller's log. kube-controller-manager looks for such VolumeAttachments only when it starts.", Command: "kubectl get leases -n kube-system"},
-				{Text: "If none detaches it: see what a detach by hand would do. Nothing is done before it is confirmed.", Command: "kubectl belay force-detach va/" + s.Attachment},
 			}
 		},
 	},
@@ -351,7 +355,7 @@ func notVolume(s Situation) []Step {
 	case WaitRestart:
 		return []Step{{Text: "Read the log of the container's last run.", Command: in(s.Namespace, "kubectl logs "+s.Pod+" -c "+s.Container+" --previous --tail=50")}}
 	case WaitImage:
-		return []Step{{Text: "Correct the name of the image in the pod's template, give the pod imagePullSecrets that its registry accepts, or let the node reach the registry.", Command: describe}}
+		return []Step{{Text: "Correct the image's name, add imagePullSecrets for its registry, or let the node reach the registry.", Command: describe}}
 	case WaitConfig:
 		return []Step{{Text: "Create the ConfigMap, Secret or key that the message names, or correct the container in the pod's template.", Command: describe}}
 	case WaitNetwork:
@@ -366,9 +370,6 @@ func notVolume(s Situation) []Step {
 
 func attacherLogs(s Situation) []Step {
 	step := Step{Text: "Read the logs of the attacher and of the driver's controller. The call is retried by itself.", Command: logsCommand(s)}
-	if step.Command != "" {
-		step.Text = "Read the logs of the attacher and of the driver's controller: the name is the holder of the attacher's lease, usually its pod. The call is retried by itself."
-	}
 	var steps []Step
 	if s.Works != "" {
 		steps = []Step{{Text: "Look at the node and at the volume at the storage first, not at the driver: meanwhile " + s.Works + "."}}
@@ -376,10 +377,13 @@ func attacherLogs(s Situation) []Step {
 	return append(append(steps, step), retryNow(s)...)
 }
 
-// logsCommand prints the logs of the attacher and of the driver beside it; "" if the holder of the attacher's lease is unknown.
+// logsCommand prints the logs of the attacher and of the driver beside it, or where their pod may be; "" if the attacher has no lease.
 func logsCommand(s Situation) string {
-	if s.AttacherPod == "" || s.LeaseNamespace == "" {
+	switch {
+	case s.LeaseNamespace == "":
 		return ""
+	case s.AttacherPod == "":
+		return in(s.LeaseNamespace, "kubectl get pods -o wide")
 	}
 	return fmt.Sprintf("kubectl logs -n %s %s --all-containers --tail=100", s.LeaseNamespace, s.AttacherPod)
 }

@@ -58,7 +58,7 @@ var claimGuides = map[decision.Reason]Guide{
 		},
 		Next: func(s Situation) []Step {
 			return []Step{
-				{Text: "Install the driver or provisioner " + s.Provisioner + ", or start its controller: it then provisions the claim by itself. See whether its pods run.", Command: "kubectl get pods -A"},
+				{Text: "Install " + s.Provisioner + ", start its controller, or use another StorageClass. It provisions the claim by itself as soon as it runs: see whether its pods do.", Command: "kubectl get pods -A"},
 				{Text: "If the StorageClass has the name of a provisioner that this cluster is not meant to have, use another class: that of a claim cannot be changed, so the claim has to be created again.", Command: "kubectl get storageclass"},
 			}
 		},
@@ -84,8 +84,11 @@ var claimGuides = map[decision.Reason]Guide{
 		},
 		Next: func(s Situation) []Step {
 			return []Step{
-				{Text: "See what the driver reports as free, by StorageClass and topology.", Command: "kubectl get csistoragecapacities -A"},
-				{Text: "Add storage or delete volumes that are not needed; the scheduler then tries again by itself. Or create the claim again with a smaller size.", Command: in(s.Namespace, "kubectl get pvc "+s.Claim)},
+				{
+					Text: "Add storage, delete volumes that are not needed, or create the claim again with a smaller size. " +
+						"The scheduler then tries again by itself. The command shows what the driver reports as free, by StorageClass and topology.",
+					Command: "kubectl get csistoragecapacities -A",
+				},
 			}
 		},
 	},
@@ -100,9 +103,9 @@ var claimGuides = map[decision.Reason]Guide{
 		},
 		Next: func(s Situation) []Step {
 			if s.Wanted != "" {
-				return []Step{{Text: "Remove spec.nodeName from the pod, or correct it: the scheduler chooses a node from which the volume can be reached. Then delete the pod.", Command: in(s.Namespace, "kubectl delete pod "+s.Pod)}}
+				return []Step{{Text: "Remove spec.nodeName from the pod's template, or correct it, and delete the pod. Without it the scheduler chooses a node from which the volume can be reached.", Command: in(s.Namespace, "kubectl delete pod "+s.Pod)}}
 			}
-			steps := []Step{{Text: "Add a node where the volume can be used, or make room on one that is there; the scheduler then tries again by itself.", Command: "kubectl get nodes --show-labels"}}
+			steps := []Step{{Text: "Add a node where the volume can be used, make room on one, or restore the data to a volume elsewhere. The scheduler then tries again by itself.", Command: "kubectl get nodes --show-labels"}}
 			if s.Volume != "" {
 				steps = append(steps, Step{Text: "See where the volume can be used.", Command: "kubectl get pv " + s.Volume + " -o jsonpath='{.spec.nodeAffinity}'"})
 			}
@@ -138,13 +141,13 @@ var claimGuides = map[decision.Reason]Guide{
 		Title: "A claim has the name of that of a generic ephemeral volume, and is not the pod's",
 		Page:  pageClaims, Silence: onlyAsked,
 		Summary: func(s Situation) string {
-			return fmt.Sprintf("%s cannot use the claim %s for its generic ephemeral volume: it is not the pod's%s", subject(s), s.Claim, because(s.Detail))
+			return fmt.Sprintf("claim %s has the name of that of a generic ephemeral volume of %s, and was not created for it%s", s.Claim, subject(s), because(s.Detail))
 		},
 		Next: func(s Situation) []Step {
 			return []Step{
-				{Text: "See what the claim is for. If its data is needed, rename the volume in the pod's template: the claim of an ephemeral volume is named POD-VOLUME.", Command: in(s.Namespace, "kubectl describe pvc "+s.Claim)},
+				{Text: "Rename the volume in the pod's template, or delete the claim if its data is not needed. The name of the claim of an ephemeral volume is the pod's, a hyphen and the volume's.", Command: in(s.Namespace, "kubectl describe pvc "+s.Claim)},
 				{
-					Text:    "If not, delete the claim: kube-controller-manager creates the pod's own.",
+					Text:    "To delete the claim: kube-controller-manager then creates the pod's own.",
 					Command: in(s.Namespace, "kubectl delete pvc "+s.Claim),
 					Danger:  "its volume is deleted too if its reclaim policy is Delete",
 				},
@@ -177,11 +180,11 @@ func nextOfUnbound(s Situation) []Step {
 	classes := Step{Text: "See which StorageClasses there are.", Command: "kubectl get storageclass"}
 	switch s.Cause {
 	case NoClass:
-		classes.Text = "Make one StorageClass the default: claims that name none then get it. Or create a PersistentVolume without a class for the claim."
+		classes.Text = "Make one StorageClass the default, or create the claim again with a class. Claims that name none get the default. Or create a PersistentVolume without a class for the claim."
 		return []Step{classes}
 	case ClassMissing:
 		return []Step{
-			{Text: "Create the StorageClass " + s.Class + ": the claim is then provisioned by itself. Or use another one.", Command: classes.Command},
+			{Text: "Create the StorageClass " + s.Class + ", or create the claim again with another one. The claim is then provisioned by itself.", Command: classes.Command},
 			{
 				Text:    "The class of a claim cannot be changed: to use another one, delete the claim, which has no volume, and create it again.",
 				Command: in(s.Namespace, "kubectl delete pvc "+s.Claim),
@@ -189,7 +192,7 @@ func nextOfUnbound(s Situation) []Step {
 		}
 	case NodeWithoutScheduler:
 		return []Step{{
-			Text:    "Let the scheduler place the pod: replace spec.nodeName by a nodeSelector with the label kubernetes.io/hostname of the node, and create the pod again.",
+			Text:    "Let the scheduler place the pod: use a nodeSelector for kubernetes.io/hostname in place of spec.nodeName. Then create the pod again.",
 			Command: in(s.Namespace, "kubectl delete pod "+s.Pod),
 		}}
 	}
@@ -210,28 +213,27 @@ func nextOfProvisioning(s Situation) []Step {
 	case NoTopology:
 		return []Step{
 			{
-				Text: "See which topology keys the driver reports for each node. A node that has none, or whose labels lack them, is left out: look at the driver's pod there.",
-				Command: "kubectl get csinodes -o jsonpath='{range .items[*]}{.metadata.name}{\" \"}{.spec.drivers[?(@.name==\"" +
-					strings.Trim(s.Provisioner, "'") + "\")].topologyKeys}{\"\\n\"}{end}'",
+				Text:    "Look at the driver's pods on the nodes, and at the topology keys that each node has from it. A node that has none, or whose labels lack them, is left out.",
+				Command: "kubectl describe csinodes",
 			},
 			withText(class, "Compare allowedTopologies of the StorageClass with the labels of the nodes."),
 		}
 	case StorageExhausted:
 		return []Step{describeClaim(s, "Raise the quota that the error names, or free storage there. The provisioner tries again by itself.")}
 	case StorageRefuses:
-		return []Step{describeClaim(s, "Give the identity with which the driver's controller runs the permission that the error names. The provisioner tries again by itself."), logs}
+		return []Step{describeClaim(s, "Give the driver's controller, or its role at the cloud, the permission that the error names. The provisioner tries again by itself."), logs}
 	case DriverSilent:
-		return []Step{withText(logs, "The driver's controller or its storage does not answer in time: read its log. The provisioner tries again by itself."+whereItRuns(s))}
+		return []Step{withText(logs, "Read the log of the driver's controller: it, or its storage, does not answer in time. The provisioner tries again by itself."+whereItRuns(s))}
 	case SourceNotReady:
 		if s.SourceName != "" {
-			return []Step{{Text: "The claim is to be filled from this object: see whether it exists and is ready. The provisioner tries again by itself.", Command: in(s.SourceNamespace, "kubectl get "+s.SourceKind+" "+s.SourceName)}}
+			return []Step{{Text: "See whether the object exists and is ready that the claim is to be filled from. The provisioner tries again by itself.", Command: in(s.SourceNamespace, "kubectl get "+s.SourceKind+" "+s.SourceName)}}
 		}
 		return []Step{describeClaim(s, "See what the claim is to be filled from. The provisioner tries again by itself.")}
 	case SecretOfClass:
 		return []Step{withText(class, "Create the Secret that the parameters of the StorageClass name, or let the provisioner read it. It tries again by itself.")}
 	case WrongParameters, NotSupported:
 		return []Step{
-			withText(class, "Correct the StorageClass, or the claim: the driver refuses what they ask for, and trying again changes nothing. The parameters of a StorageClass cannot be changed: create another."),
+			withText(class, "Correct the StorageClass, or the claim: the driver refuses what they ask for, however often. The parameters of a StorageClass cannot be changed: create another."),
 			describeClaim(s, "Compare size, access modes and volume mode with what the driver can do."),
 		}
 	}
@@ -256,7 +258,7 @@ func nextOfMismatch(s Situation) []Step {
 	switch s.Cause {
 	case OtherClass:
 		return []Step{{
-			Text:    "Give the PersistentVolume the class of the claim, or create the claim again with the class of the volume.",
+			Text:    "Give the PersistentVolume the class of the claim, or create the claim again with the volume's.",
 			Command: "kubectl patch pv " + s.Volume + ` -p '{"spec":{"storageClassName":"` + strings.Trim(s.Class, "'") + `"}}'`,
 		}, see}
 	case BoundToAnother:

@@ -43,8 +43,12 @@ var endingGuides = map[decision.Reason]Guide{
 			return fmt.Sprintf("no claim uses volume %s any more, and it cannot be deleted at the storage%s", s.Volume, because(s.Detail))
 		},
 		Next: func(s Situation) []Step {
+			do := "Correct what the error names, such as a permission of the driver's identity."
+			if s.Cause == StorageRefuses {
+				do = "Give the driver's controller, or its role at the cloud, the permission that the error names."
+			}
 			return []Step{
-				{Text: "Correct what the error names, such as a permission of the driver's identity. The provisioner tries again by itself.", Command: "kubectl describe pv " + s.Volume},
+				{Text: do + " The provisioner tries again by itself.", Command: "kubectl describe pv " + s.Volume},
 				{
 					Text:    "If the volume is gone at the storage, or is to be kept there, delete only its object.",
 					Command: "kubectl patch pv " + s.Volume + ` -p '{"spec":{"persistentVolumeReclaimPolicy":"Retain"}}' && kubectl delete pv ` + s.Volume,
@@ -58,13 +62,13 @@ var endingGuides = map[decision.Reason]Guide{
 		Page:  pageClaims, Silence: onlyAsked, Verdict: InProgress,
 		Summary: func(s Situation) string {
 			if s.Cause == NodeResizes {
-				return fmt.Sprintf("claim %s asks for %s%s: the volume has grown, and its file system grows when a pod with it starts on its node%s", s.Claim, s.Size, hasSize(s), user(s))
+				return fmt.Sprintf("claim %s asks for %s%s: the file system grows when %s", s.Claim, s.Size, hasSize(s), user(s))
 			}
 			return fmt.Sprintf("claim %s asks for %s%s, and no component has made the volume larger", s.Claim, s.Size, hasSize(s))
 		},
 		Next: func(s Situation) []Step {
 			if s.Cause == NodeResizes {
-				return []Step{restart(s, "Restart the pod that uses it: its kubelet grows the file system before it starts the pod.")}
+				return []Step{restart(s, "Restart the pod that uses it: kubelet then grows the file system first.")}
 			}
 			return []Step{describeClaim(s, "See whether the driver's resizer runs: nothing else makes the volume larger. Read the claim's events.")}
 		},
@@ -79,7 +83,7 @@ var endingGuides = map[decision.Reason]Guide{
 			steps := []Step{describeClaim(s, "Correct what the error names. It is tried again by itself.")}
 			switch s.Cause {
 			case SizeRefused:
-				steps[0].Text = "The storage cannot give this size. See what it can give, and ask for that: the request may be lowered to any size above the present one."
+				steps[0].Text = "Ask for a size that the storage can give. The request may be lowered to any size above the present one."
 			case NodeResizes:
 				steps = append(steps, restart(s, "If the driver grows a file system only while it is not mounted, restart the pod that uses it."))
 			}
@@ -90,11 +94,11 @@ var endingGuides = map[decision.Reason]Guide{
 		Title: "A driver without an attacher has no CSIDriver object",
 		Page:  pageDriver, Silence: onlyAsked,
 		Summary: func(s Situation) string {
-			return fmt.Sprintf("the volume waits for an attach to node %s that no component makes: CSI driver %s has no CSIDriver object, and no attacher has ever worked on its VolumeAttachments", s.Wanted, s.Driver)
+			return fmt.Sprintf("CSI driver %s has no CSIDriver object, so that the volume waits for an attach to node %s, and no attacher of it has ever worked", s.Driver, s.Wanted)
 		},
 		Next: func(s Situation) []Step {
 			return []Step{
-				{Text: "See how the driver is meant to be installed: its manifests have a CSIDriver object, and an attacher if it needs one. Install what lacks.", Command: "kubectl get csidrivers"},
+				{Text: "Install the driver's CSIDriver object, with attachRequired: false if the driver has no attacher. Its manifests have the object, and an attacher if it needs one.", Command: "kubectl get csidrivers"},
 				{
 					Text:    "Only if the driver has no attacher, as those of file shares: declare that its volumes need no attach.",
 					Command: `echo '{"apiVersion":"storage.k8s.io/v1","kind":"CSIDriver","metadata":{"name":"` + strings.Trim(s.Driver, "'") + `"},"spec":{"attachRequired":false}}' | kubectl create -f -`,
@@ -129,7 +133,7 @@ func nextOfTerminatingClaim(s Situation) []Step {
 		return []Step{{Text: "Delete the pod, which has ended: the claim ends then by itself.", Command: deleteHolder(s), Danger: lost}}
 	case s.HolderName != "":
 		return []Step{
-			{Text: "The claim ends when no pod uses it any more. If its data is needed, first set the reclaim policy of its volume to Retain.", Command: "kubectl get pv " + volumeOr(s)},
+			{Text: "If the data is needed, set the reclaim policy of its volume to Retain. The claim ends when no pod uses it any more.", Command: "kubectl get pv " + volumeOr(s)},
 			{Text: "To let the claim end, end the pod.", Command: deleteHolder(s), Danger: lost},
 		}
 	}
@@ -148,9 +152,9 @@ func hasSize(s Situation) string {
 
 func user(s Situation) string {
 	if s.HolderName == "" {
-		return "; no pod uses it"
+		return "a pod starts with it, and no pod uses it"
 	}
-	return "; " + holder(s) + " uses it"
+	return holder(s) + " starts again"
 }
 
 // restart is how to have the pod started again that uses a claim.

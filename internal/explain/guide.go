@@ -33,7 +33,7 @@ type Situation struct {
 	Container        string      // the container that waits
 	Waits            Elsewhere   // what the pod waits for that is no volume
 	LeaseNamespace   string      // of the attacher
-	AttacherPod      string      // the holder of the attacher's lease
+	AttacherPod      string      // the holder of the attacher's lease, if a pod of that name exists
 	FenceIsAvailable bool
 
 	Class, Provisioner                      string // of a claim

@@ -134,13 +134,13 @@ var holderGuides = map[decision.Reason]Guide{
 		Title: "The Deployment starts its new pod before it ends the old one",
 		Page:  pageAttach, Event: FailedAttachVolume,
 		Summary: func(s Situation) string {
-			return fmt.Sprintf("%s is a new pod of %s, whose old pod %s has the volume on node %s: with the strategy RollingUpdate the old pod ends only when the new one is ready",
-				subject(s), s.HolderOwner, s.HolderName, s.Node)
+			return fmt.Sprintf("the old pod %s of %s has the volume on node %s, and with the strategy RollingUpdate ends only when the new one is ready",
+				s.HolderName, s.HolderOwner, s.Node)
 		},
 		Next: func(s Situation) []Step {
 			_, name := cut(s.HolderOwner)
 			return []Step{
-				{Text: "Use the strategy Recreate for a Deployment with such a volume (or a StatefulSet).", Command: in(s.Namespace, "kubectl patch deployment "+name+` -p '{"spec":{"strategy":{"type":"Recreate","rollingUpdate":null}}}'`)},
+				{Text: "Use the strategy Recreate for a Deployment with such a volume (or a StatefulSet).", Command: in(s.Namespace, "kubectl patch deploy "+name+` -p 'spec: {strategy: {type: Recreate, rollingUpdate: null}}'`)},
 				{Text: "To end this one wait, delete the old pod.", Command: deleteHolder(s)},
 			}
 		},
@@ -280,11 +280,11 @@ var holderGuides = map[decision.Reason]Guide{
 		Title: "The node is Ready and does not unmount the volume",
 		Page:  pageDetach, Event: FailedUnmount, Verdict: Unsafe,
 		Summary: func(s Situation) string {
-			return fmt.Sprintf("no pod needs the volume on node %s any more, and its kubelet still lists it in use: %s%s", s.Node, UnmountHangs, and(s.Detail))
+			return fmt.Sprintf("no pod needs the volume on node %s any more, and its kubelet still lists it in use: %s", s.Node, UnmountHangs)
 		},
 		Next: func(s Situation) []Step {
 			return []Step{
-				{Text: "Read kubelet's log on the node for UnmountVolume and UnmountDevice, and the driver's node pod there.", Command: "kubectl get pods -A -o wide --field-selector spec.nodeName=" + s.Node},
+				{Text: "Read kubelet's log on node " + s.Node + " for UnmountVolume and UnmountDevice, and that of the driver's pod there.", Command: "kubectl get pods -A -o wide --field-selector spec.nodeName=" + s.Node},
 				{
 					Text:    "If the unmount keeps failing, drain the node and reboot it, whether the drain ends or not: a new boot has no mounts.",
 					Command: "kubectl drain " + s.Node + " --ignore-daemonsets",
@@ -470,7 +470,7 @@ const outOfService = "node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"
 // lostNode is what to do about a node that is not Ready and has volumes.
 func lostNode(s Situation) []Step {
 	return []Step{
-		{Text: fmt.Sprintf("Find out whether the machine of node %s is off, at its BMC, hypervisor or cloud. A node that the API server does not hear from may still run and write.", s.Node)},
+		{Text: fmt.Sprintf("Find out whether the machine of node %s is off, at its BMC, hypervisor or cloud: only then take step 3. A node that the API server does not hear from may still run and write.", s.Node)},
 		{Text: "If it can come back, bring it back: a node that is Ready again unmounts what no pod there needs.", Command: "kubectl get node " + s.Node},
 		{
 			Text:    "Only if the machine is off: declare it out of service. Its pods are deleted and its volumes detached.",

@@ -19,7 +19,7 @@ var mountTexts = []kubeletText{
 	// are a list in brackets (pkg/volume/projected/projected.go:430).
 	{
 		kinds: withObjects, pattern: regexp.MustCompile(`\b(configmap)s? "(kube-root-ca\.crt)" not found`), names: true, reason: VolumeSourceMissing,
-		why: "the ConfigMap kube-root-ca.crt does not exist in namespace {namespace}; the root CA publisher of kube-controller-manager, which creates it in every namespace, has not",
+		why: "kube-controller-manager has not created the ConfigMap kube-root-ca.crt in namespace {namespace}",
 		steps: []Step{
 			{Text: "See whether kube-controller-manager works: it renews its lease every few seconds.", Command: "kubectl get lease kube-controller-manager -n kube-system"},
 			{Text: "Read its log for root-ca-certificate-publisher-controller, which --controllers must not turn off. A pod whose ConfigMap appears starts by itself.", Command: "kubectl get configmaps -n {namespace}"},
@@ -29,15 +29,18 @@ var mountTexts = []kubeletText{
 		kinds: withObjects, pattern: regexp.MustCompile(`\b(configmap)s? "([^"]+)" not found`), names: true, reason: VolumeSourceMissing,
 		why: "the ConfigMap {2} does not exist in namespace {namespace}",
 		steps: []Step{
-			{Text: "Create the ConfigMap {2} in namespace {namespace}, or correct its name in the pod's template. kubelet then starts the pod by itself. These exist:", Command: "kubectl get configmaps -n {namespace}"},
+			{Text: "Create the ConfigMap {2}, or correct its name in the pod's template. kubelet then starts the pod by itself. The command lists those that exist.", Command: "kubectl get configmaps -n {namespace}"},
 		},
 	},
 	{
 		kinds: withObjects, pattern: regexp.MustCompile(`\b(secret)s? "([^"]+)" not found`), names: true, reason: VolumeSourceMissing,
 		why: "the Secret {2} does not exist in namespace {namespace}",
 		steps: []Step{
-			{Text: "Create the Secret {2} in namespace {namespace}, or correct its name in the pod's template. kubelet then starts the pod by itself. These exist:", Command: "kubectl get secrets -n {namespace}"},
-			{Text: "If another controller creates it, such as cert-manager for a Certificate, read what that controller reports."},
+			{
+				Text: "Create the Secret {2}, find out what should, such as a Certificate, or correct its name in the pod. " +
+					"kubelet then starts the pod by itself. The command lists those that exist. If another controller creates it, such as cert-manager, read what that reports.",
+				Command: "kubectl get secrets -n {namespace}",
+			},
 		},
 	},
 	{ // pkg/volume/configmap/configmap.go:292
@@ -48,7 +51,7 @@ var mountTexts = []kubeletText{
 	{ // pkg/volume/secret/secret.go:280
 		kinds: withObjects, pattern: regexp.MustCompile(`references non-existent secret key: (\S+)`), reason: VolumeSourceMissing,
 		why:   "the pod wants the key {1}, which the Secret does not have",
-		steps: []Step{{Text: "Add the key {1} to the Secret, or correct items in the pod's template. This lists its keys, without values:", Command: "kubectl describe secret {object} -n {namespace}"}},
+		steps: []Step{{Text: "Add the key {1} to the Secret, or correct items in the pod's template. The command lists its keys, without values.", Command: "kubectl describe secret {object} -n {namespace}"}},
 	},
 	{ // pkg/kubelet/token/token_manager.go:119
 		kinds: []string{"projected"}, pattern: regexp.MustCompile(`failed to fetch token: serviceaccounts "([^"]+)" not found`), reason: VolumeSourceMissing,
@@ -58,12 +61,12 @@ var mountTexts = []kubeletText{
 	{ // pkg/kubelet/clustertrustbundle/clustertrustbundle_manager.go:216, 269
 		kinds: []string{"projected"}, pattern: regexp.MustCompile(`(while getting ClusterTrustBundle: .* not found|combination of signerName and labelSelector matched zero ClusterTrustBundles)`),
 		reason: VolumeSourceMissing, why: "the ClusterTrustBundle that the pod wants does not exist",
-		steps: []Step{{Text: "Create the ClusterTrustBundle, or correct the pod's template. These exist:", Command: "kubectl get clustertrustbundles"}},
+		steps: []Step{{Text: "Create the ClusterTrustBundle, or correct the pod's template. The command lists those that exist.", Command: "kubectl get clustertrustbundles"}},
 	},
 	{ // pkg/volume/iscsi/iscsi.go:641, pkg/volume/flexvolume/util.go:48
 		kinds: []string{"iscsi", "flexVolume"}, pattern: regexp.MustCompile(`couldn't get secret ([^/\s]+)/(\S+) err(?:or)?: secrets? "[^"]+" not found`), reason: VolumeSourceMissing,
 		why:   "the Secret {2} with the credentials of the volume does not exist in namespace {1}",
-		steps: []Step{{Text: "Create the Secret {2} in namespace {1}. These exist:", Command: "kubectl get secrets -n {1}"}},
+		steps: []Step{{Text: "Create the Secret {2} in namespace {1}. The command lists those that exist.", Command: "kubectl get secrets -n {1}"}},
 	},
 	{ // pkg/kubelet/volumemanager/populator/desired_state_of_world_populator.go:546
 		pattern: regexp.MustCompile(`error processing PVC \S+/(\S+): PVC is being deleted`), reason: VolumeSourceMissing,
@@ -90,7 +93,7 @@ var mountTexts = []kubeletText{
 		why: "{1} on the node is not a {2}, or does not exist",
 		steps: []Step{
 			{Text: "Create the {2} {1} on node {node}, or correct the path in the pod's template."},
-			{Text: "To have kubelet create it where nothing has that name, set the type in the pod's template to DirectoryOrCreate or FileOrCreate. These types are known:", Command: "kubectl explain pod.spec.volumes.hostPath.type"},
+			{Text: "To have kubelet create it, set the type in the pod's template to DirectoryOrCreate or FileOrCreate. The command describes the types.", Command: "kubectl explain pod.spec.volumes.hostPath.type"},
 		},
 	},
 	{ // pkg/volume/hostpath/host_path.go:484, 488, 492
@@ -101,7 +104,7 @@ var mountTexts = []kubeletText{
 	{ // pkg/volume/hostpath/host_path.go:428 MakeDir, 432 MakeFile: errors of os.MkdirAll and os.OpenFile
 		kinds: ofNode, pattern: regexp.MustCompile(`^(?:mkdir|open) (/.*): read-only file system$`), reason: NodePathUnusable,
 		why:   "kubelet cannot create {1} on the node, whose file system is read-only there",
-		steps: []Step{{Text: "Use a path that is writable on node {node} (an immutable operating system has few), or find out in the machine's kernel log why its file system became read-only."}},
+		steps: []Step{{Text: "Mount a writable file system there on node {node}, or configure another path. An immutable operating system has few that are writable. If it was, the machine's kernel log has why it became read-only."}},
 	},
 	{
 		kinds: ofNode, pattern: regexp.MustCompile(`^(?:mkdir|open|stat|lstat|chmod|chown) (/.*): ([^:]+)$`), reason: NodePathUnusable,
@@ -130,7 +133,7 @@ var mountTexts = []kubeletText{
 	{ // util-linux v2.40 libmount/src/context_mount.c mnt_context_get_mount_excode
 		kinds: nfs, pattern: regexp.MustCompile(`you might need a /sbin/mount\.<type> helper program|mount: unknown filesystem type|missing codepage or helper program`), reason: NodeProgramMissing,
 		why:   "the program mount.nfs is not installed on node {node}",
-		steps: []Step{{Text: "Install the NFS client on node {node}, and on each node that may run the pod: nfs-common on Debian and Ubuntu, nfs-utils on Fedora and RHEL, nfs-client on SUSE. kubelet tries again by itself.", Command: "kubectl get node {node} -o wide"}},
+		steps: []Step{{Text: "Install the NFS client (nfs-common or nfs-utils) on node {node}, and on each that may run the pod. The package is nfs-common on Debian and Ubuntu, nfs-utils on Fedora and RHEL, nfs-client on SUSE. kubelet tries again by itself.", Command: "kubectl get node {node} -o wide"}},
 	},
 	{ // util-linux, as above
 		kinds: []string{"cephfs", "glusterfs", "iscsi", "fc", "local", "flexVolume"}, pattern: regexp.MustCompile(`(?s)Mounting arguments:.* -t (\S+).*(?:you might need a /sbin/mount\.<type> helper program|unknown filesystem type)`), reason: NodeProgramMissing,
@@ -140,7 +143,7 @@ var mountTexts = []kubeletText{
 	{ // pkg/volume/iscsi/iscsi_util.go:299 runs iscsiadm; k8s.io/utils exec/exec.go ErrExecutableNotFound
 		kinds: iscsi, pattern: regexp.MustCompile(`executable file not found in \$PATH`), reason: NodeProgramMissing,
 		why:   "the program iscsiadm is not installed on node {node}",
-		steps: []Step{{Text: "Install the iSCSI initiator on node {node}, and on each node that may run the pod: open-iscsi on Debian, Ubuntu and SUSE, iscsi-initiator-utils on Fedora and RHEL. kubelet tries again by itself.", Command: "kubectl get node {node} -o wide"}},
+		steps: []Step{{Text: "Install the iSCSI initiator (open-iscsi) on node {node}, and on each that may run the pod. On Fedora and RHEL the package is iscsi-initiator-utils. kubelet tries again by itself.", Command: "kubectl get node {node} -o wide"}},
 	},
 	{
 		pattern: regexp.MustCompile(`(?:exec: |fork/exec )"?([^":]+)"?: (?:executable file not found in \$PATH|no such file or directory)`), reason: NodeProgramMissing,
@@ -151,7 +154,7 @@ var mountTexts = []kubeletText{
 		kinds: []string{"flexVolume"}, pattern: regexp.MustCompile(`no volume plugin matched`), reason: NodeProgramMissing,
 		why: "kubelet on node {node} has no FlexVolume driver of that name",
 		steps: []Step{
-			{Text: "Install the FlexVolume driver into kubelet's directory for them on node {node} (--volume-plugin-dir, /usr/libexec/kubernetes/kubelet-plugins/volume/exec by default): the DaemonSet that does has no pod there, or another directory.", Command: "kubectl get pods -A -o wide --field-selector spec.nodeName={node}"},
+			{Text: "Install the FlexVolume driver into kubelet's directory for them on node {node}. That is --volume-plugin-dir, /usr/libexec/kubernetes/kubelet-plugins/volume/exec by default. The DaemonSet that does has no pod there, or another directory.", Command: "kubectl get pods -A -o wide --field-selector spec.nodeName={node}"},
 			{Text: "FlexVolume is deprecated: a CSI driver replaces it."},
 		},
 	},

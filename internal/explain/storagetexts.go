@@ -12,7 +12,7 @@ var storageTexts = []kubeletText{
 		kinds: iscsi, pattern: regexp.MustCompile(`failed to sendtargets to portal (\S+) output: (?:iscsiadm: )?([^\n]*)`), reason: StorageServerFailing,
 		why: "its portal {1} does not answer node {node}: {2}",
 		steps: []Step{
-			{Text: "Make sure that the iSCSI target runs, that its address is right in the PersistentVolume, and that no firewall keeps node {node} from {1}.", Command: "kubectl describe pv {pv}"},
+			{Text: "Make sure that the iSCSI target runs at {1}, and that no firewall keeps node {node} from it. The PersistentVolume has its address.", Command: "kubectl describe pv {pv}"},
 		},
 	},
 	{ // pkg/volume/iscsi/iscsi_util.go:368, 93, 123
@@ -33,7 +33,7 @@ var storageTexts = []kubeletText{
 	{ // nfs-utils 2.8.2 utils/mount/error.c mount_error
 		kinds: nfs, pattern: regexp.MustCompile(`access denied by server while mounting (\S+)`), reason: StorageServerFailing,
 		why:   "the NFS server denies node {node} the export {1}",
-		steps: []Step{{Text: "Add the address of node {node} to the export at the server, and export again (exportfs -ra). The addresses of the node:", Command: "kubectl get node {node} -o wide"}}, //nolint:misspell // the program of nfs-utils
+		steps: []Step{{Text: "Add the address of node {node} to the export at the server, and export again (exportfs -ra). The command shows the addresses of the node.", Command: "kubectl get node {node} -o wide"}}, //nolint:misspell // the program of nfs-utils
 	},
 	{ // nfs-utils 2.8.2 utils/mount/error.c mount_error
 		kinds: nfs, pattern: regexp.MustCompile(`(?s)mounting (\S+) failed, reason given by server:\s+([^\n]*)`), reason: StorageServerFailing,
@@ -62,7 +62,7 @@ var storageTexts = []kubeletText{
 		kinds: csi, pattern: regexp.MustCompile(`volume mode "([^"]+)" not supported by driver (\S+) \(no CSIDriver object\)`), reason: VolumeUnsupported,
 		why: "CSI driver {2} is not installed: it has no CSIDriver object, which a volume in a pod's spec needs",
 		steps: []Step{
-			{Text: "Install CSI driver {2}, or correct its name in the pod's template. These are installed:", Command: "kubectl get csidrivers"},
+			{Text: "Install CSI driver {2}, or correct its name in the pod's template. The command lists those that are installed.", Command: "kubectl get csidrivers"},
 		},
 	},
 	{ // pkg/volume/csi/csi_mounter.go:562
@@ -73,7 +73,7 @@ var storageTexts = []kubeletText{
 	{ // pkg/volume/plugins.go:72
 		pattern: regexp.MustCompile(`no volume plugin matched`), reason: VolumeUnsupported,
 		why:   "kubelet on node {node} has no plugin for volumes of this kind: it was removed from Kubernetes, or its CSI driver is not installed",
-		steps: []Step{{Text: "Use a CSI driver for this storage, and a PersistentVolume or pod that names it. These are installed:", Command: "kubectl get csidrivers"}},
+		steps: []Step{{Text: "Use a CSI driver for this storage, and a PersistentVolume or pod that names it. The command lists those that are installed.", Command: "kubectl get csidrivers"}},
 	},
 	{ // pkg/volume/git_repo/git_repo.go:175
 		kinds: []string{"gitRepo"}, pattern: regexp.MustCompile(`git-repo volume plugin has been disabled`), reason: VolumeUnsupported,
@@ -89,7 +89,7 @@ var storageTexts = []kubeletText{
 		pattern: regexp.MustCompile(`^no matching NodeSelectorTerms$`), reason: VolumeUnsupported,
 		why: "the node affinity of its PersistentVolume excludes the node",
 		steps: []Step{
-			{Text: "Let the scheduler choose the node: remove nodeName from the pod's template. It then takes one that matches this:", Command: "kubectl get pv {pv} -o jsonpath='{.spec.nodeAffinity}'"},
+			{Text: "Let the scheduler choose the node: remove nodeName from the pod's template. It then takes one from which the volume can be reached.", Command: "kubectl get pv {pv} -o jsonpath='{.spec.nodeAffinity}'"},
 			{Text: "If the volume has to be on node {node}, create one there, and copy the data."},
 		},
 	},
@@ -112,17 +112,20 @@ var storageTexts = []kubeletText{
 	// pkg/volume/csi/csi_client.go:160
 	{kinds: csi, pattern: regexp.MustCompile(`driver name (\S+) not found in the list of registered CSI drivers`), reason: DriverNotOnNode},
 	// pkg/volume/csi/csi_attacher.go:312, csi_mounter.go:222, csi_block.go:239; expander.go
-	{kinds: csi, pattern: regexp.MustCompile(`(?:fetching|failed to get) Node(?:Stage|Publish|Expand)SecretRef \S+ failed: |failed to get NodePublishSecretRef \S+: `), reason: SecretMissing},
+	{kinds: csi, pattern: regexp.MustCompile(`(?:fetching|failed to get) Node(?:Stage|Publish|Expand)SecretRef (\S+?)(?: failed)?: .*?([^:]+)$`), reason: SecretMissing},
 }
 
 // containerTexts are about a volume that is mounted, and that a container cannot get. The last group is the volume, or a path of it.
 var containerTexts = []kubeletText{
 	{ // pkg/kubelet/kubelet_pods.go:358, 372; both leave out the cause, which is in kubelet's log
 		pattern: regexp.MustCompile(`failed to (prepare|create) subPath (?:directory )?for volumeMount "([^"]+)" of container "([^"]+)"`), reason: ContainerMountFailing,
-		why: "node {node} has mounted it, and kubelet cannot make or enter the subPath that container {3} wants in it: its permissions do not allow that, as with root_squash of NFS, or a file is in the way",
+		why: "kubelet of node {node} cannot make or enter the subPath of container {3}: its permissions (root_squash of NFS), or a file in the way",
 		steps: []Step{
-			{Text: "Read kubelet's log on node {node} for \"subPath\": it has the cause, which kubelet keeps out of events.", Command: "kubectl get pod {pod} -n {namespace} -o jsonpath='{.spec.containers[*].volumeMounts}'"},
-			{Text: "Create the directory in the volume beforehand, with an owner and mode that let root of the node enter it, or correct subPath in the pod's template."},
+			{
+				Text: "Let root of node {node} enter and write the root directory of the volume, at the file server. " +
+					"Or create the directory beforehand, or correct subPath in the pod's template. kubelet keeps the cause out of events: its log on the node has it, beside \"subPath\".",
+				Command: "kubectl get pod {pod} -n {namespace} -o jsonpath='{.spec.containers[*].volumeMounts}'",
+			},
 		},
 	},
 	{ // pkg/kubelet/kubelet_pods.go:320, 324

@@ -7,6 +7,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 
 	"belay.dev/belay/internal/attachment"
 	"belay.dev/belay/internal/diagnosis"
@@ -300,8 +302,28 @@ func (r *run) surroundings(ctx context.Context, subject diagnosis.Ref) {
 		func() {
 			each(holders, func(name string) { r.podsOn(ctx, name, subject.Namespace) }, func() { r.pods(ctx, "") })
 		},
+		r.attacherPod(ctx, held),
 	)
 	parallel(calls...)
+}
+
+// attacherPod returns the call that reads the pod that holds the lease of an attacher which has something to do, if a pod does: its log is named
+// then. Whether that may be read changes nothing else.
+func (r *run) attacherPod(ctx context.Context, held []*storagev1.VolumeAttachment) func() {
+	for _, va := range held {
+		for _, lease := range r.into.Leases {
+			holder := ptr.Deref(lease.Spec.HolderIdentity, "")
+			if va.Status.Attached && va.DeletionTimestamp == nil || holder == "" || lease.Name != kube.SanitizeDriverName(kube.AttacherLease+va.Spec.Attacher) {
+				continue
+			}
+			return func() {
+				if pod, err := r.clients.CoreV1().Pods(lease.Namespace).Get(ctx, holder, metav1.GetOptions{}); err == nil {
+					r.add(func(s *diagnosis.Snapshot) { s.Pods = append(s.Pods, keepPod(pod, nil, false)) })
+				}
+			}
+		}
+	}
+	return func() {}
 }
 
 // eventsAround returns the calls that read the events of pods that wait and of claims without a volume, and everything if the scheduler

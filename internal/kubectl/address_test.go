@@ -69,7 +69,7 @@ func TestBundleOfNothing(t *testing.T) {
 	server.Start(t)
 	name := filepath.Join(t.TempDir(), "b.tar.gz")
 	got := run(t, apiserver.Kubeconfig(t, server.User(t, "packs-nothing")), "bundle", "-f", name)
-	if _, err := os.Stat(name); got.status != StatusError || err == nil || !strings.Contains(got.err, "nothing could be read") || !strings.Contains(got.err, "list pods") {
+	if _, err := os.Stat(name); got.status != StatusError || err == nil || !strings.Contains(got.err, "nothing could be read") || !strings.Contains(got.err, "pods in namespace default") {
 		t.Errorf("%v: %+v", err, got)
 	}
 }

@@ -158,7 +158,7 @@ func (p *plugin) bundle(ctx context.Context, o *bundleOptions) error {
 		return err
 	}
 	if len(s.Whole)+len(s.Namespaces) == 0 && !s.AllNamespaces {
-		p.unread(s.Unread)
+		p.unread(s.Unread, "")
 		return errors.New("nothing could be read, so there is nothing to report")
 	}
 	if o.node != "" && !knows(s, o.node) {

@@ -59,7 +59,7 @@ func TestClaimsWithoutVolume(t *testing.T) {
 	}
 	kubeconfig := member(t, "claimant", "claiming")
 	got := run(t, kubeconfig, "explain", "pod/app-0", "-n", "claiming")
-	if !strings.Contains(got.out, "get storageclasses/claiming: forbidden") || !strings.Contains(got.out, "waits for the claim data-app-0") {
+	if !strings.Contains(got.out, "lack permission to get storageclasses/claiming") || !strings.Contains(got.out, "waits for the claim data-app-0") {
 		t.Errorf("exit status %d, want the missing permission and the claim:\n%s%s", got.status, got.out, got.err)
 	}
 	read := &corev1.PersistentVolumeClaim{}

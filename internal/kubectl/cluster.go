@@ -105,8 +105,8 @@ func (p *progress) end() {
 }
 
 // unread prints what could not be read, on standard error: the table is for programs too.
-func (p *plugin) unread(unread []diagnosis.Unread) {
+func (p *plugin) unread(unread []diagnosis.Unread, format output) {
 	out := &page{style: style{}}
-	out.unread(unread)
+	out.unread(unread, format == formatWide)
 	_, _ = fmt.Fprint(p.ErrOut, out.text.String())
 }

@@ -15,7 +15,7 @@ func Text(out io.Writer, e diagnosis.Explanation) error { return writeText(out, 
 func writeText(to io.Writer, s style, e diagnosis.Explanation, wide bool) error {
 	out := &page{style: s, now: e.Time}
 	if len(e.Findings) == 0 {
-		fmt.Fprintf(&out.text, "%s: %s\n", out.verdict(e.Verdict, words[e.Verdict]), out.wrap(e.Summary, 0))
+		out.heading(e.Verdict, ": "+e.Summary)
 	}
 	for i, same := range sameCause(e.Findings) {
 		if i > 0 {
@@ -23,7 +23,7 @@ func writeText(to io.Writer, s style, e diagnosis.Explanation, wide bool) error 
 		}
 		out.finding(same[0], same[1:], wide)
 	}
-	out.unread(e.Unread)
+	out.unread(e.Unread, wide)
 	_, err := fmt.Fprint(to, out.text.String())
 	return err
 }

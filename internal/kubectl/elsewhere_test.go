@@ -30,7 +30,7 @@ func TestMachineOfTheMessage(t *testing.T) {
 	create(t, va)
 	create(t, fixture.Pod("elsewhere", "waiter", "elsewhere-near", "data"))
 	got := run(t, apiserver.Kubeconfig(t, server.Config()), "explain", "pod/waiter", "-n", "elsewhere")
-	if !strings.Contains(got.out, "attached to node elsewhere-far, and no VolumeAttachment shows it there") || !strings.Contains(got.out, "UNSAFE") {
+	if !strings.Contains(got.out, "that node elsewhere-far has the volume, and no VolumeAttachment shows it") || !strings.Contains(got.out, "UNSAFE") {
 		t.Errorf("exit status %d:\n%s%s", got.status, got.out, got.err)
 	}
 }

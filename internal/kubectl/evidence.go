@@ -124,7 +124,7 @@ func evidenceText(s style, e *diagnosis.NodeEvidence, wide bool) string {
 	if (e.Verdict != diagnosis.Clear || e.State == diagnosis.ProvenOff) && e.Runbook != "" { // a machine that was fenced has to be started
 		out.line("More", "%s", explain.RunbookCommand(e.Reason))
 	}
-	out.unread(e.Unread)
+	out.unread(e.Unread, true)
 	return out.text.String()
 }
 

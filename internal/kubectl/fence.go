@@ -197,6 +197,6 @@ func fencePlanText(s style, plan *diagnosis.FencePlan, verb string, read *diagno
 	}
 	out.consequences(plan.Does, plan.Risks)
 	out.steps(plan.Next)
-	out.unread(plan.Unread)
+	out.unread(plan.Unread, true)
 	return out.text.String()
 }

@@ -118,7 +118,7 @@ func planText(s style, plan *diagnosis.ForcePlan, read *diagnosis.Snapshot) stri
 	out.holder("Holder", &plan.Holder)
 	out.consequences(plan.Does, plan.Risks)
 	out.steps(plan.Next)
-	out.unread(read.Unread)
+	out.unread(read.Unread, true)
 	return out.text.String()
 }
 

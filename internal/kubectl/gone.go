@@ -149,6 +149,6 @@ func gonePlanText(s style, plan *diagnosis.GonePlan, read *diagnosis.Snapshot) s
 	}
 	out.consequences(plan.Does, plan.Risks)
 	out.steps(plan.Next)
-	out.unread(plan.Unread)
+	out.unread(plan.Unread, true)
 	return out.text.String()
 }

@@ -51,7 +51,7 @@ func (p *plugin) volumeMap(ctx context.Context, node, driver string, format outp
 		if nodes {
 			return fmt.Errorf("node %s does not exist, and has no volumes", node)
 		}
-		p.unread(m.Unread)
+		p.unread(m.Unread, format)
 		return fmt.Errorf("node %s could not be read", node)
 	}
 	if driver != "" && nodes && attachments && !slices.ContainsFunc(m.Items, func(n diagnosis.NodeVolumes) bool { return len(n.Drivers) > 0 }) &&
@@ -68,7 +68,7 @@ func (p *plugin) volumeMap(ctx context.Context, node, driver string, format outp
 	if m.AtLeast {
 		_, _ = fmt.Fprintln(p.ErrOut, "Not all pods and volumes could be read: more slots may be taken than shown.")
 	}
-	p.unread(m.Unread)
+	p.unread(m.Unread, format)
 	if !nodes && !attachments {
 		return found{StatusError}
 	}

@@ -63,7 +63,7 @@ func (p *plugin) orphans(ctx context.Context, all bool, format output) error {
 	if len(list.Missing) > 0 {
 		_, _ = fmt.Fprintln(p.ErrOut, "Nothing may be called an orphan: a pod that cannot be seen may need the volume.")
 	}
-	p.unread(list.Unread)
+	p.unread(list.Unread, format)
 	return statusOf(list.Verdict)
 }
 

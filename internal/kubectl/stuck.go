@@ -86,7 +86,7 @@ func (p *plugin) stuck(ctx context.Context, namespace string, o *stuckOptions) e
 	if err := o.format.printList(p.Out, list, stuckNames(&list), func() error { return p.stuckTable(&list, o.format) }); err != nil {
 		return err
 	}
-	p.unread(list.Unread)
+	p.unread(list.Unread, o.format)
 	return statusOf(list.Verdict)
 }
 
@@ -197,7 +197,7 @@ func inNamespace(namespace string) string {
 func (p *plugin) findings(format output, columns ...string) *table {
 	t := &table{columns: columns, flexible: []string{"OBJECT", "VOLUME", "NODE", "HOLDER"}}
 	if format == formatWide {
-		t.columns, t.overflow = append(t.columns, "SUMMARY"), "SUMMARY"
+		t.columns, t.overflow, t.flexible = append(t.columns, "SUMMARY"), "SUMMARY", nil // whole names: the lines do not fit anyway
 	}
 	t.painted = map[string]func(string) string{"VERDICT": func(text string) string { return p.style.verdict(diagnosis.Verdict(text), text) }}
 	return t

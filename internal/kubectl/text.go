@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/duration"
 
 	"belay.dev/belay/internal/diagnosis"
+	"belay.dev/belay/internal/drivers"
 	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/printable"
 )
@@ -62,8 +63,8 @@ func (p *plugin) explanation(e diagnosis.Explanation, format output) error {
 // finding prints what a person needs who has to act: the verdict, the cause, the first step, and what not to do. What it rests on follows if
 // wide is set. others are findings with the same cause.
 func (p *page) finding(f *diagnosis.Finding, others []*diagnosis.Finding, wide bool) {
-	fmt.Fprintf(&p.text, "%s%s: %s\n", p.verdict(f.Verdict, words[f.Verdict]), p.lasting(f.Since), p.wrap(waits(f)+alsoWait(f, others), 0))
-	p.line("Why", "%s (%s)", f.Summary, f.Reason)
+	p.heading(f.Verdict, p.lasting(f.Since)+": "+waits(f)+alsoWait(f, others))
+	p.line("Why", "%s (%s)", p.fits(f.Summary, len(f.Reason), wide), f.Reason)
 	p.steps(f.Next)
 	for i, text := range f.Clock {
 		p.line(first(i, "By itself"), "%s", text)
@@ -78,6 +79,21 @@ func (p *page) finding(f *diagnosis.Finding, others []*diagnosis.Finding, wide b
 	if f.Verdict != diagnosis.Clear && f.Runbook != "" {
 		p.line("More", "%s", explain.RunbookCommand(f.Reason))
 	}
+}
+
+// heading prints a verdict, and what it is about.
+func (p *page) heading(v diagnosis.Verdict, text string) {
+	p.text.WriteString(p.verdict(v, words[v]) + strings.TrimPrefix(p.wrap(words[v]+text, 0), words[v]) + "\n")
+}
+
+// fits leaves out the middle of a sentence that has no place in two lines, or in four of a narrow terminal: the cause comes first, and an error that
+// it quotes ends with the innermost one. The whole is in the other formats.
+func (p *page) fits(sentence string, reason int, wide bool) string {
+	const narrow, parentheses, broken = 120, 3, 24 // broken: what the ends of two lines lack
+	if p.width == 0 || wide {
+		return sentence
+	}
+	return drivers.Shorten(sentence, 2*(max(p.width, narrow)-label)-reason-parentheses-broken)
 }
 
 // details prints the volume, where it is, and what each component did last.
@@ -222,27 +238,60 @@ func (p *page) holder(name string, h *diagnosis.Holder) {
 	}
 }
 
+// steps prints what to do: of each step its first sentence, the danger, the command, and then what else is to know about it.
 func (p *page) steps(steps []explain.Step) {
 	for i, s := range steps {
-		p.line(first(i, "Next"), "%d. %s", i+1, s.Text)
+		do, more := s.Text, ""
+		if s.Command != "" || s.Danger != "" {
+			do, more = firstSentence(s.Text)
+		}
+		p.line(first(i, "Next"), "%d. %s", i+1, do)
 		if s.Danger != "" {
-			p.line("", "   %s %s", p.paint(printable.Red, "Danger:"), s.Danger)
+			p.beside("Danger: " + s.Danger)
 		}
 		if s.Command != "" {
-			p.command(label+3, s.Command)
+			p.command(ofStep, s.Command)
+		}
+		if more != "" {
+			p.beside(more)
 		}
 	}
+}
+
+// ofStep is the indent of what belongs to a step.
+const ofStep = label + len("1. ")
+
+// beside prints a text about a step.
+func (p *page) beside(text string) {
+	lines := p.wrap(text, ofStep)
+	if rest, ok := strings.CutPrefix(lines, "Danger:"); ok {
+		lines = p.paint(printable.Red, "Danger:") + rest
+	}
+	fmt.Fprintf(&p.text, "%s%s\n", strings.Repeat(" ", ofStep), lines)
+}
+
+// firstSentence splits a text behind its first sentence.
+func firstSentence(text string) (first, rest string) {
+	if at := strings.Index(text, ". "); at >= 0 {
+		return text[:at+1], text[at+2:]
+	}
+	return text, ""
 }
 
 // command is a line that can be copied to a shell. Where it is longer than the terminal is wide, it continues on the next line as a shell
 // has it: no name is broken.
 func (p *page) command(indent int, text string) {
 	line := ""
-	for _, word := range shellWords(text) {
+	words := shellWords(text)
+	for i, word := range words {
+		ends := indent + len(line) + len(" ") + len(word)
+		if i < len(words)-1 {
+			ends += len(` \`)
+		}
 		switch {
 		case line == "":
 			line = word
-		case p.width > 0 && indent+len(line)+len(" ")+len(word)+len(` \`) > p.width:
+		case p.width > 0 && ends > p.width:
 			p.raw(indent, line+` \`)
 			line = "  " + word
 		default:
@@ -269,14 +318,43 @@ func shellWords(text string) (words []string) {
 	return append(words, text[start:])
 }
 
-func (p *page) unread(unread []diagnosis.Unread) {
-	if len(unread) == 0 {
-		return
-	}
-	fmt.Fprintf(&p.text, "\n%s\n", p.wrap("Not all could be read; the answer may lack what these would show:", 0))
+// unread prints what could not be read. Missing permissions are one line, unless wide is set.
+func (p *page) unread(unread []diagnosis.Unread, wide bool) {
+	var forbidden, failed []diagnosis.Unread
 	for _, u := range unread {
+		if u.Forbidden && !wide {
+			forbidden = append(forbidden, u)
+		} else {
+			failed = append(failed, u)
+		}
+	}
+	if len(forbidden) > 0 {
+		fmt.Fprintf(&p.text, "\n%s\n", p.wrap("You lack permission to "+rules(forbidden)+": the answer may lack what these would show.", 0))
+	}
+	if len(failed) > 0 {
+		fmt.Fprintf(&p.text, "\n%s\n", p.wrap("Not all could be read; the answer may lack what these would show:", 0))
+	}
+	for _, u := range failed {
 		p.raw(2, u.Rule()+": "+u.Message)
 	}
+}
+
+// rules are permissions in a sentence: "list nodes, persistentvolumes; get nodes/a".
+func rules(unread []diagnosis.Unread) string {
+	of := map[string][]string{}
+	var verbs []string
+	for _, u := range unread {
+		if of[u.Verb] == nil {
+			verbs = append(verbs, u.Verb)
+		}
+		if object := strings.TrimPrefix(u.Rule(), u.Verb+" "); !slices.Contains(of[u.Verb], object) {
+			of[u.Verb] = append(of[u.Verb], object)
+		}
+	}
+	for i, verb := range verbs {
+		verbs[i] = verb + " " + strings.Join(of[verb], ", ")
+	}
+	return strings.Join(verbs, "; ")
 }
 
 // uses reports whether the pod of a finding has the volume, and does not wait for it.

@@ -29,11 +29,17 @@ func TestPrintedCommands(t *testing.T) {
 		t.Run(text, func(t *testing.T) {
 			t.Parallel()
 			if word := placeholder.FindString(text); word != "" {
-				t.Fatalf("%s prints the placeholder %s", from, word)
+				t.Fatalf("%s prints the placeholder %s", from.question, word)
+			}
+			if program, _, _ := strings.Cut(text, " "); slices.Contains(others, program) {
+				if !strings.Contains(from.step, " https://") {
+					t.Errorf("%s prints a command of %s without its documentation: %s", from.question, program, from.step)
+				}
+				return
 			}
 			called := calls(t, text)
 			if len(called) == 0 {
-				t.Fatalf("%s prints a command that does not call kubectl", from)
+				t.Fatalf("%s prints a command that does not call kubectl", from.question)
 			}
 			for _, args := range called {
 				if args[0] == "belay" {
@@ -49,19 +55,22 @@ func TestPrintedCommands(t *testing.T) {
 // placeholder matches a word that stands for a name.
 var placeholder = regexp.MustCompile(`(^|[ /=<])[A-Z][A-Z_-]+\b`)
 
-// printed are the commands of all next steps, each with the first question to which it was printed.
-func (r *Rig) printed(t *testing.T, plugin string) map[string]string {
+// source is the first question to which a command was printed, and the text of its step.
+type source struct{ question, step string }
+
+// printed are the commands of all next steps.
+func (r *Rig) printed(t *testing.T, plugin string) map[string]source {
 	t.Helper()
 	situations, err := Load()
 	if err != nil {
 		t.Fatal(err)
 	}
-	commands := map[string]string{}
+	commands := map[string]source{}
 	add := func(question []string, found ...diagnosis.Finding) {
 		for i := range found {
 			for _, step := range found[i].Next {
-				if step.Command != "" && commands[step.Command] == "" {
-					commands[step.Command] = strings.Join(question, " ")
+				if _, known := commands[step.Command]; step.Command != "" && !known {
+					commands[step.Command] = source{question: strings.Join(question, " "), step: step.Text}
 				}
 			}
 		}
@@ -84,13 +93,22 @@ func (r *Rig) printed(t *testing.T, plugin string) map[string]string {
 	return commands
 }
 
+// others are the programs of storages and clouds whose commands are printed (internal/drivers/facts.yaml, ask).
+var others = []string{"aws", "az", "doctl", "gcloud", "hcloud", "openstack"}
+
 // calls returns the arguments of each kubectl in a line, as a shell passes them. It runs nothing else: the PATH has a kubectl alone, which writes
 // its arguments down.
 func calls(t *testing.T, line string) (all [][]string) {
 	t.Helper()
-	dir := t.TempDir()
+	dir, err := os.MkdirTemp("", "calls") // kubectl takes no file whose path has a comma, as the name of the test may have
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	record := filepath.Join(dir, "calls")
-	script := fmt.Sprintf("#!/bin/sh\nprintf '%%s\\0' \"$@\" >> %s\nprintf '\\n\\0' >> %s\n", record, record)
+	input := filepath.Join(dir, "input.json")
+	script := fmt.Sprintf("#!/bin/sh\nprintf '%%s\\0' \"$@\" >> %s\nprintf '\\n\\0' >> %s\n"+
+		"case \" $* \" in *' -f - '*) IFS= read -r line; printf '%%s' \"$line\" > %s;; esac\n", record, record, input)
 	if err := os.WriteFile(filepath.Join(dir, "kubectl"), []byte(script), 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -106,6 +124,9 @@ func calls(t *testing.T, line string) (all [][]string) {
 		if word == "\n" {
 			all, args = append(all, args), nil
 			continue
+		}
+		if word == "-" && slices.Contains(args, "-f") {
+			word = input
 		}
 		args = append(args, word)
 	}
@@ -127,6 +148,8 @@ func (r *Rig) checkKubectl(t *testing.T, args []string) {
 		r.kubectl(t, args...)
 	case slices.Contains(writes, verb):
 		r.kubectl(t, append(args, "--dry-run=server")...)
+	case verb == "edit": // opens an editor
+		r.kubectl(t, append([]string{"get"}, args[1:]...)...)
 	case ofAPod[verb] != "":
 		namespace, pod, container := podOf(args)
 		names := r.kubectl(t, "get", "pod", pod, "-n", namespace, "-o", "jsonpath={.spec.containers[*].name}")
