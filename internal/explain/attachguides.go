@@ -169,12 +169,22 @@ var attachGuides = map[decision.Reason]Guide{
 		Title: "The driver has not registered on the node",
 		Page:  pageDriver, Event: FailedAttachVolume,
 		Summary: func(s Situation) string {
-			return fmt.Sprintf("%s has not registered on node %s%s", csiDriver(s), cmp.Or(s.Wanted, s.Node), because(s.Detail))
+			where := "a node that fits the pod" // the scheduler has chosen none
+			if node := cmp.Or(s.Wanted, s.Node); node != "" {
+				where = "node " + node
+			}
+			return fmt.Sprintf("%s has not registered on %s%s", csiDriver(s), where, because(s.Detail))
 		},
 		Next: func(s Situation) []Step {
 			node := cmp.Or(s.Wanted, s.Node)
 			if s.NotInstalled {
 				return []Step{{Text: "Install CSI driver " + s.Driver + ": its controller and its DaemonSet. These drivers are installed:", Command: "kubectl get csidrivers"}}
+			}
+			if node == "" {
+				return []Step{{
+					Text:    "Check that the driver's DaemonSet runs a pod on the nodes that the pod may use: its taints and node selector may exclude them. The drivers of each node:",
+					Command: "kubectl get csinodes -o custom-columns='NODE:.metadata.name,DRIVERS:.spec.drivers[*].name'",
+				}}
 			}
 			return []Step{{
 				Text:    "Check that the driver's DaemonSet runs a pod on the node, and that its node-driver-registrar is healthy.",
