@@ -69,12 +69,16 @@ func reports(volume corev1.VolumeSource, text string) func(*scene) {
 	return func(s *scene) { s.kubelet(volume, "FailedMount", text) }
 }
 
-// inTree makes the volume of the claim one that has no CSI driver.
+// inTree makes the volume of the claim one that has no CSI driver. Kubelet begins with one that is connected by the node, iSCSI and FC, when the
+// controller has reported it as attached (k/k v1.36.3 pkg/volume/util/operationexecutor/operation_generator.go:1404).
 func inTree(source corev1.PersistentVolumeSource, text string) func(*scene) {
 	return func(s *scene) {
 		s.mounts()
 		s.Attachments, s.CSINodes, s.Volumes[0].Spec.PersistentVolumeSource = nil, nil, source
 		s.Nodes[1].Status.VolumesAttached, s.Nodes[1].Status.VolumesInUse = nil, nil
+		if key, ok := kube.KeyOfVolume(s.Volumes[0]); ok {
+			s.Nodes[1].Status.VolumesAttached = []corev1.AttachedVolume{{Name: corev1.UniqueVolumeName(kube.UniqueVolumeName(key.Driver, key.Handle))}}
+		}
 		s.says("", "Pod", "FailedMount", text, time.Second)
 	}
 }
@@ -258,7 +262,7 @@ var blockTexts = map[string]readText{
 	"no disk": {
 		source: "1.34.2 pkg/volume/fc/fc_util.go:241",
 		make:   inTree(ofFC, waitForAttach("no fc disk found")),
-		want:   explain.StorageServerFailing, says: []string{"no fc disk found", "node b"},
+		want:   explain.StorageServerFailing, says: []string{"Fibre Channel disk", "node b"},
 	},
 }
 
@@ -266,8 +270,11 @@ var blockTexts = map[string]readText{
 var schedulerTexts = map[string]readText{
 	"affinity": {
 		source: "1.31.4 pkg/scheduler/framework/plugins/volumebinding/binder.go:68",
-		make: unscheduled("0/3 nodes are available: 1 Insufficient memory, 2 node(s) had volume node affinity conflict. " +
-			"preemption: 0/3 nodes are available: 1 No preemption victims found for incoming pod, 2 Preemption is not helpful for scheduling."),
+		make: func(s *scene) {
+			s.zone(corev1.LabelTopologyZone, "z1", "z2", "z2")
+			s.unscheduled("0/3 nodes are available: 1 Insufficient memory, 2 node(s) had volume node affinity conflict. " +
+				"preemption: 0/3 nodes are available: 1 No preemption victims found for incoming pod, 2 Preemption is not helpful for scheduling.")
+		},
 		want: explain.VolumeTopologyConflict, says: []string{"volume pv"},
 	},
 	"zone": {
@@ -307,7 +314,8 @@ var schedulerTexts = map[string]readText{
 	"a claim that was not provisioned": {
 		source: "1.34.2 pkg/scheduler/framework/plugins/volumebinding/binder.go:681",
 		make: func(s *scene) {
-			s.unbound()
+			s.unbound() // a provisioner that gives the node back has emitted this before
+			s.ofClaim(oneDriver+"_csi-0_1f", "Warning", "ProvisioningFailed", "rpc error: code = ResourceExhausted desc = no space in pool p1", time.Minute)
 			s.unscheduled(`running PreBind plugin "VolumeBinding": binding volumes: provisioning failed for PVC "claim"`)
 		},
 		want: explain.ProvisioningFailed, says: []string{"claim"},
@@ -372,7 +380,7 @@ var driverTexts = map[string]readText{
 	"attached elsewhere, with a code of a server that is away": {
 		source: "linode/linode-blockstorage-csi-driver def6be4 internal/driver/controllerserver_helper.go:795",
 		make:   attaches("linodebs.csi.linode.com", "Unavailable", "attach volume: [400] Volume 1042 is already attached"),
-		want:   explain.BackendDisagrees, says: []string{"volume pv"},
+		want:   explain.BackendDisagrees, says: []string{"Volume 1042 is already attached"},
 	},
 	"attached to the wrong node": {
 		source: "UpCloudLtd/upcloud-csi 705a0d3 internal/controller/controller.go:262",
