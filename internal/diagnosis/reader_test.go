@@ -465,7 +465,7 @@ var otherSpeakers = map[string]readText{
 			s.kubelet(configMap("app"), "FailedMount", setUp(`configmap "app" not found`))
 			s.Events[len(s.Events)-1].Source.Component = "my-app"
 		},
-		not: []decision.Reason{explain.VolumeSourceMissing, explain.MountFailing},
+		want: explain.Mounting, says: []string{"node b is starting pod waiter"}, not: []decision.Reason{explain.VolumeSourceMissing, explain.MountFailing},
 	},
 	"a taint with a name that sounds like a volume's": {
 		source: "1.36.3 pkg/scheduler/framework/plugins/nodeports/node_ports.go, tainttoleration/taint_toleration.go",

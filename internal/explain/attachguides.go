@@ -204,6 +204,9 @@ var attachGuides = map[decision.Reason]Guide{
 		Title: "The node is mounting the volume",
 		Page:  pageMount, Silence: ends, Verdict: InProgress,
 		Summary: func(s Situation) string {
+			if s.Volume == "" && s.Driver == "" { // those that the pod has are not attached: a ConfigMap, a path of the node
+				return fmt.Sprintf("node %s is starting %s", s.Wanted, subject(s))
+			}
 			return fmt.Sprintf("the volume is attached to node %s, which %s", s.Wanted, cmp.Or(s.Detail, "is mounting it"))
 		},
 	},
