@@ -229,7 +229,7 @@ var attachGuides = map[decision.Reason]Guide{
 	VolumeSourceMissing:  {Title: "The volume refers to an object that does not exist", Page: pageMount, Event: FailedMount, Summary: mountCause, Next: mountSteps},
 	NodePathUnusable:     {Title: "The path of the volume cannot be used on the node", Page: pageMount, Event: FailedMount, Summary: mountCause, Next: mountSteps},
 	NodeProgramMissing:   {Title: "The node lacks a program that mounts the volume", Page: pageMount, Event: FailedMount, Summary: mountCause, Next: mountSteps},
-	StorageServerFailing: {Title: "The storage server does not answer the node, or refuses it", Page: pageMount, Event: FailedMount, Summary: mountCause, Next: mountSteps},
+	StorageServerFailing: {Title: "The storage server does not answer the node, or refuses it", Page: pageMount, Event: FailedMount, Summary: mountCause, Next: serverSteps},
 	VolumeUnsupported:    {Title: "The node cannot set up the volume as the pod wants it", Page: pageMount, Event: FailedMount, Summary: mountCause, Next: mountSteps},
 	ContainerMountFailing: {
 		Title: "The volume is mounted, and a container cannot get it",
