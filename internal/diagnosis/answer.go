@@ -67,7 +67,7 @@ var reasons = map[drivers.Situation]decision.Reason{
 	drivers.AttachedElsewhere: explain.BackendDisagrees, drivers.NodeFull: explain.AttachLimitReached, drivers.VolumeGone: explain.HandleNotFound,
 	drivers.WrongZone: explain.VolumeInOtherZone, drivers.Quota: explain.StorageQuotaReached, drivers.Credentials: explain.DriverNotAuthorized,
 	drivers.Damaged: explain.FileSystemDamaged, drivers.WrongFileSystem: explain.FileSystemMismatch, drivers.NotPermitted: explain.FSGroupRefused,
-	drivers.Unsupported: explain.RequestNotSupported,
+	drivers.Unsupported: explain.RequestNotSupported, drivers.ServerFailing: explain.StorageServerFailing,
 }
 
 // failures are the reasons of calls that fail for a cause that nothing shows.

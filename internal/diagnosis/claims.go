@@ -1,6 +1,7 @@
 package diagnosis
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -159,31 +160,45 @@ func (x *state) waitsForConsumer(claim *corev1.PersistentVolumeClaim) bool {
 
 // claimFailures are the reasons of the warnings that say why a claim has no volume (k/k v1.36.3
 // pkg/controller/volume/events/event.go and persistentvolume/pv_controller.go:471,503,551; the library of provisioners,
-// sig-storage-lib-external-provisioner v11.0.1 controller/controller.go:1439,1524). Other programs warn about claims too.
+// sig-storage-lib-external-provisioner v11.0.1 controller/controller.go:1439,1524).
 var claimFailures = []string{"ProvisioningFailed", "FailedBinding", "VolumeMismatch", "ProvisioningCleanupFailed", "ClaimLost", "ClaimMisbound"}
 
 // claimFailure returns the newest warning that says why a claim has no volume. The controller repeats that it waits every 15 seconds, whatever
-// has failed: that is no later news.
+// has failed: that is no later news. Other programs warn about claims too: theirs do not count.
 func (x *state) claimFailure(claim *corev1.PersistentVolumeClaim) *corev1.Event {
 	for _, e := range x.events[string(claim.UID)] {
 		if e.Reason == "ProvisioningSucceeded" {
 			return nil
 		}
-		if e.Type == corev1.EventTypeWarning && slices.Contains(claimFailures, e.Reason) {
+		if e.Type == corev1.EventTypeWarning && slices.Contains(claimFailures, e.Reason) && (from(e, claimControllers) || ofProvisioner(e, x.provisioner(claim))) {
 			return e
 		}
 	}
 	return nil
 }
 
+// claimControllers emit events of claims in kube-controller-manager (k/k v1.30.14 pkg/controller/volume/persistentvolume/pv_controller_base.go:81, v1.37.2 :79).
+var claimControllers = []string{"persistentvolume-controller"}
+
+// provisioner is what provisions a claim; empty if that is unknown.
+func (x *state) provisioner(claim *corev1.PersistentVolumeClaim) string {
+	if class := x.class(claim); class != nil {
+		return cmp.Or(claim.Annotations[ProvisionerAnnotation], class.Provisioner)
+	}
+	return claim.Annotations[ProvisionerAnnotation]
+}
+
+// ofProvisioner reports whether a provisioner emitted an event: its component is the provisioner's name, and behind it the host and a UID
+// (sig-storage-lib-external-provisioner v11.0.1 controller/controller.go:635). Where the provisioner is unknown, it may be.
+func ofProvisioner(e *corev1.Event, provisioner string) bool {
+	return provisioner == "" || componentOf(e) == provisioner || strings.HasPrefix(componentOf(e), provisioner+"_")
+}
+
 // unprovisioned returns what a claim without a volume waits for.
 func (x *state) unprovisioned(claim *corev1.PersistentVolumeClaim, since time.Time) wait {
 	w := wait{reason: explain.ClaimNotBound, since: since}
 	name, class, failure := ClassOf(claim), x.class(claim), x.claimFailure(claim)
-	provisioner := claim.Annotations[ProvisionerAnnotation]
-	if class != nil && provisioner == "" {
-		provisioner = class.Provisioner
-	}
+	provisioner := x.provisioner(claim)
 	cause := explain.Cause("")
 	w.fill = func(s *explain.Situation) {
 		s.Class, s.Provisioner, s.Cause = name, provisioner, cause
@@ -290,9 +305,7 @@ func (x *state) provisionerAbsent(claim *corev1.PersistentVolumeClaim, provision
 	}) {
 		return "", ""
 	}
-	if slices.ContainsFunc(x.events[string(claim.UID)], func(e *corev1.Event) bool {
-		return componentOf(e) == provisioner || strings.HasPrefix(componentOf(e), provisioner+"_")
-	}) {
+	if slices.ContainsFunc(x.events[string(claim.UID)], func(e *corev1.Event) bool { return ofProvisioner(e, provisioner) }) {
 		return "", ""
 	}
 	// An external provisioner's lease has its name (external-provisioner v5.3.0 cmd/csi-provisioner/csi-provisioner.go:672), as those of the

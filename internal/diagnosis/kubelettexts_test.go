@@ -315,8 +315,8 @@ func TestKubeletTextsOfOthers(t *testing.T) {
 		"a driver that uses a path": {
 			volume: ofClaim, pv: onCSI(), reason: "FailedMount", message: setUpPV(rpc + "mkdir /data: read-only file system"), want: explain.MountFailing,
 		},
-		"a driver that mounts NFS": {
-			volume: ofClaim, pv: onCSI(), reason: "FailedMount", message: setUpPV(rpc + "mount.nfs: access denied by server while mounting nas:/a"), want: explain.MountFailing,
+		"a driver that is denied an export": { // the words are mount.nfs's, in kubelet's and in a driver's mouth
+			volume: ofClaim, pv: onCSI(), reason: "FailedMount", message: setUpPV(rpc + "access denied by server while mounting nas:/a"), want: explain.MountFailing,
 		},
 		"a driver without a program": {
 			volume: ofClaim, pv: onCSI(), reason: "FailedMount", message: setUpPV(rpc + `exec: "mkfs.xfs": executable file not found in $PATH`), want: explain.MountFailing,

@@ -158,7 +158,7 @@ func (x *state) lastOfKubelet(pod *corev1.Pod) *corev1.Event {
 
 // notStarted explains a pod on a node that has no container, and no volume of which something is known: no pod is without an answer for long.
 func (x *state) notStarted(pod *corev1.Pod) Finding {
-	w := wait{reason: explain.Mounting, since: scheduled(pod), detail: "is starting it"}
+	w := wait{reason: explain.Mounting, since: scheduled(pod)}
 	volumes := x.volumesOf(pod)
 	for _, r := range x.reports(pod) {
 		if timedOut.MatchString(r.cause) || slices.ContainsFunc(volumes, func(v podVolume) bool { return slices.ContainsFunc(r.about, v.isCalled) }) {
@@ -178,7 +178,7 @@ func (x *state) notStarted(pod *corev1.Pod) Finding {
 	case pod.Annotations[TooManyVolumes] != "":
 		w.reason = explain.MountFailing
 	case w.reason == explain.Mounting && x.Now.Sub(w.since) > unmountUsual:
-		w.reason, w.detail = explain.MountFailing, ""
+		w.reason = explain.MountFailing
 	}
 	f := x.finding(pod, w, nil, nil)
 	f.Facts = x.eventFacts(pod)

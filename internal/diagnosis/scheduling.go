@@ -30,6 +30,7 @@ var (
 	missingClaim = regexp.MustCompile(`^(?:waiting for ephemeral volume controller to create the )?persistentvolumeclaim "([^"]+)"(?: not found)?$`)
 	claimGone    = regexp.MustCompile(`^persistentvolumeclaim "[^"]+" is being deleted$`)
 	pvGone       = regexp.MustCompile(`^persistentvolumeclaim "[^"]+" bound to non-existent persistentvolume "[^"]+"$|^node\(s\) unavailable due to one or more pvc\(s\) bound to non-existent pv\(s\)$`)
+	notInstalled = regexp.MustCompile(`^(\S+) CSI driver is not installed on the node$`)
 	notOwned     = regexp.MustCompile(`^PVC [^ ]+ was not created for pod [^ ]+ \(pod is not owner\)$`)
 )
 
@@ -58,6 +59,8 @@ var refusals = []struct {
 	{regexp.MustCompile(`^node\(s\) didn't match PersistentVolume's node affinity$`), explain.VolumeTopologyConflict},
 	// volumezone/volume_zone.go v1.30.14:56, v1.31.4:58, v1.32.3:60, v1.33.2:60, v1.34.2:61, v1.35.0:61, v1.36.3:61, v1.37.2:62.
 	{regexp.MustCompile(`^node\(s\) had no available volume zone$`), explain.VolumeTopologyConflict},
+	// nodevolumelimits/csi.go v1.35.0:294, v1.36.3:295, v1.37.2:303, with the feature gate VolumeLimitScaling.
+	{notInstalled, explain.DriverNotOnNode},
 }
 
 // unboundClaims is what the scheduler says of claims that are to be bound first (volumebinding/volume_binding.go v1.30.14:194, v1.31.4:340, v1.32.3:368,
@@ -113,6 +116,16 @@ func unschedulable(message string) decision.Reason {
 	return explain.PodUnschedulable
 }
 
+// notInstalledDriver is the first driver of which the scheduler says that a node lacks it.
+func notInstalledDriver(pod *corev1.Pod) string {
+	for _, reason := range reasonsOf(schedulerSays(pod)) {
+		if found := notInstalled.FindStringSubmatch(reason); found != nil {
+			return found[1]
+		}
+	}
+	return ""
+}
+
 // otherReasons are those that are not about volumes, for the nodes that could have the volume.
 func otherReasons(message string) (others []string) {
 	for _, reason := range reasonsOf(message) {
@@ -159,6 +172,10 @@ func (x *state) schedulingVolume(pod *corev1.Pod, w *wait) (*Volume, *Holder) {
 		return x.misplaced(pod, w), nil
 	case explain.NotEnoughStorage, explain.NoVolumeToBind:
 		return x.withoutSpace(pod, w), nil
+	case explain.DriverNotOnNode:
+		driver := notInstalledDriver(pod)
+		w.fill = func(s *explain.Situation) { s.Driver, s.NotInstalled = x.foreign(driver), x.removed(driver) }
+		return nil, nil
 	}
 	for i := range pod.Spec.Volumes {
 		name := kube.ClaimName(pod, &pod.Spec.Volumes[i])

@@ -72,8 +72,9 @@ const (
 	WrongZone         Situation = "wrongZone"   // the volume cannot be reached from the node's zone
 	Damaged           Situation = "damaged"     // a check found errors in the file system that it did not correct
 	WrongFileSystem   Situation = "wrongFileSystem"
-	NotPermitted      Situation = "notPermitted" // the storage refuses a change of ownership or of permissions
-	Unsupported       Situation = "unsupported"  // the driver cannot do what the request asks for, however often it is repeated
+	ServerFailing     Situation = "serverFailing" // the storage's server does not answer the node, or refuses it
+	NotPermitted      Situation = "notPermitted"  // the storage refuses a change of ownership or of permissions
+	Unsupported       Situation = "unsupported"   // the driver cannot do what the request asks for, however often it is repeated
 )
 
 // Situations lists the situations that answers of one driver are known for.
@@ -83,7 +84,7 @@ func Situations() []Situation {
 
 // AllSituations lists the situations.
 func AllSituations() []Situation {
-	return append(Situations(), Quota, Credentials, WrongZone, Damaged, WrongFileSystem, NotPermitted, Unsupported)
+	return append(Situations(), Quota, Credentials, WrongZone, Damaged, WrongFileSystem, ServerFailing, NotPermitted, Unsupported)
 }
 
 // Call is the call that was answered.

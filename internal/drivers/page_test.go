@@ -87,7 +87,7 @@ func renderAsk(out *strings.Builder, all []Facts) {
 var said = map[Situation]string{
 	AttachedElsewhere: "attached to another node", NodeFull: "the node is full", UnknownNode: "unknown node", VolumeGone: "volume gone", Busy: "busy", RateLimit: "too many requests",
 	Quota: "quota", Credentials: "credentials or rights of the driver", WrongZone: "another zone", Damaged: "damaged file system", WrongFileSystem: "wrong file system",
-	NotPermitted: "ownership not changed", Unsupported: "not supported",
+	ServerFailing: "the server does not answer the node, or refuses it", NotPermitted: "ownership not changed", Unsupported: "not supported",
 }
 
 func renderWords(out *strings.Builder) {

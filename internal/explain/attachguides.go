@@ -172,12 +172,22 @@ var attachGuides = map[decision.Reason]Guide{
 		Title: "The driver has not registered on the node",
 		Page:  pageDriver, Event: FailedAttachVolume,
 		Summary: func(s Situation) string {
-			return fmt.Sprintf("%s has not registered on node %s", csiDriver(s), cmp.Or(s.Wanted, s.Node))
+			where := "a node that fits the pod" // the scheduler has chosen none
+			if node := cmp.Or(s.Wanted, s.Node); node != "" {
+				where = "node " + node
+			}
+			return fmt.Sprintf("%s has not registered on %s", csiDriver(s), where)
 		},
 		Next: func(s Situation) []Step {
 			node := cmp.Or(s.Wanted, s.Node)
 			if s.NotInstalled {
 				return []Step{{Text: "Install CSI driver " + s.Driver + ": its controller and its DaemonSet. The command lists the drivers that are installed.", Command: "kubectl get csidrivers"}}
+			}
+			if node == "" {
+				return []Step{{
+					Text:    "Check that the driver's DaemonSet runs a pod on the nodes that the pod may use: its taints and node selector may exclude them. The command lists the drivers of each node.",
+					Command: "kubectl get csinodes -o custom-columns='NODE:.metadata.name,DRIVERS:.spec.drivers[*].name'",
+				}}
 			}
 			return []Step{
 				{Text: "Look at the driver's pod on node " + node + ", and at the log of its node-driver-registrar. Its DaemonSet may not run a pod there.", Command: podsOn(node)},
@@ -197,6 +207,9 @@ var attachGuides = map[decision.Reason]Guide{
 		Title: "The node is mounting the volume",
 		Page:  pageMount, Silence: ends, Verdict: InProgress,
 		Summary: func(s Situation) string {
+			if s.Volume == "" && s.Driver == "" { // those that the pod has are not attached: a ConfigMap, a path of the node
+				return fmt.Sprintf("node %s is starting %s", s.Wanted, subject(s))
+			}
 			return fmt.Sprintf("the volume is attached to node %s, which %s", s.Wanted, cmp.Or(s.Detail, "is mounting it"))
 		},
 	},
@@ -219,7 +232,7 @@ var attachGuides = map[decision.Reason]Guide{
 	VolumeSourceMissing:  {Title: "The volume refers to an object that does not exist", Page: pageMount, Event: FailedMount, Summary: mountCause, Next: mountSteps},
 	NodePathUnusable:     {Title: "The path of the volume cannot be used on the node", Page: pageMount, Event: FailedMount, Summary: mountCause, Next: mountSteps},
 	NodeProgramMissing:   {Title: "The node lacks a program that mounts the volume", Page: pageMount, Event: FailedMount, Summary: mountCause, Next: mountSteps},
-	StorageServerFailing: {Title: "The storage server does not answer the node, or refuses it", Page: pageMount, Event: FailedMount, Summary: mountCause, Next: mountSteps},
+	StorageServerFailing: {Title: "The storage server does not answer the node, or refuses it", Page: pageMount, Event: FailedMount, Summary: mountCause, Next: serverSteps},
 	VolumeUnsupported:    {Title: "The node cannot set up the volume as the pod wants it", Page: pageMount, Event: FailedMount, Summary: mountCause, Next: mountSteps},
 	ContainerMountFailing: {
 		Title: "The volume is mounted, and a container cannot get it",

@@ -183,6 +183,18 @@ func mountSteps(s Situation) []Step {
 	return steps
 }
 
+// serverSteps are mountSteps where kubelet's text names the server, and those of each server where a driver quotes the node's programs.
+func serverSteps(s Situation) []Step {
+	if s.Mount != nil {
+		return mountSteps(s)
+	}
+	return append([]Step{{
+		Text: "Make sure that the server that the message names runs, that node " + s.Wanted + " reaches it, and that it lets the node in: " +
+			"an NFS server by the node's address, an iSCSI target by its initiator name or CHAP secret. The addresses of the node:",
+		Command: "kubectl get node " + s.Wanted + " -o wide",
+	}}, describeMount(s)...)
+}
+
 // missingWord stands in a command for a name that is not known.
 const missingWord = "\x00"
 

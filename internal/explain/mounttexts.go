@@ -58,10 +58,15 @@ var mountTexts = []kubeletText{
 		why:   "the ServiceAccount {1} of the pod does not exist in namespace {namespace}",
 		steps: []Step{{Text: "Create the ServiceAccount {1}, or correct serviceAccountName in the pod's template.", Command: "kubectl get serviceaccounts -n {namespace}"}},
 	},
-	{ // pkg/kubelet/clustertrustbundle/clustertrustbundle_manager.go:216, 269
-		kinds: []string{"projected"}, pattern: regexp.MustCompile(`(while getting ClusterTrustBundle: .* not found|combination of signerName and labelSelector matched zero ClusterTrustBundles)`),
-		reason: VolumeSourceMissing, why: "the ClusterTrustBundle that the pod wants does not exist",
-		steps: []Step{{Text: "Create the ClusterTrustBundle, or correct the pod's template. The command lists those that exist.", Command: "kubectl get clustertrustbundles"}},
+	{ // pkg/kubelet/clustertrustbundle/clustertrustbundle_manager.go:216; the name as client-go's lister has it
+		kinds: []string{"projected"}, pattern: regexp.MustCompile(`while getting ClusterTrustBundle: \S+ "([^"]+)" not found`), reason: VolumeSourceMissing,
+		why:   "the ClusterTrustBundle {1} does not exist",
+		steps: []Step{{Text: "Create the ClusterTrustBundle {1}, or correct its name in the pod's template. The command lists those that exist.", Command: "kubectl get clustertrustbundles"}},
+	},
+	{ // pkg/kubelet/clustertrustbundle/clustertrustbundle_manager.go:269
+		kinds: []string{"projected"}, pattern: regexp.MustCompile(`combination of signerName and labelSelector matched zero ClusterTrustBundles`), reason: VolumeSourceMissing,
+		why:   "no ClusterTrustBundle has the signer and the labels that the pod wants",
+		steps: []Step{{Text: "Create such a ClusterTrustBundle, or correct the pod's template. The command lists those that exist.", Command: "kubectl get clustertrustbundles --show-labels"}},
 	},
 	{ // pkg/volume/iscsi/iscsi.go:641, pkg/volume/flexvolume/util.go:48
 		kinds: []string{"iscsi", "flexVolume"}, pattern: regexp.MustCompile(`couldn't get secret ([^/\s]+)/(\S+) err(?:or)?: secrets? "[^"]+" not found`), reason: VolumeSourceMissing,
