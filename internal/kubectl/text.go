@@ -86,14 +86,18 @@ func (p *page) heading(v diagnosis.Verdict, text string) {
 	p.text.WriteString(p.verdict(v, words[v]) + strings.TrimPrefix(p.wrap(words[v]+text, 0), words[v]) + "\n")
 }
 
-// fits leaves out the middle of a sentence that has no place in two lines, or in four of a narrow terminal: the cause comes first, and an error that
+// fits leaves out the middle of a sentence that has no place in two lines, or in five of a narrow terminal: the cause comes first, and an error that
 // it quotes ends with the innermost one. The whole is in the other formats.
 func (p *page) fits(sentence string, reason int, wide bool) string {
-	const narrow, parentheses, broken = 120, 3, 24 // broken: what the ends of two lines lack
+	const narrow, parentheses, broken = 120, 3, 12 // broken: what the end of a line lacks
 	if p.width == 0 || wide {
 		return sentence
 	}
-	return drivers.Shorten(sentence, 2*(max(p.width, narrow)-label)-reason-parentheses-broken)
+	lines := 2
+	if p.width < narrow {
+		lines = 5
+	}
+	return drivers.Shorten(sentence, lines*(p.width-label-broken)-reason-parentheses)
 }
 
 // details prints the volume, where it is, and what each component did last.
@@ -245,7 +249,7 @@ func (p *page) steps(steps []explain.Step) {
 		if s.Command != "" || s.Danger != "" {
 			do, more = firstSentence(s.Text)
 		}
-		p.line(first(i, "Next"), "%d. %s", i+1, do)
+		fmt.Fprintf(&p.text, "%s %s\n", p.paint(printable.Bold, fmt.Sprintf("%-*s", label-1, first(i, "Next"))), p.wrap(fmt.Sprintf("%d. %s", i+1, do), ofStep))
 		if s.Danger != "" {
 			p.beside("Danger: " + s.Danger)
 		}

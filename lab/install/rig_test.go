@@ -141,7 +141,10 @@ func (r *rig) say() {
 // uninstall removes the release and waits until its pods have gone.
 func (r *rig) uninstall() {
 	r.t.Helper()
-	r.do("helm", "uninstall", release, "--namespace", namespace, "--wait", "--timeout", within.String())
+	if _, err := r.run("helm", "uninstall", release, "--namespace", namespace, "--wait", "--timeout", within.String()); err != nil {
+		r.say() // also why the Job of the hook refuses
+		r.t.Fatal(err)
+	}
 	r.until("belay's pods to go", func(ctx context.Context) (bool, error) {
 		pods, err := r.scene.Client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/part-of=belay"})
 		return err == nil && len(pods.Items) == 0, err
