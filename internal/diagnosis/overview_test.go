@@ -168,6 +168,8 @@ func stuckTown() town {
 	gone := fixture.Claim("test", "gone", fixture.PersistentVolume("none-such", disk, "none-such"))
 	gone.CreationTimestamp = *minutesAgo(40)
 	waitsForItsPod := fixture.Claim("test", "first-consumer", &corev1.PersistentVolume{})
+	waitsForItsPod.Spec.StorageClassName = new("first-consumer")
+	t.Classes = append(t.Classes, &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: "first-consumer"}, VolumeBindingMode: new(storagev1.VolumeBindingWaitForFirstConsumer)})
 	t.Claims = append(t.Claims, gone, waitsForItsPod)
 	return t
 }

@@ -172,7 +172,11 @@ var attachGuides = map[decision.Reason]Guide{
 		Title: "The driver has not registered on the node",
 		Page:  pageDriver, Event: FailedAttachVolume,
 		Summary: func(s Situation) string {
-			return fmt.Sprintf("%s has not registered on node %s", csiDriver(s), cmp.Or(s.Wanted, s.Node))
+			why := ""
+			if s.NotInstalled {
+				why = because(s.Detail)
+			}
+			return fmt.Sprintf("%s has not registered on node %s%s", csiDriver(s), cmp.Or(s.Wanted, s.Node), why)
 		},
 		Next: func(s Situation) []Step {
 			node := cmp.Or(s.Wanted, s.Node)

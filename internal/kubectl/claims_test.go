@@ -100,7 +100,7 @@ func TestOwnersOfPods(t *testing.T) {
 		Message: `create Claim data-db-1 for Pod db-1 in StatefulSet db failed error: persistentvolumeclaims "data-db-1" is forbidden: exceeded quota: storage`,
 	})
 	got := run(t, apiserver.Kubeconfig(t, server.Config()), "explain", "sts/db", "-n", "owning")
-	for _, want := range []string{"PodNotCreated", "exceeded quota: storage", "describe resourcequota -n owning", "statefulset owning/db", "ClaimMissing", "data-db-0"} {
+	for _, want := range []string{"PodNotCreated", "exceeded quota: storage", "describe resourcequota -n owning", "statefulset/db -n owning", "ClaimMissing", "data-db-0"} {
 		if got.status != StatusBlocked || !strings.Contains(got.out, want) {
 			t.Errorf("exit status %d, want %q:\n%s%s", got.status, want, got.out, got.err)
 		}

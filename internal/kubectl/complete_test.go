@@ -52,7 +52,7 @@ func TestCompletion(t *testing.T) {
 		"no more than one object":          {args: []string{"explain", "node/alpha", ""}, want: ""},
 		"formats":                          {args: []string{"timeline", "-o", ""}, want: "json yaml"},
 		"a kind that does not exist":       {args: []string{"explain", "secret/"}, want: ""},
-		"reasons":                          {args: []string{"runbook", "drivern"}, want: "DriverNotOnNode DriverNotRegistered"},
+		"reasons":                          {args: []string{"runbook", "drivern"}, want: "DriverNotAuthorized DriverNotOnNode DriverNotRegistered"},
 		"no second reason":                 {args: []string{"runbook", "NodeGone", ""}, want: ""},
 		"names that the user may not list": {args: []string{"explain", "--as", "stranger-to-names", "pod/"}, want: ""},
 	} {
