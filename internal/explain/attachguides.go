@@ -176,7 +176,11 @@ var attachGuides = map[decision.Reason]Guide{
 			if node := cmp.Or(s.Wanted, s.Node); node != "" {
 				where = "node " + node
 			}
-			return fmt.Sprintf("%s has not registered on %s", csiDriver(s), where)
+			why := ""
+			if s.NotInstalled {
+				why = because(s.Detail)
+			}
+			return fmt.Sprintf("%s has not registered on %s%s", csiDriver(s), where, why)
 		},
 		Next: func(s Situation) []Step {
 			node := cmp.Or(s.Wanted, s.Node)
