@@ -103,7 +103,7 @@ func TestLeaveAsks(t *testing.T) {
 	for values, lease := range map[string]string{"recovery.together=false": "belay-recovery-detector", "recovery.together=true": "belay-recovery"} {
 		var job batchv1.Job
 		var detects bool
-		for _, o := range render(t, "controller.enabled=false", "recovery.enabled=true", "podLabels.team=x", "nodeSelector.a=b", "imagePullSecrets[0].name=x", values) {
+		for _, o := range render(t, "controller.enabled=false", "recovery.enabled=true", "podLabels.team=x", "nodeSelector.a=b", "imagePullSecrets[0].name=x", "hostNetwork.enabled=true", "env[0].name=A,env[0].value=b", values) {
 			switch o.GetKind() {
 			case "Job":
 				must(t, runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, &job))
@@ -122,6 +122,9 @@ func TestLeaveAsks(t *testing.T) {
 		}
 		if pod.Labels["team"] != "x" || pod.Spec.NodeSelector["a"] != "b" || len(pod.Spec.ImagePullSecrets) != 1 || len(pod.Spec.Tolerations) == 0 || pod.Spec.PriorityClassName == "" {
 			t.Errorf("%s: %+v", values, pod)
+		}
+		if env := pod.Spec.Containers[0].Env; !pod.Spec.HostNetwork || pod.Spec.DNSPolicy != corev1.DNSClusterFirstWithHostNet || len(env) != 1 || env[0].Name != "A" {
+			t.Errorf("%s: it does not reach the API server as the other pods do: %+v", values, pod)
 		}
 	}
 }
