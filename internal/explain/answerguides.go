@@ -69,7 +69,7 @@ var answerGuides = map[decision.Reason]Guide{
 		},
 		Next: func(s Situation) []Step {
 			steps := []Step{askStorage(s)}
-			where := "that machine"
+			where := "the other machine"
 			if s.Elsewhere != "" {
 				where = s.Elsewhere
 			}

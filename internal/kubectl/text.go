@@ -89,7 +89,7 @@ func (p *page) heading(v diagnosis.Verdict, text string) {
 // fits leaves out the middle of a sentence that has no place in two lines, or in five of a narrow terminal: the cause comes first, and an error that
 // it quotes ends with the innermost one. The whole is in the other formats.
 func (p *page) fits(sentence string, reason int, wide bool) string {
-	const narrow, parentheses, broken = 120, 3, 12 // broken: what the end of a line lacks
+	const narrow, parentheses, broken = 120, 3, 18 // broken: what the end of a line lacks
 	if p.width == 0 || wide {
 		return sentence
 	}
