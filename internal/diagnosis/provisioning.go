@@ -57,7 +57,7 @@ func provisioningCause(provisioner, message string) (explain.Cause, string) {
 	if found := driverCode.FindStringSubmatch(message); found != nil {
 		text := oneLine(message[len(found[0]):])
 		read := drivers.Read(provisioner, drivers.Create, found[1], text)
-		if text = read.Cause(text); read.Situation == "" {
+		if text = read.Cause(text); (read.Situation == "" || read.At == 0) && codeCauses[found[1]] != "" {
 			text = found[1] + ": " + text // the code says more than the words
 		}
 		return cmp.Or(wordCauses[read.Situation], codeCauses[found[1]]), text

@@ -45,7 +45,7 @@ func TestProvisioningCause(t *testing.T) {
 		// The same words from another speaker, or in another sentence.
 		{"a driver that quotes a topology", failed + `rpc error: code = Internal desc = error generating accessibility requirements: no available topology found`, ""},
 		{"a driver that quotes a secret", failed + `rpc error: code = Unknown desc = error getting secret vault/creds: 403`, ""},
-		{"a driver that quotes a code", failed + `rpc error: code = Internal desc = backend: rpc error: code = ResourceExhausted desc = quota`, ""},
+		{"a driver that quotes a code", failed + `rpc error: code = Internal desc = backend: rpc error: code = ResourceExhausted desc = full`, ""},
 		{"a driver that quotes a class", failed + `rpc error: code = Internal desc = storageClass "fast" not found`, ""},
 		{"a class in the middle", failed + `cannot read storageClass "fast" not found in cache`, ""},
 		{"a node check: external-provisioner v5.3.0 controller.go:808", failed + `node check failed: nodes "w1" not found`, ""},
