@@ -100,7 +100,7 @@ var others = []string{"aws", "az", "doctl", "gcloud", "hcloud", "openstack"}
 // its arguments down.
 func calls(t *testing.T, line string) (all [][]string) {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "calls") // kubectl takes no file whose path has a comma, as the name of the test may have
+	dir, err := os.MkdirTemp("", "calls") //nolint:usetesting // kubectl takes no file whose path has a comma, as the name of the test may have
 	if err != nil {
 		t.Fatal(err)
 	}
