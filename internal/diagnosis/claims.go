@@ -322,7 +322,7 @@ func (x *state) provisionerAbsent(claim *corev1.PersistentVolumeClaim, provision
 	}
 	switch {
 	case x.removed(provisioner):
-		return explain.ProvisionerNotRunning, "it is not installed, as no CSIDriver, node or lease has its name"
+		return explain.ProvisionerNotRunning, "it is not installed: no CSIDriver, CSINode or Lease names it"
 	case x.drivers[provisioner] != nil:
 		return explain.ProvisionerNotRunning, "the driver is installed, and its provisioner holds no lease and has not reported anything about the claim"
 	}

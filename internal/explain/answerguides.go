@@ -65,7 +65,7 @@ var answerGuides = map[decision.Reason]Guide{
 			case s.Elsewhere != "":
 				return fmt.Sprintf("the storage says that %s has the volume, and no VolumeAttachment shows it", s.Elsewhere)
 			}
-			return fmt.Sprintf("the storage has the volume attached to another machine, or may have, and no VolumeAttachment shows that%s", because(s.Detail))
+			return fmt.Sprintf("the storage says that the volume is in use elsewhere, and no VolumeAttachment shows it%s", because(s.Detail))
 		},
 		Next: func(s Situation) []Step {
 			steps := []Step{askStorage(s)}
@@ -78,9 +78,10 @@ var answerGuides = map[decision.Reason]Guide{
 				who += ", which is no node of this cluster,"
 			}
 			steps = append(steps, Step{
-				Text:   fmt.Sprintf("Make sure that %s does not use the volume, then detach it there at the storage. With belay-attacher and a driver that lists where its volumes are published, the detach is done by itself.", who),
+				Text:   fmt.Sprintf("Make sure that %s does not use the volume, then detach it there at the storage.", who),
 				Danger: "if " + where + " still has the volume mounted, its writes are lost",
 			})
+			steps = append(steps, Step{Text: "Or wait, if belay-attacher runs and the driver lists where its volumes are published: it detaches the volume once two lists agree."})
 			return append(steps, retryNow(s)...)
 		},
 	},
@@ -133,7 +134,7 @@ var answerGuides = map[decision.Reason]Guide{
 		Title: "The storage refuses the driver's credentials",
 		Page:  pageDriver, Silence: onlyAsked,
 		Summary: func(s Situation) string {
-			return fmt.Sprintf("the storage refuses the credentials of CSI driver %s, or they lack a right %s%s", s.Driver, toDo(s), because(s.Detail))
+			return fmt.Sprintf("CSI driver %s is not allowed %s: the storage refuses its credentials, or they lack a right%s", s.Driver, toDo(s), because(s.Detail))
 		},
 		Next: func(s Situation) []Step {
 			return append([]Step{{
@@ -195,7 +196,7 @@ var answerGuides = map[decision.Reason]Guide{
 			return []Step{
 				{
 					Text: "Stop the pod and take a snapshot, then run fsck on one node that alone has the volume, or restore a backup. " +
-						"Of XFS it is xfs_repair. Another attempt to mount it does not help.",
+						"For XFS, use xfs_repair. Another attempt to mount it does not help.",
 					Danger: "a repair while another node has the volume mounted destroys it, and a repair may drop files",
 				},
 				{Text: "See which nodes have the volume.", Command: ofVolume(s, "kubectl belay explain pv/%s")},

@@ -273,7 +273,13 @@ var attachGuides = map[decision.Reason]Guide{
 			return fmt.Sprintf("%s is on node %s, which is not Ready, so nothing mounts its volumes there", subject(s), s.Wanted)
 		},
 		Next: func(s Situation) []Step {
-			return []Step{{Text: "Look at the machine of node " + s.Wanted + ", or delete the pod if its controller can create it on another node.", Command: "kubectl describe node " + s.Wanted}}
+			return []Step{
+				{Text: "Repair node " + s.Wanted + ": its kubelet mounts the volumes once it is Ready again.", Command: "kubectl describe node " + s.Wanted},
+				{
+					Text:    "Only if its machine is off: declare it out of service. The pod can then be created on another node; one that is only deleted stays Terminating, and its volumes stay attached.",
+					Command: "kubectl taint node " + s.Wanted + " " + outOfService, Danger: "if the machine still runs, two nodes may write to the volumes of its pods",
+				},
+			}
 		},
 	},
 	PodTerminating: {
@@ -283,7 +289,7 @@ var attachGuides = map[decision.Reason]Guide{
 			return fmt.Sprintf("%s is being deleted on node %s%s", subject(s), s.Node, because(s.Detail))
 		},
 		Next: func(s Situation) []Step {
-			return []Step{{Text: "After its grace period, read the log of kubelet on node " + s.Node + ", and look for finalizers of the pod. Do not delete the pod with --force: its containers may still run and write.", Command: in(s.Namespace, "kubectl describe pod "+s.Pod)}}
+			return []Step{{Text: "Once its grace period is over, read the log of kubelet on node " + s.Node + ", and look for finalizers of the pod. Do not delete the pod with --force: its containers may still run and write.", Command: in(s.Namespace, "kubectl describe pod "+s.Pod)}}
 		},
 	},
 	OrphanAttachment: {

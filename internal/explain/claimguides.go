@@ -122,9 +122,10 @@ var claimGuides = map[decision.Reason]Guide{
 			return []Step{
 				{Text: "If the machine still exists, let it join again with the same name: the data is on its disk.", Command: "kubectl get nodes"},
 				{
-					Text:    "If the data is lost, or can be restored from elsewhere, delete the claim and then the pod: the pod gets a new, empty volume.",
+					Text: "If the data is lost, or can be restored from elsewhere, delete the claim, then the pod. " +
+						"A StatefulSet creates both again, with an empty volume; anything else you create again yourself.",
 					Command: in(s.Namespace, "kubectl delete pvc "+s.Claim+" --wait=false"),
-					Danger:  "the claim is the record of where the data is",
+					Danger:  "this abandons the data that is on the machine",
 				},
 			}
 		},
@@ -138,10 +139,10 @@ var claimGuides = map[decision.Reason]Guide{
 		Next: nextOfMismatch,
 	},
 	EphemeralClaimNotOwned: {
-		Title: "A claim has the name of that of a generic ephemeral volume, and is not the pod's",
+		Title: "The claim that the pod's ephemeral volume needs is not the pod's",
 		Page:  pageClaims, Silence: onlyAsked,
 		Summary: func(s Situation) string {
-			return fmt.Sprintf("claim %s has the name of that of a generic ephemeral volume of %s, and was not created for it%s", s.Claim, subject(s), because(s.Detail))
+			return fmt.Sprintf("%s needs the claim %s for an ephemeral volume, and the claim of that name was not created for it%s", subject(s), s.Claim, because(s.Detail))
 		},
 		Next: func(s Situation) []Step {
 			return []Step{

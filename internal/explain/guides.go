@@ -141,7 +141,10 @@ var holderGuides = map[decision.Reason]Guide{
 			_, name := cut(s.HolderOwner)
 			return []Step{
 				{Text: "Use the strategy Recreate for a Deployment with such a volume (or a StatefulSet).", Command: in(s.Namespace, "kubectl patch deploy "+name+` -p 'spec: {strategy: {type: Recreate, rollingUpdate: null}}'`)},
-				{Text: "To end this one wait, delete the old pod.", Command: deleteHolder(s)},
+				{
+					Text:    "To end only this wait, scale the Deployment down, wait until the old pod has ended, and scale it up again.",
+					Command: in(s.Namespace, "kubectl scale deploy/"+name+" --replicas=0"), Danger: "nothing serves meanwhile",
+				},
 			}
 		},
 	},
@@ -286,8 +289,8 @@ var holderGuides = map[decision.Reason]Guide{
 			return []Step{
 				{Text: "Read kubelet's log on node " + s.Node + " for UnmountVolume and UnmountDevice, and that of the driver's pod there.", Command: "kubectl get pods -A -o wide --field-selector spec.nodeName=" + s.Node},
 				{
-					Text:    "If the unmount keeps failing, drain the node and reboot it, whether the drain ends or not: a new boot has no mounts.",
-					Command: "kubectl drain " + s.Node + " --ignore-daemonsets",
+					Text:    "If the unmount keeps failing, drain the node, reboot it even if the drain hangs on this pod, and uncordon it: a new boot has no mounts.",
+					Command: "kubectl drain " + s.Node + " --ignore-daemonsets", Danger: "all pods of the node are stopped",
 				},
 			}
 		},

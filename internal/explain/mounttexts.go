@@ -21,7 +21,7 @@ var mountTexts = []kubeletText{
 		kinds: withObjects, pattern: regexp.MustCompile(`\b(configmap)s? "(kube-root-ca\.crt)" not found`), names: true, reason: VolumeSourceMissing,
 		why: "kube-controller-manager has not created the ConfigMap kube-root-ca.crt in namespace {namespace}",
 		steps: []Step{
-			{Text: "See whether kube-controller-manager works: it renews its lease every few seconds.", Command: "kubectl get lease kube-controller-manager -n kube-system"},
+			{Text: "See whether kube-controller-manager works: it renews its lease every few seconds.", Command: "kubectl get lease kube-controller-manager -n kube-system -o jsonpath='{.spec.renewTime}{\"\\n\"}'"},
 			{Text: "Read its log for root-ca-certificate-publisher-controller, which --controllers must not turn off. A pod whose ConfigMap appears starts by itself.", Command: "kubectl get configmaps -n {namespace}"},
 		},
 	},
@@ -37,7 +37,7 @@ var mountTexts = []kubeletText{
 		why: "the Secret {2} does not exist in namespace {namespace}",
 		steps: []Step{
 			{
-				Text: "Create the Secret {2}, find out what should, such as a Certificate, or correct its name in the pod. " +
+				Text: "Create the Secret {2} (or find what should, such as a Certificate), or correct its name in the pod. " +
 					"kubelet then starts the pod by itself. The command lists those that exist. If another controller creates it, such as cert-manager, read what that reports.",
 				Command: "kubectl get secrets -n {namespace}",
 			},
@@ -109,7 +109,7 @@ var mountTexts = []kubeletText{
 	{ // pkg/volume/hostpath/host_path.go:428 MakeDir, 432 MakeFile: errors of os.MkdirAll and os.OpenFile
 		kinds: ofNode, pattern: regexp.MustCompile(`^(?:mkdir|open) (/.*): read-only file system$`), reason: NodePathUnusable,
 		why:   "kubelet cannot create {1} on the node, whose file system is read-only there",
-		steps: []Step{{Text: "Mount a writable file system there on node {node}, or configure another path. An immutable operating system has few that are writable. If it was, the machine's kernel log has why it became read-only."}},
+		steps: []Step{{Text: "Mount a writable file system there on node {node}, or configure another path. An immutable operating system has few that are writable. If it used to be writable, dmesg on the node says why it became read-only."}},
 	},
 	{
 		kinds: ofNode, pattern: regexp.MustCompile(`^(?:mkdir|open|stat|lstat|chmod|chown) (/.*): ([^:]+)$`), reason: NodePathUnusable,
@@ -159,7 +159,7 @@ var mountTexts = []kubeletText{
 		kinds: []string{"flexVolume"}, pattern: regexp.MustCompile(`no volume plugin matched`), reason: NodeProgramMissing,
 		why: "kubelet on node {node} has no FlexVolume driver of that name",
 		steps: []Step{
-			{Text: "Install the FlexVolume driver into kubelet's directory for them on node {node}. That is --volume-plugin-dir, /usr/libexec/kubernetes/kubelet-plugins/volume/exec by default. The DaemonSet that does has no pod there, or another directory.", Command: "kubectl get pods -A -o wide --field-selector spec.nodeName={node}"},
+			{Text: "Install the FlexVolume driver into kubelet's directory for them on node {node}. That is --volume-plugin-dir, /usr/libexec/kubernetes/kubelet-plugins/volume/exec by default. If a DaemonSet installs the driver, check that it has a pod on the node and writes to this directory.", Command: "kubectl get pods -A -o wide --field-selector spec.nodeName={node}"},
 			{Text: "FlexVolume is deprecated: a CSI driver replaces it."},
 		},
 	},

@@ -131,8 +131,11 @@ func waits(f *diagnosis.Finding) string {
 	text := kindAndName(f.Subject)
 	if f.Subject.Resource == diagnosis.Pods && f.Volume != nil && cmp.Or(f.Volume.PersistentVolume, f.Volume.Name) != "" {
 		verb := " waits for volume "
-		if uses(f) {
+		switch {
+		case uses(f):
 			verb = " uses volume "
+		case f.Reason == explain.UnmountFailing && f.Volume.WantedOn == "": // the pod is being deleted
+			verb = " has volume "
 		}
 		text += verb + cmp.Or(f.Volume.PersistentVolume, f.Volume.Name)
 	}

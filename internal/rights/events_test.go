@@ -122,7 +122,7 @@ func TestEventOfAKubeletDeletesNoPod(t *testing.T) {
 		Source: corev1.EventSource{Component: "attachdetach-controller"}, FirstTimestamp: va.CreationTimestamp, LastTimestamp: va.CreationTimestamp,
 		InvolvedObject: corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: "torn", Name: "db", UID: pod.UID},
 	}))
-	commands := [][]string{{"explain", "pod/db", "-n", "torn", "-o", "wide"}, {"stuck", "-A"}, {"check"}}
+	commands := [][]string{{"explain", "pod/db", "-n", "torn", "-o", "wide"}, {"stuck", "-A"}, {"check", "-o", "json"}}
 	started(time.Minute)
 	for _, command := range commands {
 		if out := printedBy(t, command...); strings.Contains(out, string(explain.UsedWithoutAttachment)) {
