@@ -7,7 +7,6 @@ import (
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
-	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 
 	"belay.dev/belay/internal/attachment"
@@ -46,15 +45,7 @@ func leaseHolder(lease *coordinationv1.Lease) string {
 
 // podHolds reports whether the holder of the lease is the name of a pod that was read.
 func (x *state) podHolds(lease *coordinationv1.Lease) bool {
-	holds, known := x.podLeases[lease]
-	if !known {
-		if x.podLeases == nil {
-			x.podLeases = map[*coordinationv1.Lease]bool{}
-		}
-		holds = slices.ContainsFunc(x.Pods, func(p *corev1.Pod) bool { return p.Name == leaseHolder(lease) && p.Namespace == lease.Namespace })
-		x.podLeases[lease] = holds
-	}
-	return holds
+	return x.pods[join(lease.Namespace, leaseHolder(lease))] != nil
 }
 
 // held reports whether a process holds the lease: it renewed it within twice its duration. A released lease has no holder.

@@ -259,10 +259,7 @@ func provisionerHost(e *corev1.Event, provisioner string) string {
 }
 
 func componentOf(e *corev1.Event) string {
-	if e.Source.Component != "" {
-		return e.Source.Component
-	}
-	return e.ReportingController
+	return cmp.Or(e.Source.Component, e.ReportingController)
 }
 
 // withoutClass says why a claim that names no StorageClass gets no volume.

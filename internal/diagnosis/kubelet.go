@@ -1,7 +1,6 @@
 package diagnosis
 
 import (
-	"cmp"
 	"regexp"
 	"slices"
 	"strings"
@@ -24,7 +23,7 @@ var (
 
 // from reports whether one of the components emitted an event.
 func from(e *corev1.Event, components []string) bool {
-	return slices.Contains(components, cmp.Or(e.Source.Component, e.ReportingController))
+	return slices.Contains(components, componentOf(e))
 }
 
 // mountFailures are the events of a volume that a node agent cannot mount (k/k v1.36.3 pkg/kubelet/events/event.go:64, 70).

@@ -31,18 +31,17 @@ type state struct {
 	fences      map[string]*fencingv1.NodeFence  // by node
 	sources     map[string]*fencingv1.FenceSource
 
-	byKey     map[attachment.VolumeKey][]*corev1.PersistentVolume
-	attached  map[attachment.VolumeKey][]*storagev1.VolumeAttachment
-	uses      map[attachment.VolumeKey][]use
-	byClaim   map[string][]*corev1.Pod
-	events    map[string][]*corev1.Event             // by UID of the object, else by resource/namespace/name; newest first
-	listed    map[string][]string                    // the nodes that report or use a volume, by its unique name
-	hidden    map[string]bool                        // names that must not appear in an output
-	carriers  map[kube.Identity][]string             // the nodes that have an identity; nil until it is asked for
-	podLeases map[*coordinationv1.Lease]bool         // whether the holder is a pod; what was asked for
-	byNodeID  map[driverID][]string                  // the nodes for which a driver has registered an ID; nil until it is asked for
-	latest    map[string]*storagev1.VolumeAttachment // the latest that a driver has attached; nil until it is asked for
-	reported  map[*corev1.Pod][]report               // what node agents report of the volumes of those that were asked for
+	byKey    map[attachment.VolumeKey][]*corev1.PersistentVolume
+	attached map[attachment.VolumeKey][]*storagev1.VolumeAttachment
+	uses     map[attachment.VolumeKey][]use
+	byClaim  map[string][]*corev1.Pod
+	events   map[string][]*corev1.Event             // by UID of the object, else by resource/namespace/name; newest first
+	listed   map[string][]string                    // the nodes that report or use a volume, by its unique name
+	hidden   map[string]bool                        // names that must not appear in an output
+	carriers map[kube.Identity][]string             // the nodes that have an identity; nil until it is asked for
+	byNodeID map[driverID][]string                  // the nodes for which a driver has registered an ID; nil until it is asked for
+	latest   map[string]*storagev1.VolumeAttachment // the latest that a driver has attached; nil until it is asked for
+	reported map[*corev1.Pod][]report               // what node agents report of the volumes of those that were asked for
 }
 
 // use is a pod that needs a volume on its node.

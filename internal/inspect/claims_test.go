@@ -118,3 +118,15 @@ func TestWhatIsKeptOfClasses(t *testing.T) {
 		t.Error("the size of a claim that is not bound is lost")
 	}
 }
+
+// TestClaimKeepsItsAnnotations: a claim that is read by its name keeps, as one of a list, for which node it is provisioned, by whom, and of which class.
+func TestClaimKeepsItsAnnotations(t *testing.T) {
+	claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "c", Annotations: map[string]string{
+		diagnosis.ProvisionerAnnotation: "p", diagnosis.SelectedNodeAnnotation: "n", corev1.BetaStorageClassAnnotation: "fast", "other": "o",
+	}}}
+	r := served(t, claim).start()
+	r.claim(t.Context(), "ns", "c")
+	if got := r.finish().Claims; len(got) != 1 || len(got[0].Annotations) != 3 || diagnosis.ClassOf(got[0]) != "fast" || got[0].Annotations[diagnosis.SelectedNodeAnnotation] != "n" {
+		t.Errorf("%+v", got)
+	}
+}

@@ -125,7 +125,6 @@ func keepVolume(pv *corev1.PersistentVolume) *corev1.PersistentVolume {
 		kept.Spec.Capacity, kept.Spec.VolumeMode, kept.Spec.VolumeAttributesClassName = pv.Spec.Capacity, pv.Spec.VolumeMode, pv.Spec.VolumeAttributesClassName
 	}
 	kept.Spec.PersistentVolumeReclaimPolicy = corev1.PersistentVolumeReclaimPolicy(one(string(pv.Spec.PersistentVolumeReclaimPolicy)))
-	kept.Spec.NodeAffinity = pv.Spec.NodeAffinity
 	if ref := pv.Spec.ClaimRef; ref != nil {
 		kept.Spec.ClaimRef = &corev1.ObjectReference{Namespace: one(ref.Namespace), Name: ref.Name, UID: ref.UID}
 	}
@@ -139,11 +138,14 @@ func keepModes(modes []corev1.PersistentVolumeAccessMode) []corev1.PersistentVol
 	return modes
 }
 
+// ofClaim are the annotations of a claim that say who provisions it, for which node and of which class.
+var ofClaim = []string{diagnosis.ProvisionerAnnotation, diagnosis.SelectedNodeAnnotation, corev1.BetaStorageClassAnnotation}
+
 // keepClaim keeps what the claim is bound to. What it asks for counts only until it is bound, and while it grows.
 func keepClaim(claim *corev1.PersistentVolumeClaim) *corev1.PersistentVolumeClaim {
 	kept := &corev1.PersistentVolumeClaim{ObjectMeta: keepMeta(claim.ObjectMeta)}
 	if claim.Spec.VolumeName == "" || claim.Status.Phase != corev1.ClaimBound {
-		kept.Annotations = only(claim.Annotations, diagnosis.ProvisionerAnnotation, diagnosis.SelectedNodeAnnotation, corev1.BetaStorageClassAnnotation)
+		kept.Annotations = only(claim.Annotations, ofClaim...)
 		kept.Spec.VolumeMode, kept.Spec.VolumeAttributesClassName = claim.Spec.VolumeMode, claim.Spec.VolumeAttributesClassName
 		kept.Spec.Resources.Requests, kept.Spec.DataSource, kept.Spec.DataSourceRef = claim.Spec.Resources.Requests, claim.Spec.DataSource, claim.Spec.DataSourceRef
 	}

@@ -80,7 +80,7 @@ func (r *run) claim(ctx context.Context, namespace, name string) {
 	ref := diagnosis.Ref{Resource: diagnosis.Claims, Namespace: namespace, Name: name}
 	if get(ctx, r, ref, r.clients.CoreV1().PersistentVolumeClaims(namespace).Get, func(s *diagnosis.Snapshot, c *corev1.PersistentVolumeClaim) {
 		kept := keepClaim(c)
-		kept.Annotations = only(c.Annotations, diagnosis.ProvisionerAnnotation) // its driver, where the PersistentVolume may not be read
+		kept.Annotations = only(c.Annotations, ofClaim...) // its driver too, where the PersistentVolume may not be read
 		s.Claims = append(s.Claims, kept)
 	}) != nil {
 		r.mayName(namespace)

@@ -230,7 +230,7 @@ var hostileCommands = []struct {
 func TestHostileText(t *testing.T) {
 	for name, f := range map[string]fill{"free text": {}, "names too": {names: true, keep: kept}} {
 		t.Run(name, func(t *testing.T) {
-			least := map[bool]int{false: 20, true: 45}[f.names]
+			least := map[bool]int{false: 20, true: 50}[f.names]
 			kubeconfig := apiserver.Kubeconfig(t, &rest.Config{Host: hostileServer(t, f).URL})
 			seen := 0
 			for _, c := range hostileCommands {
