@@ -9,6 +9,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	volumehelpers "k8s.io/component-helpers/storage/volume"
 
 	"belay.dev/belay/internal/decision"
 	"belay.dev/belay/internal/explain"
@@ -19,24 +20,14 @@ import (
 // pkg/apis/storage/util/helpers.go IsDefaultStorageClassAnnotation).
 const (
 	// SelectedNodeAnnotation is set by the scheduler on a claim that is provisioned for a node.
-	SelectedNodeAnnotation = "volume.kubernetes.io/selected-node"
+	SelectedNodeAnnotation = volumehelpers.AnnSelectedNode
 	// DefaultClassAnnotation is set on the StorageClass of claims that name none.
 	DefaultClassAnnotation = "storageclass.kubernetes.io/is-default-class"
 )
 
-// noProvisioner is the provisioner of classes whose volumes are created by hand (k8s.io/component-helpers v0.36.3 storage/volume/pv_helpers.go
-// NotSupportedProvisioner).
-const noProvisioner = "kubernetes.io/no-provisioner"
-
 // ClassOf returns the name of a claim's StorageClass, or "".
 func ClassOf(claim *corev1.PersistentVolumeClaim) string {
-	if class, found := claim.Annotations[corev1.BetaStorageClassAnnotation]; found {
-		return class
-	}
-	if claim.Spec.StorageClassName != nil {
-		return *claim.Spec.StorageClassName
-	}
-	return ""
+	return volumehelpers.GetPersistentVolumeClaimClass(claim)
 }
 
 // Unbound reports whether a claim has no volume, or not the one that it names.
@@ -210,7 +201,7 @@ func (x *state) unprovisioned(claim *corev1.PersistentVolumeClaim, since time.Ti
 		cause, w.failed, w.detail = explain.NoClass, true, x.withoutClass(claim)
 	case class == nil && x.exists(Ref{Resource: StorageClasses, Name: name}) == decision.No:
 		cause, w.failed, w.detail = explain.ClassMissing, true, fmt.Sprintf("the StorageClass %s does not exist", name)
-	case class != nil && class.Provisioner == noProvisioner:
+	case class != nil && class.Provisioner == volumehelpers.NotSupportedProvisioner:
 		w.reason, w.detail = explain.NoVolumeToBind, x.bindable(claim, class)
 	case failure != nil && failure.Reason == "ProvisioningFailed":
 		w.reason, w.failed = explain.ProvisioningFailed, true

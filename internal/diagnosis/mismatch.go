@@ -1,12 +1,12 @@
 package diagnosis
 
 import (
-	"cmp"
 	"fmt"
-	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	volumehelpers "k8s.io/component-helpers/storage/volume"
+	"k8s.io/utils/ptr"
 
 	"belay.dev/belay/internal/decision"
 	"belay.dev/belay/internal/explain"
@@ -53,39 +53,25 @@ func (x *state) boundElsewhere(claim *corev1.PersistentVolumeClaim, pv *corev1.P
 // checkVolumeSatisfyClaim).
 func differs(claim *corev1.PersistentVolumeClaim, pv *corev1.PersistentVolume) (explain.Cause, string) {
 	size, has := wanted(claim), pv.Spec.Capacity[corev1.ResourceStorage]
-	lacks := func(m corev1.PersistentVolumeAccessMode) bool { return !slices.Contains(pv.Spec.AccessModes, m) }
+	class, attributes := volumehelpers.GetPersistentVolumeClass(pv), ptr.Deref(pv.Spec.VolumeAttributesClassName, "")
 	switch {
 	case pv.DeletionTimestamp != nil:
 		return "", "it is being deleted"
 	case !has.IsZero() && has.Cmp(size) < 0:
 		return "", fmt.Sprintf("it has %s, and the claim asks for %s", has.String(), size.String())
-	case classOfVolume(pv) != ClassOf(claim):
-		return explain.OtherClass, fmt.Sprintf("its storageClassName is %q, and that of the claim %q", classOfVolume(pv), ClassOf(claim))
-	case text(pv.Spec.VolumeAttributesClassName) != text(claim.Spec.VolumeAttributesClassName):
-		return "", fmt.Sprintf("its volumeAttributesClassName is %q, and that of the claim %q", text(pv.Spec.VolumeAttributesClassName), text(claim.Spec.VolumeAttributesClassName))
-	case modeOf(pv.Spec.VolumeMode) != modeOf(claim.Spec.VolumeMode):
+	case class != ClassOf(claim):
+		return explain.OtherClass, fmt.Sprintf("its storageClassName is %q, and that of the claim %q", class, ClassOf(claim))
+	case attributes != ptr.Deref(claim.Spec.VolumeAttributesClassName, ""):
+		return "", fmt.Sprintf("its volumeAttributesClassName is %q, and that of the claim %q", attributes, ptr.Deref(claim.Spec.VolumeAttributesClassName, ""))
+	case volumehelpers.CheckVolumeModeMismatches(&claim.Spec, &pv.Spec):
 		return "", fmt.Sprintf("its volumeMode is %s, and that of the claim %s", modeOf(pv.Spec.VolumeMode), modeOf(claim.Spec.VolumeMode))
-	case slices.ContainsFunc(claim.Spec.AccessModes, lacks):
+	case !volumehelpers.CheckAccessModes(claim, pv):
 		return "", fmt.Sprintf("its access modes are %v, and the claim asks for %v", pv.Spec.AccessModes, claim.Spec.AccessModes)
 	}
 	return "", ""
 }
 
-// classOfVolume is the StorageClass of a PersistentVolume, or "".
-func classOfVolume(pv *corev1.PersistentVolume) string {
-	return cmp.Or(pv.Annotations[corev1.BetaStorageClassAnnotation], pv.Spec.StorageClassName)
-}
-
-func text(s *string) string {
-	if s == nil {
-		return ""
-	}
-	return *s
-}
-
+// modeOf is the volumeMode, which is Filesystem without one.
 func modeOf(mode *corev1.PersistentVolumeMode) corev1.PersistentVolumeMode {
-	if mode == nil {
-		return corev1.PersistentVolumeFilesystem
-	}
-	return *mode
+	return ptr.Deref(mode, corev1.PersistentVolumeFilesystem)
 }

@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	volumehelpers "k8s.io/component-helpers/storage/volume"
 
 	"belay.dev/belay/internal/attachment"
 	"belay.dev/belay/internal/decision"
@@ -430,7 +431,7 @@ func (x *state) capacityFor(claim *corev1.PersistentVolumeClaim) string {
 
 // bindable says which volumes of its class a claim could be bound to, or where it may be provisioned.
 func (x *state) bindable(claim *corev1.PersistentVolumeClaim, class *storagev1.StorageClass) string {
-	if class.Provisioner != noProvisioner {
+	if class.Provisioner != volumehelpers.NotSupportedProvisioner {
 		if len(class.AllowedTopologies) == 0 {
 			return ""
 		}

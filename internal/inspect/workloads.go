@@ -9,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 
 	"belay.dev/belay/internal/diagnosis"
 	"belay.dev/belay/internal/explain"
@@ -22,7 +23,7 @@ func (r *run) workload(ctx context.Context, ref diagnosis.Ref) {
 	switch ref.Resource {
 	case diagnosis.StatefulSets:
 		owner = keepWorkload(get(ctx, r, ref, apps.StatefulSets(ref.Namespace).Get, func(s *diagnosis.Snapshot, o *appsv1.StatefulSet) {
-			s.Workloads = append(s.Workloads, asWorkload(ref.Resource, o.ObjectMeta, replicas(o.Spec.Replicas), o.Status.Replicas))
+			s.Workloads = append(s.Workloads, asWorkload(ref.Resource, o.ObjectMeta, ptr.Deref(o.Spec.Replicas, 1), o.Status.Replicas))
 		}))
 	case diagnosis.ReplicaSets:
 		owner = keepWorkload(get(ctx, r, ref, apps.ReplicaSets(ref.Namespace).Get, storeReplicaSet))
@@ -32,11 +33,11 @@ func (r *run) workload(ctx context.Context, ref diagnosis.Ref) {
 		}))
 	case diagnosis.Jobs:
 		owner = keepWorkload(get(ctx, r, ref, batch.Jobs(ref.Namespace).Get, func(s *diagnosis.Snapshot, o *batchv1.Job) {
-			s.Workloads = append(s.Workloads, asWorkload(ref.Resource, o.ObjectMeta, replicas(o.Spec.Parallelism), o.Status.Active+o.Status.Succeeded))
+			s.Workloads = append(s.Workloads, asWorkload(ref.Resource, o.ObjectMeta, ptr.Deref(o.Spec.Parallelism, 1), o.Status.Active+o.Status.Succeeded))
 		}))
 	case diagnosis.Deployments:
 		owner = keepWorkload(get(ctx, r, ref, apps.Deployments(ref.Namespace).Get, func(s *diagnosis.Snapshot, o *appsv1.Deployment) {
-			s.Workloads = append(s.Workloads, asWorkload(ref.Resource, o.ObjectMeta, replicas(o.Spec.Replicas), o.Status.Replicas))
+			s.Workloads = append(s.Workloads, asWorkload(ref.Resource, o.ObjectMeta, ptr.Deref(o.Spec.Replicas, 1), o.Status.Replicas))
 		}))
 		if owner != nil {
 			uid := owner.UID
@@ -86,17 +87,9 @@ func keepWorkload[T any, P object[T]](o P) *metav1.ObjectMeta {
 }
 
 func storeReplicaSet(s *diagnosis.Snapshot, o *appsv1.ReplicaSet) {
-	s.Workloads = append(s.Workloads, asWorkload(diagnosis.ReplicaSets, o.ObjectMeta, replicas(o.Spec.Replicas), o.Status.Replicas))
+	s.Workloads = append(s.Workloads, asWorkload(diagnosis.ReplicaSets, o.ObjectMeta, ptr.Deref(o.Spec.Replicas, 1), o.Status.Replicas))
 }
 
 func asWorkload(resource diagnosis.Resource, meta metav1.ObjectMeta, wanted, made int32) *diagnosis.Workload {
 	return &diagnosis.Workload{ObjectMeta: keepMeta(meta), Resource: resource, Wanted: wanted, Made: made}
-}
-
-// replicas is one without a number.
-func replicas(n *int32) int32 {
-	if n == nil {
-		return 1
-	}
-	return *n
 }
