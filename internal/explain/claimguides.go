@@ -196,10 +196,11 @@ func nextOfUnbound(s Situation) []Step {
 			Text:    "Let the scheduler place the pod: use a nodeSelector for kubernetes.io/hostname in place of spec.nodeName. Then create the pod again.",
 			Command: in(s.Namespace, "kubectl delete pod "+s.Pod),
 		}}
-	}
-	return []Step{
-		describeClaim(s, "Read the claim's events: they name the provisioner and its error. Check that the provisioner of the driver runs."),
-		classes,
+	default:
+		return []Step{
+			describeClaim(s, "Read the claim's events: they name the provisioner and its error. Check that the provisioner of the driver runs."),
+			classes,
+		}
 	}
 }
 
@@ -237,8 +238,9 @@ func nextOfProvisioning(s Situation) []Step {
 			withText(class, "Correct the StorageClass, or the claim: the driver refuses what they ask for, however often. The parameters of a StorageClass cannot be changed: create another."),
 			describeClaim(s, "Compare size, access modes and volume mode with what the driver can do."),
 		}
+	default:
+		return []Step{describeClaim(s, "Correct what the error names, such as a permission, a quota or a parameter. The provisioner tries again by itself."), logs, class}
 	}
-	return []Step{describeClaim(s, "Correct what the error names, such as a permission, a quota or a parameter. The provisioner tries again by itself."), logs, class}
 }
 
 func withText(step Step, text string) Step {
@@ -270,6 +272,7 @@ func nextOfMismatch(s Situation) []Step {
 			Command: "kubectl patch pv " + s.Volume + ` -p '{"spec":{"claimRef":null}}'`,
 			Danger:  "the pods of the claim read and change the data of the earlier claim",
 		}}
+	default:
+		return []Step{see, describeClaim(s, "Create the claim again so that it fits, or another PersistentVolume.")}
 	}
-	return []Step{see, describeClaim(s, "Create the claim again so that it fits, or another PersistentVolume.")}
 }

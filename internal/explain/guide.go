@@ -47,7 +47,7 @@ type Situation struct {
 }
 
 // Cause is one of several causes of a reason, which differ in the next step.
-type Cause = string
+type Cause string
 
 // The causes: of a claim without a volume, of one that is not bound to the volume that it names, and of one that ends or grows.
 const (

@@ -106,7 +106,7 @@ func (p *progress) end() {
 
 // unread prints what could not be read, on standard error: the table is for programs too.
 func (p *plugin) unread(unread []diagnosis.Unread, format output) {
-	out := &page{style: style{}}
-	out.unread(unread, format == formatWide)
+	out := &page{wide: format == formatWide}
+	out.unread(unread)
 	_, _ = fmt.Fprint(p.ErrOut, out.text.String())
 }

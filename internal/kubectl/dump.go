@@ -10,10 +10,11 @@ import (
 )
 
 // Text prints an explanation as a command does to a file: without colors, and not wrapped.
-func Text(out io.Writer, e diagnosis.Explanation) error { return writeText(out, style{}, e, true) }
+func Text(out io.Writer, e diagnosis.Explanation) error {
+	return writeText(out, &page{now: e.Time, wide: true}, e)
+}
 
-func writeText(to io.Writer, s style, e diagnosis.Explanation, wide bool) error {
-	out := &page{style: s, now: e.Time}
+func writeText(to io.Writer, out *page, e diagnosis.Explanation) error {
 	if len(e.Findings) == 0 {
 		out.heading(e.Verdict, ": "+e.Summary)
 	}
@@ -21,9 +22,9 @@ func writeText(to io.Writer, s style, e diagnosis.Explanation, wide bool) error 
 		if i > 0 {
 			out.text.WriteString("\n")
 		}
-		out.finding(same[0], same[1:], wide)
+		out.finding(same[0], same[1:])
 	}
-	out.unread(e.Unread, wide)
+	out.unread(e.Unread)
 	_, err := fmt.Fprint(to, out.text.String())
 	return err
 }

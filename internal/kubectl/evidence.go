@@ -94,7 +94,7 @@ var states = map[diagnosis.EvidenceState]string{
 const fewAnswers = 3
 
 func evidenceText(s style, e *diagnosis.NodeEvidence, wide bool) string {
-	out := &page{style: s, now: e.Time}
+	out := &page{style: s, now: e.Time, wide: true}
 	fmt.Fprintf(&out.text, "%s%s: %s\n", out.verdict(e.Verdict, states[e.State]), out.lasting(e.Since), out.wrap("node "+e.Node, 0))
 	out.line("Why", "%s (%s)", e.Summary, e.Reason)
 	out.health(e)
@@ -124,7 +124,7 @@ func evidenceText(s style, e *diagnosis.NodeEvidence, wide bool) string {
 	if (e.Verdict != diagnosis.Clear || e.State == diagnosis.ProvenOff) && e.Runbook != "" { // a machine that was fenced has to be started
 		out.line("More", "%s", explain.RunbookCommand(e.Reason))
 	}
-	out.unread(e.Unread, true)
+	out.unread(e.Unread)
 	return out.text.String()
 }
 

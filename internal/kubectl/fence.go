@@ -163,7 +163,7 @@ func rehearse(ctx context.Context, reader *inspect.Reader, plan *diagnosis.Fence
 }
 
 func fencePlanText(s style, plan *diagnosis.FencePlan, verb string, read *diagnosis.Snapshot) string {
-	out := &page{style: s, now: read.Now}
+	out := &page{style: s, now: read.Now, wide: true}
 	verdict, title := diagnosis.Clear, "READY"
 	switch {
 	case plan.Refusal != "":
@@ -197,6 +197,6 @@ func fencePlanText(s style, plan *diagnosis.FencePlan, verb string, read *diagno
 	}
 	out.consequences(plan.Does, plan.Risks)
 	out.steps(plan.Next)
-	out.unread(plan.Unread, true)
+	out.unread(plan.Unread)
 	return out.text.String()
 }

@@ -98,7 +98,7 @@ func acceptWords(plan diagnosis.ForcePlan) string {
 }
 
 func planText(s style, plan *diagnosis.ForcePlan, read *diagnosis.Snapshot) string {
-	out := &page{style: s, now: read.Now}
+	out := &page{style: s, now: read.Now, wide: true}
 	verdict, title := diagnosis.Clear, "SAFE TO DETACH"
 	switch {
 	case plan.Refusal != "":
@@ -118,7 +118,7 @@ func planText(s style, plan *diagnosis.ForcePlan, read *diagnosis.Snapshot) stri
 	out.holder("Holder", &plan.Holder)
 	out.consequences(plan.Does, plan.Risks)
 	out.steps(plan.Next)
-	out.unread(read.Unread, true)
+	out.unread(read.Unread)
 	return out.text.String()
 }
 

@@ -390,7 +390,7 @@ func (g *gathering) answers(ctx context.Context) error {
 			continue // it is in stuck.yaml
 		}
 		out.Reset()
-		if err := writeText(&out, style{}, e, true); err != nil {
+		if err := Text(&out, e); err != nil {
 			return err
 		}
 		g.archive.Text(fmt.Sprintf("explain/%s-%s.txt", subject.Resource, strings.Trim(subject.Namespace+"-"+subject.Name, "-")), out.String())

@@ -114,7 +114,7 @@ func rehearseGone(ctx context.Context, reader *inspect.Reader, plan *diagnosis.G
 }
 
 func gonePlanText(s style, plan *diagnosis.GonePlan, read *diagnosis.Snapshot) string {
-	out := &page{style: s, now: read.Now}
+	out := &page{style: s, now: read.Now, wide: true}
 	verdict, title := diagnosis.Unsafe, "YOUR WORD COUNTS"
 	if plan.Refusal != "" {
 		verdict, title = diagnosis.Blocked, "REFUSED"
@@ -149,6 +149,6 @@ func gonePlanText(s style, plan *diagnosis.GonePlan, read *diagnosis.Snapshot) s
 	}
 	out.consequences(plan.Does, plan.Risks)
 	out.steps(plan.Next)
-	out.unread(plan.Unread, true)
+	out.unread(plan.Unread)
 	return out.text.String()
 }

@@ -33,7 +33,7 @@ func textOf(t *testing.T, width int, wide bool, findings ...diagnosis.Finding) [
 	t.Helper()
 	var out bytes.Buffer
 	e := diagnosis.Explanation{Time: time.Unix(1e9, 0), Verdict: diagnosis.Unsafe, Findings: findings}
-	if err := writeText(&out, style{width: width}, e, wide); err != nil {
+	if err := writeText(&out, &page{style: style{width: width}, now: e.Time, wide: wide}, e); err != nil {
 		t.Fatal(err)
 	}
 	return strings.Split(strings.TrimSuffix(out.String(), "\n"), "\n")

@@ -28,6 +28,7 @@ const label = 10
 type page struct {
 	style
 	now  time.Time
+	wide bool // with what the answer rests on
 	text strings.Builder
 }
 
@@ -57,19 +58,19 @@ func (p *page) lasting(t *time.Time) string {
 
 // explanation prints an explanation as text.
 func (p *plugin) explanation(e diagnosis.Explanation, format output) error {
-	return writeText(p.Out, p.style, e, format == formatWide)
+	return writeText(p.Out, &page{style: p.style, now: e.Time, wide: format == formatWide}, e)
 }
 
 // finding prints what a person needs who has to act: the verdict, the cause, the first step, and what not to do. What it rests on follows if
-// wide is set. others are findings with the same cause.
-func (p *page) finding(f *diagnosis.Finding, others []*diagnosis.Finding, wide bool) {
+// the page is wide. others are findings with the same cause.
+func (p *page) finding(f *diagnosis.Finding, others []*diagnosis.Finding) {
 	p.heading(f.Verdict, p.lasting(f.Since)+": "+waits(f)+alsoWait(f, others))
-	p.line("Why", "%s (%s)", p.fits(f.Summary, len(f.Reason), wide), f.Reason)
+	p.line("Why", "%s (%s)", p.fits(f.Summary, len(f.Reason)), f.Reason)
 	p.steps(f.Next)
 	for i, text := range f.Clock {
 		p.line(first(i, "By itself"), "%s", text)
 	}
-	if wide {
+	if p.wide {
 		p.details(f)
 		for _, other := range others {
 			p.line("Also", "%s%s", waits(other), p.lasting(other.Since))
@@ -88,9 +89,9 @@ func (p *page) heading(v diagnosis.Verdict, text string) {
 
 // fits leaves out the middle of a sentence that has no place in two lines, or in five of a narrow terminal: the cause comes first, and an error that
 // it quotes ends with the innermost one. The whole is in the other formats.
-func (p *page) fits(sentence string, reason int, wide bool) string {
+func (p *page) fits(sentence string, reason int) string {
 	const narrow, parentheses, broken = 120, 3, 18 // broken: what the end of a line lacks
-	if p.width == 0 || wide {
+	if p.width == 0 || p.wide {
 		return sentence
 	}
 	lines := 2
@@ -325,11 +326,11 @@ func shellWords(text string) (words []string) {
 	return append(words, text[start:])
 }
 
-// unread prints what could not be read. Missing permissions are one line, unless wide is set.
-func (p *page) unread(unread []diagnosis.Unread, wide bool) {
+// unread prints what could not be read. Missing permissions are one line, unless the page is wide.
+func (p *page) unread(unread []diagnosis.Unread) {
 	var forbidden, failed []diagnosis.Unread
 	for _, u := range unread {
-		if u.Forbidden && !wide {
+		if u.Forbidden && !p.wide {
 			forbidden = append(forbidden, u)
 		} else {
 			failed = append(failed, u)

@@ -27,8 +27,8 @@ func TestLongCause(t *testing.T) {
 	f := diagnosis.Finding{Verdict: diagnosis.Blocked, Reason: "X", Summary: "the cause comes first: " + strings.Repeat("wrapped by ", 60) + "the innermost error"}
 	for width, cut := range map[int]bool{0: false, 80: true, 120: true, 200: true} {
 		for _, wide := range []bool{false, true} {
-			p := &page{style: style{width: width}, now: time.Now()}
-			p.finding(&f, nil, wide)
+			p := &page{style: style{width: width}, now: time.Now(), wide: wide}
+			p.finding(&f, nil)
 			text := strings.Join(strings.Fields(p.text.String()), " ")
 			if whole := strings.Contains(text, f.Summary); whole == (cut && !wide) || !strings.Contains(text, "the cause comes first:") || !strings.Contains(text, "the innermost error (X)") {
 				t.Errorf("at %d columns, wide %v:\n%s", width, wide, p.text.String())
@@ -53,8 +53,8 @@ func TestMissingPermissions(t *testing.T) {
 		false: {missing, "  list leases: connection refused\n"},
 		true:  {"  list nodes: forbidden\n", "  get pods/a in namespace ns: forbidden\n", "  list leases: connection refused\n"},
 	} {
-		p := &page{}
-		p.unread(unread, wide)
+		p := &page{wide: wide}
+		p.unread(unread)
 		for _, part := range want {
 			if !strings.Contains(p.text.String(), part) {
 				t.Errorf("wide %v: no %q in\n%s", wide, part, p.text.String())

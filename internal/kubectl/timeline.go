@@ -75,7 +75,7 @@ func (p *plugin) printTimeline(t diagnosis.Timeline) error {
 		}
 		out.move(&t.Moves[i])
 	}
-	out.unread(t.Unread, false)
+	out.unread(t.Unread)
 	_, err := fmt.Fprint(p.Out, out.text.String())
 	return err
 }
