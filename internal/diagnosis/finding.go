@@ -2,6 +2,7 @@ package diagnosis
 
 import (
 	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -86,6 +87,23 @@ func (f *Finding) Having() []Holder {
 	return having
 }
 
+// Cause is what findings have in common that differ only in what waits: the verdict, the reason, and the summary without the names of the pod and its
+// volume. A reader has to act once.
+func (f *Finding) Cause() string {
+	names := []string{f.Subject.Name}
+	if v := f.Volume; v != nil {
+		names = append(names, v.PersistentVolume, v.Claim, v.Handle)
+	}
+	slices.SortFunc(names, func(a, b string) int { return len(b) - len(a) }) // a claim has the name of its pod in its own
+	text := f.Summary
+	for _, name := range names {
+		if name != "" {
+			text = strings.ReplaceAll(text, name, "*")
+		}
+	}
+	return string(f.Verdict) + " " + string(f.Reason) + " " + text
+}
+
 // Volume is a volume of a pod: a PersistentVolume with its claim, or one without a claim.
 type Volume struct {
 	// Name is that in the spec of the pod that waits, and Kind the field of its source, or of its PersistentVolume's: "configMap", "csi".
@@ -166,7 +184,7 @@ type PodState struct {
 
 // Fact is what one component did or said last.
 type Fact struct {
-	// Component is "scheduler", "attach/detach controller", "attacher", "driver", "kubelet" or "recovery"; of a finding that stands for several pods, "others".
+	// Component is "scheduler", "attach/detach controller", "attacher", "driver", "kubelet" or "recovery".
 	Component string     `json:"component"`
 	Message   string     `json:"message"`
 	At        *time.Time `json:"at,omitempty"`

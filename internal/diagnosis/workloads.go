@@ -18,7 +18,7 @@ import (
 // singular are the names of the kinds of owners, as kubectl takes them.
 var singular = map[Resource]string{StatefulSets: "statefulset", Deployments: "deployment", ReplicaSets: "replicaset", DaemonSets: "daemonset", Jobs: "job"}
 
-// ofWorkload returns why an owner of pods cannot create one, and what those wait for that it has. What several wait for alike is one finding.
+// ofWorkload returns why an owner of pods cannot create one, and what those wait for that it has.
 func (x *state) ofWorkload(w *Workload) (found []Finding, clear string) {
 	name := singular[w.Resource] + "/" + w.Name
 	owners := []types.UID{w.UID}
@@ -37,12 +37,9 @@ func (x *state) ofWorkload(w *Workload) (found []Finding, clear string) {
 	if f := x.notCreated(w, owners, name); f != nil {
 		found = append(found, *f)
 	}
-	var all []Finding
 	for _, pod := range pods {
-		all = append(all, x.ofPod(pod)...)
-		all = append(all, x.usedElsewhere(pod)...)
+		found = slices.Concat(found, x.ofPod(pod), x.usedElsewhere(pod))
 	}
-	found = append(found, grouped(all)...)
 	return found, fmt.Sprintf("%s has %d of %d pods, and none waits for a volume", name, len(pods), w.Wanted)
 }
 
@@ -99,41 +96,4 @@ func (x *state) stuckOwners(namespace string) (found []Finding) {
 		found = append(found, f)
 	}
 	return found
-}
-
-// grouped returns the findings about pods, those that differ in nothing but the names of the pod and its volume as one, with a fact that names the others.
-func grouped(all []Finding) (found []Finding) {
-	same := map[string]int{}
-	others := map[int][]string{}
-	for _, f := range all {
-		key := string(f.Verdict) + string(f.Reason) + anonymous(&f)
-		if i, ok := same[key]; ok && f.Subject.Resource == Pods {
-			if name := f.Subject.Name; name != found[i].Subject.Name && !slices.Contains(others[i], name) {
-				others[i] = append(others[i], name)
-			}
-			continue
-		}
-		same[key] = len(found)
-		found = append(found, f)
-	}
-	for i, names := range others {
-		found[i].Facts = append([]Fact{{Component: "others", Message: fmt.Sprintf("%d more pods wait for the same: %s", len(names), few(names))}}, found[i].Facts...)
-	}
-	return found
-}
-
-// anonymous is the summary of a finding without the names of its pod and volume.
-func anonymous(f *Finding) string {
-	names := []string{f.Subject.Name}
-	if v := f.Volume; v != nil {
-		names = append(names, v.PersistentVolume, v.Claim, v.Handle)
-	}
-	slices.SortFunc(names, func(a, b string) int { return len(b) - len(a) }) // a claim has the name of its pod in its own
-	text := f.Summary
-	for _, name := range names {
-		if name != "" {
-			text = strings.ReplaceAll(text, name, "*")
-		}
-	}
-	return text
 }

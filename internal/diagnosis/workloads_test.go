@@ -90,7 +90,7 @@ func TestWorkloads(t *testing.T) {
 				pod.Spec.Volumes[0].PersistentVolumeClaim.ClaimName = "data-" + name
 				s.Snapshot.Pods = append(s.Snapshot.Pods, pod)
 			}
-		}, StatefulSets, explain.ClaimMissing, "2 more pods wait for the same: db-1, db-2", 1},
+		}, StatefulSets, explain.ClaimMissing, "pod db-0 uses the claim data-db-0", 3},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newScene()
@@ -174,5 +174,25 @@ func TestDriverWithoutObject(t *testing.T) {
 				t.Errorf("%s: %s (%v), want %s", e.Reason, e.Summary, err, one.want)
 			}
 		})
+	}
+}
+
+// TestCause: findings that differ in nothing but what waits have one cause, whatever names their sentences have.
+func TestCause(t *testing.T) {
+	of := func(pod, claim, node string) *Finding {
+		return &Finding{
+			Verdict: Blocked, Reason: explain.HeldByRunningPod, Summary: "pod " + pod + " needs claim " + claim + ", which node " + node + " has",
+			Subject: Ref{Pods, "ns", pod}, Volume: &Volume{Claim: claim},
+		}
+	}
+	if a, b := of("db-0", "data-db-0", "n1").Cause(), of("db-1", "data-db-1", "n1").Cause(); a != b {
+		t.Errorf("%q, %q", a, b)
+	}
+	other := of("db-0", "data-db-0", "n1")
+	other.Reason = explain.MountFailing
+	for _, f := range []*Finding{other, of("db-1", "data-db-1", "n2")} {
+		if f.Cause() == of("db-0", "data-db-0", "n1").Cause() {
+			t.Errorf("%q is of another cause", f.Cause())
+		}
 	}
 }

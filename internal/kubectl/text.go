@@ -158,17 +158,16 @@ func alsoWait(f *diagnosis.Finding, others []*diagnosis.Finding) string {
 	return ""
 }
 
-// sameCause puts findings together that differ only in what waits: the reader has to act once.
+// sameCause puts the findings of one cause together.
 func sameCause(findings []diagnosis.Finding) (groups [][]*diagnosis.Finding) {
 	at := map[string]int{}
 	for i := range findings {
 		f := &findings[i]
-		key := fmt.Sprint(f.Verdict, f.Reason, f.Summary, f.Next, f.Clock)
-		if n, ok := at[key]; ok {
+		if n, ok := at[f.Cause()]; ok {
 			groups[n] = append(groups[n], f)
 			continue
 		}
-		at[key] = len(groups)
+		at[f.Cause()] = len(groups)
 		groups = append(groups, []*diagnosis.Finding{f})
 	}
 	return groups
