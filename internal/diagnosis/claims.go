@@ -9,26 +9,14 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
-	volumehelpers "k8s.io/component-helpers/storage/volume"
 
 	"belay.dev/belay/internal/decision"
 	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/kube"
 )
 
-// Annotations of claims and classes (k8s.io/component-helpers v0.36.3 storage/volume/pv_helpers.go:51, k/k v1.36.3
-// pkg/apis/storage/util/helpers.go IsDefaultStorageClassAnnotation).
-const (
-	// SelectedNodeAnnotation is set by the scheduler on a claim that is provisioned for a node.
-	SelectedNodeAnnotation = volumehelpers.AnnSelectedNode
-	// DefaultClassAnnotation is set on the StorageClass of claims that name none.
-	DefaultClassAnnotation = "storageclass.kubernetes.io/is-default-class"
-)
-
-// ClassOf returns the name of a claim's StorageClass, or "".
-func ClassOf(claim *corev1.PersistentVolumeClaim) string {
-	return volumehelpers.GetPersistentVolumeClaimClass(claim)
-}
+// DefaultClassAnnotation is set on the StorageClass of claims that name none (k/k v1.36.3 pkg/apis/storage/util/helpers.go IsDefaultStorageClassAnnotation).
+const DefaultClassAnnotation = "storageclass.kubernetes.io/is-default-class"
 
 // Unbound reports whether a claim has no volume, or not the one that it names.
 func Unbound(claim *corev1.PersistentVolumeClaim) bool {
@@ -69,7 +57,7 @@ func (x *state) claimOfPod(pod *corev1.Pod, volume *corev1.Volume, v *Volume) wa
 	case claim.Spec.VolumeName == "" && pod.Spec.NodeName == "" && refused(pod) && x.waitsForConsumer(claim):
 		return wait{} // the scheduler chooses a node first, and has found none
 	case claim.Spec.VolumeName == "" && pod.Spec.NodeName != "" && x.delayed(claim):
-		return wait{reason: explain.ClaimNotBound, since: since, failed: true, fill: func(s *explain.Situation) { s.Class, s.Cause = ClassOf(claim), explain.NodeWithoutScheduler }}
+		return wait{reason: explain.ClaimNotBound, since: since, failed: true, fill: func(s *explain.Situation) { s.Class, s.Cause = kube.ClassOf(claim), explain.NodeWithoutScheduler }}
 	}
 	v.PersistentVolume = claim.Spec.VolumeName
 	if w := x.claimWait(claim, since); w.reason != explain.Incomplete {
@@ -126,7 +114,7 @@ func (x *state) claimWait(claim *corev1.PersistentVolumeClaim, since time.Time) 
 
 // class returns the StorageClass of a claim, nil if it was not read.
 func (x *state) class(claim *corev1.PersistentVolumeClaim) *storagev1.StorageClass {
-	name := ClassOf(claim)
+	name := kube.ClassOf(claim)
 	i := slices.IndexFunc(x.Classes, func(c *storagev1.StorageClass) bool { return c.Name == name })
 	if i < 0 {
 		return nil
@@ -137,7 +125,7 @@ func (x *state) class(claim *corev1.PersistentVolumeClaim) *storagev1.StorageCla
 // delayed reports whether a claim gets a volume only once the scheduler has chosen a node for a pod, which it has not.
 func (x *state) delayed(claim *corev1.PersistentVolumeClaim) bool {
 	class := x.class(claim)
-	return class != nil && class.VolumeBindingMode != nil && *class.VolumeBindingMode == storagev1.VolumeBindingWaitForFirstConsumer && claim.Annotations[SelectedNodeAnnotation] == ""
+	return class != nil && class.VolumeBindingMode != nil && *class.VolumeBindingMode == storagev1.VolumeBindingWaitForFirstConsumer && claim.Annotations[kube.SelectedNodeAnnotation] == ""
 }
 
 // waitsForConsumer reports whether a claim is provisioned only after a pod that uses it has a node. Where its StorageClass was not read, events
@@ -188,7 +176,7 @@ func ofProvisioner(e *corev1.Event, provisioner string) bool {
 // unprovisioned returns what a claim without a volume waits for.
 func (x *state) unprovisioned(claim *corev1.PersistentVolumeClaim, since time.Time) wait {
 	w := wait{reason: explain.ClaimNotBound, since: since}
-	name, class, failure := ClassOf(claim), x.class(claim), x.claimFailure(claim)
+	name, class, failure := kube.ClassOf(claim), x.class(claim), x.claimFailure(claim)
 	provisioner := x.provisioner(claim)
 	cause := explain.Cause("")
 	w.fill = func(s *explain.Situation) {
@@ -201,7 +189,7 @@ func (x *state) unprovisioned(claim *corev1.PersistentVolumeClaim, since time.Ti
 		cause, w.failed, w.detail = explain.NoClass, true, x.withoutClass(claim)
 	case class == nil && x.exists(Ref{Resource: StorageClasses, Name: name}) == decision.No:
 		cause, w.failed, w.detail = explain.ClassMissing, true, fmt.Sprintf("the StorageClass %s does not exist", name)
-	case class != nil && class.Provisioner == volumehelpers.NotSupportedProvisioner:
+	case class != nil && class.Provisioner == kube.NoProvisioner:
 		w.reason, w.detail = explain.NoVolumeToBind, x.bindable(claim, class)
 	case failure != nil && failure.Reason == "ProvisioningFailed":
 		w.reason, w.failed = explain.ProvisioningFailed, true

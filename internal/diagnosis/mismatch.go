@@ -2,14 +2,14 @@ package diagnosis
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	volumehelpers "k8s.io/component-helpers/storage/volume"
-	"k8s.io/utils/ptr"
 
 	"belay.dev/belay/internal/decision"
 	"belay.dev/belay/internal/explain"
+	"belay.dev/belay/internal/kube"
 )
 
 // mismatch explains why a claim is not bound to the PersistentVolume that it names. The controller compares the same, in this order (k/k v1.36.3
@@ -26,7 +26,7 @@ func (x *state) mismatch(claim *corev1.PersistentVolumeClaim, pv *corev1.Persist
 		return wait{reason: explain.ClaimNotBound, since: since} // what is left is that the controller binds it
 	}
 	return wait{reason: explain.VolumeMismatch, detail: detail, since: since, failed: true, fill: func(s *explain.Situation) {
-		s.Class, s.Cause, s.Volume = ClassOf(claim), cause, pv.Name
+		s.Class, s.Cause, s.Volume = kube.ClassOf(claim), cause, pv.Name
 	}}
 }
 
@@ -53,25 +53,36 @@ func (x *state) boundElsewhere(claim *corev1.PersistentVolumeClaim, pv *corev1.P
 // checkVolumeSatisfyClaim).
 func differs(claim *corev1.PersistentVolumeClaim, pv *corev1.PersistentVolume) (explain.Cause, string) {
 	size, has := wanted(claim), pv.Spec.Capacity[corev1.ResourceStorage]
-	class, attributes := volumehelpers.GetPersistentVolumeClass(pv), ptr.Deref(pv.Spec.VolumeAttributesClassName, "")
+	lacks := func(m corev1.PersistentVolumeAccessMode) bool { return !slices.Contains(pv.Spec.AccessModes, m) }
+	class, attributes := kube.ClassOfVolume(pv), text(pv.Spec.VolumeAttributesClassName)
 	switch {
 	case pv.DeletionTimestamp != nil:
 		return "", "it is being deleted"
 	case !has.IsZero() && has.Cmp(size) < 0:
 		return "", fmt.Sprintf("it has %s, and the claim asks for %s", has.String(), size.String())
-	case class != ClassOf(claim):
-		return explain.OtherClass, fmt.Sprintf("its storageClassName is %q, and that of the claim %q", class, ClassOf(claim))
-	case attributes != ptr.Deref(claim.Spec.VolumeAttributesClassName, ""):
-		return "", fmt.Sprintf("its volumeAttributesClassName is %q, and that of the claim %q", attributes, ptr.Deref(claim.Spec.VolumeAttributesClassName, ""))
-	case volumehelpers.CheckVolumeModeMismatches(&claim.Spec, &pv.Spec):
+	case class != kube.ClassOf(claim):
+		return explain.OtherClass, fmt.Sprintf("its storageClassName is %q, and that of the claim %q", class, kube.ClassOf(claim))
+	case attributes != text(claim.Spec.VolumeAttributesClassName):
+		return "", fmt.Sprintf("its volumeAttributesClassName is %q, and that of the claim %q", attributes, text(claim.Spec.VolumeAttributesClassName))
+	case modeOf(pv.Spec.VolumeMode) != modeOf(claim.Spec.VolumeMode):
 		return "", fmt.Sprintf("its volumeMode is %s, and that of the claim %s", modeOf(pv.Spec.VolumeMode), modeOf(claim.Spec.VolumeMode))
-	case !volumehelpers.CheckAccessModes(claim, pv):
+	case slices.ContainsFunc(claim.Spec.AccessModes, lacks):
 		return "", fmt.Sprintf("its access modes are %v, and the claim asks for %v", pv.Spec.AccessModes, claim.Spec.AccessModes)
 	}
 	return "", ""
 }
 
+func text(s *string) string {
+	if s == nil {
+		return ""
+	}
+	return *s
+}
+
 // modeOf is the volumeMode, which is Filesystem without one.
 func modeOf(mode *corev1.PersistentVolumeMode) corev1.PersistentVolumeMode {
-	return ptr.Deref(mode, corev1.PersistentVolumeFilesystem)
+	if mode == nil {
+		return corev1.PersistentVolumeFilesystem
+	}
+	return *mode
 }

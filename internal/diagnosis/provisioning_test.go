@@ -8,10 +8,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	volumehelpers "k8s.io/component-helpers/storage/volume"
 
 	"belay.dev/belay/internal/decision"
 	"belay.dev/belay/internal/explain"
+	"belay.dev/belay/internal/kube"
 )
 
 // TestProvisioningCause: each text is made by the line that stands beside it, in pkg/controller of kubernetes-csi/external-provisioner, in controller of
@@ -79,7 +79,7 @@ func (s scene) unbound() *corev1.PersistentVolumeClaim {
 func (s scene) delays(selected string) {
 	s.Classes[0].VolumeBindingMode = new(storagev1.VolumeBindingWaitForFirstConsumer)
 	if selected != "" {
-		s.Claims[0].Annotations[SelectedNodeAnnotation] = selected
+		s.Claims[0].Annotations[kube.SelectedNodeAnnotation] = selected
 	}
 }
 
@@ -171,7 +171,7 @@ func TestUnboundClaims(t *testing.T) {
 		"no class, and no default": {func(s scene) { s.schedules(unboundText); s.Claims[0].Spec.StorageClassName = nil }, explain.ClaimNotBound, "no StorageClass is the default; there are fast"},
 		"the class provisions nothing": {func(s scene) {
 			s.schedules(unboundText)
-			s.Classes[0].Provisioner = volumehelpers.NotSupportedProvisioner
+			s.Classes[0].Provisioner = kube.NoProvisioner
 			s.Claims[0].Annotations = nil
 		}, explain.NoVolumeToBind, "of the 0 PersistentVolumes"},
 		"the pod has a node without the scheduler": {func(s scene) { s.delays(""); s.waiter.Spec.NodeName = "b" }, explain.ClaimNotBound, "spec.nodeName"},

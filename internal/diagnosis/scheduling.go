@@ -10,7 +10,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
-	volumehelpers "k8s.io/component-helpers/storage/volume"
 
 	"belay.dev/belay/internal/attachment"
 	"belay.dev/belay/internal/decision"
@@ -370,7 +369,7 @@ func (x *state) withoutSpace(pod *corev1.Pod, w *wait) *Volume {
 		if v == nil {
 			v = &Volume{Namespace: pod.Namespace, Claim: name}
 			w.fill = func(s *explain.Situation) {
-				s.Class = ClassOf(claim)
+				s.Class = kube.ClassOf(claim)
 				if class != nil {
 					s.Provisioner = class.Provisioner
 				}
@@ -400,7 +399,7 @@ func (x *state) capacityFor(claim *corev1.PersistentVolumeClaim) string {
 	if !slices.Contains(x.Whole, Capacities) {
 		return ""
 	}
-	name := ClassOf(claim)
+	name := kube.ClassOf(claim)
 	size := wanted(claim)
 	asks := fmt.Sprintf("claim %s asks for %s of StorageClass %s", claim.Name, size.String(), name)
 	var largest *resource.Quantity
@@ -431,7 +430,7 @@ func (x *state) capacityFor(claim *corev1.PersistentVolumeClaim) string {
 
 // bindable says which volumes of its class a claim could be bound to, or where it may be provisioned.
 func (x *state) bindable(claim *corev1.PersistentVolumeClaim, class *storagev1.StorageClass) string {
-	if class.Provisioner != volumehelpers.NotSupportedProvisioner {
+	if class.Provisioner != kube.NoProvisioner {
 		if len(class.AllowedTopologies) == 0 {
 			return ""
 		}

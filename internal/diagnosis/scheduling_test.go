@@ -8,10 +8,10 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	volumehelpers "k8s.io/component-helpers/storage/volume"
 
 	"belay.dev/belay/internal/decision"
 	"belay.dev/belay/internal/explain"
+	"belay.dev/belay/internal/kube"
 )
 
 // TestSchedulerTexts: each text is made by the lines that stand beside it, in pkg/scheduler/framework/plugins of kubernetes/kubernetes, around it
@@ -146,7 +146,7 @@ func TestWhereVolumesCanBeUsed(t *testing.T) {
 		"volumes by hand": {func(s scene) {
 			pv := s.Volumes[0]
 			asks(s, "0/2 nodes are available: 2 node(s) didn't find available persistent volumes to bind.")
-			s.Classes[0].Provisioner = volumehelpers.NotSupportedProvisioner
+			s.Classes[0].Provisioner = kube.NoProvisioner
 			pv.Spec.ClaimRef, pv.Spec.StorageClassName, pv.Spec.Capacity = nil, "fast", corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("10Gi")}
 			s.Volumes = append(s.Volumes, pv)
 		}, explain.NoVolumeToBind, "of the 1 PersistentVolumes of that class, 0 are free and large enough, 1 are free and too small"},

@@ -84,9 +84,9 @@ var endingGuides = map[decision.Reason]Guide{
 			switch s.Cause {
 			case SizeRefused:
 				steps[0].Text = "Ask for a size that the storage can give. The request may be lowered to any size above the present one."
-			default: // it is known no better
 			case NodeResizes:
 				steps = append(steps, restart(s, "If the driver grows a file system only while it is not mounted, restart the pod that uses it."))
+			default: // it is known no better
 			}
 			return steps
 		},

@@ -12,6 +12,7 @@ import (
 	"belay.dev/belay/internal/decision"
 	"belay.dev/belay/internal/diagnosis"
 	"belay.dev/belay/internal/explain"
+	"belay.dev/belay/internal/kube"
 )
 
 // provisioning returns the calls that read what claims without a volume wait for: their StorageClasses, the capacity that the scheduler looks
@@ -21,7 +22,7 @@ func (r *run) provisioning(ctx context.Context, namespace string, all bool) (cal
 	var classes []string
 	for _, claim := range r.into.Claims {
 		if claim.Spec.VolumeName == "" {
-			classes = append(classes, diagnosis.ClassOf(claim))
+			classes = append(classes, kube.ClassOf(claim))
 		}
 	}
 	switch {

@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"belay.dev/belay/internal/diagnosis"
+	"belay.dev/belay/internal/kube"
 )
 
 // TestReadsForClaims: what is read besides depends on what claims and pods wait for, and is nothing for those that are well.
@@ -122,11 +123,11 @@ func TestWhatIsKeptOfClasses(t *testing.T) {
 // TestClaimKeepsItsAnnotations: a claim that is read by its name keeps, as one of a list, for which node it is provisioned, by whom, and of which class.
 func TestClaimKeepsItsAnnotations(t *testing.T) {
 	claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "c", Annotations: map[string]string{
-		diagnosis.ProvisionerAnnotation: "p", diagnosis.SelectedNodeAnnotation: "n", corev1.BetaStorageClassAnnotation: "fast", "other": "o",
+		diagnosis.ProvisionerAnnotation: "p", kube.SelectedNodeAnnotation: "n", corev1.BetaStorageClassAnnotation: "fast", "other": "o",
 	}}}
 	r := served(t, claim).start()
 	r.claim(t.Context(), "ns", "c")
-	if got := r.finish().Claims; len(got) != 1 || len(got[0].Annotations) != 3 || diagnosis.ClassOf(got[0]) != "fast" || got[0].Annotations[diagnosis.SelectedNodeAnnotation] != "n" {
+	if got := r.finish().Claims; len(got) != 1 || len(got[0].Annotations) != 3 || kube.ClassOf(got[0]) != "fast" || got[0].Annotations[kube.SelectedNodeAnnotation] != "n" {
 		t.Errorf("%+v", got)
 	}
 }

@@ -139,7 +139,7 @@ func keepModes(modes []corev1.PersistentVolumeAccessMode) []corev1.PersistentVol
 }
 
 // ofClaim are the annotations of a claim that say who provisions it, for which node and of which class.
-var ofClaim = []string{diagnosis.ProvisionerAnnotation, diagnosis.SelectedNodeAnnotation, corev1.BetaStorageClassAnnotation}
+var ofClaim = []string{diagnosis.ProvisionerAnnotation, kube.SelectedNodeAnnotation, corev1.BetaStorageClassAnnotation}
 
 // keepClaim keeps what the claim is bound to. What it asks for counts only until it is bound, and while it grows.
 func keepClaim(claim *corev1.PersistentVolumeClaim) *corev1.PersistentVolumeClaim {

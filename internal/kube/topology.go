@@ -50,6 +50,22 @@ func InSegment(selector *metav1.LabelSelector, labels map[string]string) bool {
 	return err == nil && s.Matches(k8slabels.Set(labels))
 }
 
+// NoProvisioner is the provisioner of StorageClasses whose volumes are created by hand.
+const NoProvisioner = volumehelpers.NotSupportedProvisioner
+
+// SelectedNodeAnnotation is set by the scheduler on a claim that is provisioned for a node.
+const SelectedNodeAnnotation = volumehelpers.AnnSelectedNode
+
+// ClassOf returns the name of a claim's StorageClass, or "".
+func ClassOf(claim *corev1.PersistentVolumeClaim) string {
+	return volumehelpers.GetPersistentVolumeClaimClass(claim)
+}
+
+// ClassOfVolume returns the name of a PersistentVolume's StorageClass, or "".
+func ClassOfVolume(pv *corev1.PersistentVolume) string {
+	return volumehelpers.GetPersistentVolumeClass(pv)
+}
+
 // OwnsClaim reports whether a claim is the one that was created for a generic ephemeral volume of the pod.
 func OwnsClaim(pod *corev1.Pod, claim *corev1.PersistentVolumeClaim) bool {
 	return ephemeral.VolumeIsForPod(pod, claim) == nil
