@@ -139,6 +139,7 @@ func (x *state) mountWait(pod *corev1.Pod, v *podVolume, since time.Time) wait {
 	}
 	r, cause, over := x.failing(pod, v)
 	switch {
+	case x.changesOwner(&w, pod, v, r.event):
 	case cause != "":
 		x.readMount(&w, pod, v, r, cause)
 	case over || plain:
