@@ -77,8 +77,8 @@ func (x *state) finding(pod *corev1.Pod, w wait, v *Volume, h *Holder) Finding {
 		}
 	}
 	f := x.findingOf(w, s)
-	f.Subject, f.Volume = subject, v
 	f.Next = append(f.Next, replaced(pod, f.Next)...)
+	f.Subject, f.Volume = subject, v
 	if w.said {
 		f.Summary += " (as the pod's events say)"
 	}

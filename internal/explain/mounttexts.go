@@ -3,7 +3,7 @@ package explain
 import "regexp"
 
 // The texts of kubelet about volumes, each with its place in k8s.io/kubernetes v1.36.3; those of 1.31 to 1.35 have the same words, and those of
-// 1.37 unless a text has its own place in v1.37.2. What other programs write that kubelet runs is cited with its own source.
+// 1.37.2 but for hostPathTexts. What other programs write that kubelet runs is cited with its own source.
 
 // The plugins of kubelet that these texts are of, by the field of the volume's source.
 var (
@@ -12,15 +12,6 @@ var (
 	nfs         = []string{"nfs"}
 	iscsi       = []string{"iscsi"}
 	csi         = []string{"csi"}
-)
-
-// What makes a path of the node that a pod wants.
-var (
-	makePath = []Step{
-		{Text: "Create the {2} {1} on node {node}, or correct the path in the pod's template."},
-		{Text: "To have kubelet create it, set the type in the pod's template to DirectoryOrCreate or FileOrCreate. The command describes the types.", Command: "kubectl explain pod.spec.volumes.hostPath.type"},
-	}
-	startProgram = []Step{{Text: "Start the program, or load the driver, on node {node} that creates {1}, or let the pod run on a node that has it.", Command: "kubectl explain pod.spec.volumes.hostPath.type"}}
 )
 
 var mountTexts = []kubeletText{
@@ -102,35 +93,18 @@ var mountTexts = []kubeletText{
 		steps: []Step{{Text: "Read kubelet's log on node {node} for why it cannot read {1}s: it has lost the API server, or node {node} may not read the object.", Command: "kubectl describe node {node}"}},
 	},
 
-	{ // pkg/volume/hostpath/host_path.go:471, 480; since v1.37.2:472 the path that is missing has a text of its own (pkg/volume/util/hostutil/hostutil.go:84)
+	{ // pkg/volume/hostpath/host_path.go:471, 480
 		kinds: ofNode, pattern: regexp.MustCompile(`hostPath type check failed: (.+) is not a (directory|file)$`), reason: NodePathUnusable,
-		why:   "{1} on the node is not a {2}, or does not exist",
-		steps: makePath,
-	},
-	{
-		kinds: ofNode, pattern: regexp.MustCompile(`hostPath type check failed, (.+) is not a (directory|file), unable to determine its type: path "[^"]*" does not exist$`), reason: NodePathUnusable,
-		why:   "{1} does not exist on the node",
-		steps: makePath,
+		why: "{1} on the node is not a {2}, or does not exist",
+		steps: []Step{
+			{Text: "Create the {2} {1} on node {node}, or correct the path in the pod's template."},
+			{Text: "To have kubelet create it, set the type in the pod's template to DirectoryOrCreate or FileOrCreate. The command describes the types.", Command: "kubectl explain pod.spec.volumes.hostPath.type"},
+		},
 	},
 	{ // pkg/volume/hostpath/host_path.go:484, 488, 492
 		kinds: ofNode, pattern: regexp.MustCompile(`hostPath type check failed: (.+) is not a (socket file|character device|block device)$`), reason: NodePathUnusable,
 		why:   "{1} on the node is not a {2}, or does not exist",
-		steps: startProgram,
-	},
-	{
-		kinds: ofNode, pattern: regexp.MustCompile(`hostPath type check failed, (.+) is not a (socket file|character device|block device), unable to determine its type: path "[^"]*" does not exist$`), reason: NodePathUnusable,
-		why:   "{1} does not exist on the node, and the pod wants a {2}",
-		steps: startProgram,
-	},
-	{ // v1.37.2 pkg/volume/hostpath/host_path.go:474: the type has the name that the pod's template has for it (pkg/volume/util/hostutil/hostutil.go:29)
-		kinds: ofNode, pattern: regexp.MustCompile(`hostPath type check failed: (.+) is not a (directory|(?:socket )?file|(?:character|block) device), it's a (\w+)$`), reason: NodePathUnusable,
-		why:   "{1} on the node is of type {3}, and the pod wants a {2}",
-		steps: []Step{{Text: "Correct the path in the pod's template, or set its type to {3} if the pod can use that. Do not delete {1} on node {node} before you know whose it is.", Command: "kubectl explain pod.spec.volumes.hostPath.type"}},
-	},
-	{ // v1.37.2 pkg/volume/hostpath/host_path.go:472: an error of os.Stat, or a type that a pod cannot ask for
-		kinds: ofNode, pattern: regexp.MustCompile(`hostPath type check failed, (.+) is not a (.+), unable to determine its type: (.+)$`), reason: NodePathUnusable,
-		why:   "kubelet cannot read the type of {1} on the node: {3}",
-		steps: []Step{{Text: "Look at {1} on node {node}: the pod wants a {2}. Correct it there, or the path in the pod's template.", Command: "kubectl explain pod.spec.volumes.hostPath.type"}},
+		steps: []Step{{Text: "Start the program, or load the driver, on node {node} that creates {1}, or let the pod run on a node that has it.", Command: "kubectl explain pod.spec.volumes.hostPath.type"}},
 	},
 	{ // pkg/volume/hostpath/host_path.go:428 MakeDir, 432 MakeFile: errors of os.MkdirAll and os.OpenFile
 		kinds: ofNode, pattern: regexp.MustCompile(`^(?:mkdir|open) (/.*): read-only file system$`), reason: NodePathUnusable,
