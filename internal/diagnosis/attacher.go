@@ -163,9 +163,11 @@ type wait struct {
 	// own is the volume as the pod has it, and mount what a text of kubelet about it means.
 	own   explain.PodVolume
 	mount *explain.MountCause
-	// waits is what a pod waits for that is no volume, and container the one whose log may have the cause.
+	// waits is what a pod waits for that is no volume, container the one whose log may have the cause, and secrets those for its images that kubelet
+	// could not read.
 	waits     explain.Elsewhere
 	container string
+	secrets   string
 	// said is set if only the pod's events show it, because of what could not be read.
 	said bool
 	// fill, if not nil, adds what the guide needs besides the volume and its holder.

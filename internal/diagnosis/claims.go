@@ -54,8 +54,8 @@ func (x *state) claimOfPod(pod *corev1.Pod, volume *corev1.Volume, v *Volume) wa
 		return wait{reason: explain.EphemeralClaimNotOwned, since: since, detail: ownersOf(claim)}
 	case claim.DeletionTimestamp != nil && pod.Spec.NodeName == "":
 		return x.claimEnding(claim)
-	case claim.Spec.VolumeName == "" && pod.Spec.NodeName == "" && refused(pod) && x.waitsForConsumer(claim):
-		return wait{} // the scheduler chooses a node first, and has found none
+	case claim.Spec.VolumeName == "" && pod.Spec.NodeName == "" && (refused(pod) || gated(pod)) && x.waitsForConsumer(claim):
+		return wait{} // the scheduler chooses a node first, and has found none, or does not look for one
 	case claim.Spec.VolumeName == "" && pod.Spec.NodeName != "" && x.delayed(claim):
 		return wait{reason: explain.ClaimNotBound, since: since, failed: true, fill: func(s *explain.Situation) { s.Class, s.Cause = kube.ClassOf(claim), explain.NodeWithoutScheduler }}
 	}

@@ -2,6 +2,7 @@ package diagnosis
 
 import (
 	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -100,6 +101,21 @@ func (x *state) unneededSince(key attachment.VolumeKey, node string, waits time.
 		return deleted
 	}
 	return ended
+}
+
+// whyEnded is why a pod failed: kubelet ended it, such as for the size of an emptyDir, or did not take it, or a container failed.
+func (x *state) whyEnded(pod *corev1.Pod) string {
+	if pod.Status.Phase != corev1.PodFailed {
+		return ""
+	}
+	why := x.containerWait(pod).detail
+	if pod.Status.Reason != "" {
+		why = x.foreign(joined(pod.Status.Reason, pod.Status.Message))
+	}
+	if why = strings.TrimRight(why, ". "); why != "" {
+		why = ": " + why
+	}
+	return why
 }
 
 func later(a, b time.Time) time.Time {

@@ -129,7 +129,7 @@ const TooManyVolumes = "belay.dev/too-many-volumes"
 func (x *state) clearPod(pod *corev1.Pod) string {
 	switch {
 	case pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed:
-		return fmt.Sprintf("pod %s has ended (%s) and needs no volume any more", pod.Name, pod.Status.Phase)
+		return fmt.Sprintf("pod %s has ended (%s) and needs no volume any more%s", pod.Name, pod.Status.Phase, x.whyEnded(pod))
 	case mounted(pod):
 		return fmt.Sprintf("pod %s has its volumes on node %s", pod.Name, pod.Spec.NodeName)
 	}

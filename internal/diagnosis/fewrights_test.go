@@ -31,6 +31,14 @@ func TestFewRights(t *testing.T) {
 			reason: "FailedAttachVolume", message: `Multi-Attach error for volume "pv" Volume is already exclusively attached to one node and can't be attached to another`,
 			want: attachment.OtherWriterAttached, next: "Do not delete it with --force",
 		},
+		"another pod, of 1.37": { // k/k v1.37.2 pkg/controller/volume/attachdetach/reconciler/reconciler.go:432
+			reason: "FailedAttachVolume", message: `Waiting for detach for volume "pv" Volume is already used by pod(s) app-1`,
+			want: attachment.OtherWriterAttached, says: []string{"volume v (claim claim)", "app-1", "another node than n1"}, next: "kubectl get pods -o wide -n ns",
+		},
+		"another node, of 1.37": { // k/k v1.37.2 pkg/controller/volume/attachdetach/reconciler/reconciler.go:396
+			reason: "FailedAttachVolume", message: `Waiting for detach for volume "pv" Volume is already exclusively attached to one node, waiting on detach before it can be attached to another node`,
+			want: attachment.OtherWriterAttached, next: "Do not delete it with --force",
+		},
 		"a detach": { // k/k v1.36.3 pkg/volume/csi/csi_attacher.go:634
 			from: "kubelet", reason: "FailedMount", message: waitForAttach("volume attachment is being deleted"), want: attachment.Detaching, says: []string{"n1"},
 		},

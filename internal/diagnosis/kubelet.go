@@ -139,6 +139,7 @@ func (x *state) mountWait(pod *corev1.Pod, v *podVolume, since time.Time) wait {
 	}
 	r, cause, over := x.failing(pod, v)
 	switch {
+	case x.changesOwner(&w, pod, v, r.event):
 	case cause != "":
 		x.readMount(&w, pod, v, r, cause)
 	case over || plain:
@@ -213,7 +214,7 @@ func (x *state) attachReport(pod *corev1.Pod, v *podVolume) (w wait, ok bool) {
 // attachFailure is what the event of a failed attach means. The driver of a PersistentVolume that could not be read is unknown, unless its claim names
 // it: then the text means what the drivers agree on whose text it may be.
 func (x *state) attachFailure(message, cause string, v *podVolume) decision.Reason {
-	if strings.HasPrefix(message, multiAttach) {
+	if multiAttach.MatchString(message) {
 		return attachment.OtherWriterAttached
 	}
 	if strings.HasPrefix(cause, unanswering) {
@@ -241,6 +242,6 @@ func (x *state) attachFailure(message, cause string, v *podVolume) decision.Reas
 // unanswering begins the error of an attach without an answer (k/k v1.36.3 pkg/volume/csi/csi_attacher.go:521).
 const unanswering = "timed out waiting for external-attacher of"
 
-// multiAttach begins upstream's event about a volume that another node has (k/k v1.36.3
-// pkg/controller/volume/attachdetach/reconciler/reconciler.go:396, 432).
-const multiAttach = "Multi-Attach error"
+// multiAttach matches upstream's event about a volume that another node has (k/k pkg/controller/volume/attachdetach/reconciler/reconciler.go: v1.36.3:396
+// and 432; v1.37.2:396 and 432 have the second).
+var multiAttach = regexp.MustCompile(`^(?:Multi-Attach error|Waiting for detach) for volume `)

@@ -217,6 +217,31 @@ func TestTextsOfPlainVolumes(t *testing.T) {
 			source: "1.33.2 pkg/volume/hostpath/host_path.go:480", volume: hostPath("/etc/app.conf"), reason: "FailedMount", message: setUp("hostPath type check failed: /etc/app.conf is not a file"),
 			want: explain.NodePathUnusable, says: []string{"/etc/app.conf", "not a file"}, next: "Create the file /etc/app.conf on node n1",
 		},
+		"a directory that does not exist, of 1.37": {
+			source: "1.37.2 pkg/volume/hostpath/host_path.go:472, pkg/volume/util/hostutil/hostutil.go:84", volume: hostPath("/data"), reason: "FailedMount",
+			message: setUp(`hostPath type check failed, /data is not a directory, unable to determine its type: path "/data" does not exist`),
+			want:    explain.NodePathUnusable, says: []string{"volume v", "/data does not exist on the node"}, next: "Create the directory /data on node n1",
+		},
+		"a file in place of a directory, of 1.37": {
+			source: "1.37.2 pkg/volume/hostpath/host_path.go:474", volume: hostPath("/data"), reason: "FailedMount",
+			message: setUp("hostPath type check failed: /data is not a directory, it's a File"),
+			want:    explain.NodePathUnusable, says: []string{"/data on the node is of type File, and the pod wants a directory"}, next: "set its type to File",
+		},
+		"no socket, of 1.37": {
+			source: "1.37.2 pkg/volume/hostpath/host_path.go:472", volume: hostPath("/run/app.sock"), reason: "FailedMount",
+			message: setUp(`hostPath type check failed, /run/app.sock is not a socket file, unable to determine its type: path "/run/app.sock" does not exist`),
+			want:    explain.NodePathUnusable, says: []string{"/run/app.sock does not exist on the node"}, next: "Start the program",
+		},
+		"a directory in place of a device, of 1.37": {
+			source: "1.37.2 pkg/volume/hostpath/host_path.go:474", volume: hostPath("/dev/kvm"), reason: "FailedMount",
+			message: setUp("hostPath type check failed: /dev/kvm is not a character device, it's a Directory"),
+			want:    explain.NodePathUnusable, says: []string{"is of type Directory, and the pod wants a character device"}, next: "set its type to Directory",
+		},
+		"a pipe, of 1.37": {
+			source: "1.37.2 pkg/volume/hostpath/host_path.go:472, pkg/volume/util/hostutil/hostutil.go:43", volume: hostPath("/run/pipe"), reason: "FailedMount",
+			message: setUp("hostPath type check failed, /run/pipe is not a file, unable to determine its type: only recognise file, directory, socket, block device and character device"),
+			want:    explain.NodePathUnusable, says: []string{"kubelet cannot read the type of /run/pipe on the node", "only recognise file"}, next: "Look at /run/pipe on node n1",
+		},
 		"a local disk that is not mounted": {
 			source: "1.35.0 pkg/volume/util/hostutil/hostutil.go:84", volume: ofClaim, pv: onLocal("/mnt/disks/ssd1"), reason: "FailedMount",
 			message: `MountVolume.NewMounter initialization failed for volume "pv" : path "/mnt/disks/ssd1" does not exist`,

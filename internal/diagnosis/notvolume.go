@@ -26,6 +26,9 @@ func (x *state) ofStarted(pod *corev1.Pod) []Finding {
 		}
 	}
 	w := x.containerWait(pod)
+	if w.waits == explain.WaitImage {
+		x.addPullSecrets(&w, pod)
+	}
 	if w.since = scheduled(pod); w.detail == "" {
 		w.detail = x.conditionWait(pod, &w.since)
 	}
@@ -73,12 +76,30 @@ func (x *state) statusWait(who string, s *corev1.ContainerStatus) (found wait) {
 			found.waits = explain.WaitConfig
 		case last != nil:
 			found.detail += fmt.Sprintf("; its last run ended with exit code %d", last.ExitCode)
+			if last.Reason != "" && last.Reason != "Error" && last.Reason != "Completed" {
+				found.detail += " (" + x.foreign(last.Reason) + ")" // OOMKilled, ContainerStatusUnknown
+			}
 			found.waits, found.container = explain.WaitRestart, s.Name
 		}
 	case t != nil && t.ExitCode != 0:
 		found.detail = fmt.Sprintf("%s ended with exit code %d: %s", who, t.ExitCode, x.foreign(joined(t.Reason, t.Message)))
 	}
 	return found
+}
+
+// pullSecrets matches the event of kubelet about Secrets for images (k/k v1.36.3 pkg/kubelet/kubelet_pods.go:1092; v1.37.2 pkg/kubelet/kubelet.go:2317).
+var pullSecrets = regexp.MustCompile(`^Unable to retrieve some image pull secrets \(([^)]+)\)`)
+
+// addPullSecrets adds the Secrets for images that kubelet could not read.
+func (x *state) addPullSecrets(w *wait, pod *corev1.Pod) {
+	e := x.lastEvent(string(pod.UID), "FailedToRetrieveImagePullSecret")
+	if e == nil || !from(e, nodeAgents) {
+		return
+	}
+	if m := pullSecrets.FindStringSubmatch(strings.TrimPrefix(e.Message, combined)); m != nil {
+		w.secrets = x.foreign(m[1])
+		w.detail += "; kubelet could not read its pull secrets: " + w.secrets
+	}
 }
 
 func begun(s corev1.ContainerStatus) bool { return s.State.Running != nil || s.State.Terminated != nil }

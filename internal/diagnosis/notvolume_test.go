@@ -95,6 +95,30 @@ func TestWhatContainersWaitFor(t *testing.T) {
 			}),
 			want: explain.NotVolume, says: []string{"container app", "CrashLoopBackOff", "exit code 137"}, next: "kubectl logs app-0 -c app --previous --tail=50 -n ns",
 		},
+		"a crash for lack of memory": {
+			source: "1.36.3 pkg/kubelet/kuberuntime/kuberuntime_container.go: OOMKilled", volume: configMap("app"), container: true, reason: "CrashLoopBackOff", message: "back-off 5m0s restarting failed container=app",
+			also: started(func(pod *corev1.Pod) {
+				pod.Status.ContainerStatuses[0].LastTerminationState.Terminated = &corev1.ContainerStateTerminated{ExitCode: 137, Reason: "OOMKilled"}
+			}),
+			want: explain.NotVolume, says: []string{"exit code 137 (OOMKilled)"}, next: "kubectl logs app-0",
+		},
+		"an image without its pull secret": {
+			source: "1.37.2 pkg/kubelet/kubelet.go:2317", volume: configMap("app"), container: true, reason: "ImagePullBackOff", message: `Back-off pulling image "registry.example.com/app:2"`,
+			also: func(s *Snapshot, pod *corev1.Pod) {
+				s.Events = append(s.Events, eventOf(pod, "", "FailedToRetrieveImagePullSecret", "Unable to retrieve some image pull secrets (regcred); attempting to pull the image may not succeed.", metav1.NewTime(s.Now.Add(-time.Minute))))
+			},
+			want: explain.NotVolume, says: []string{"waits for its image", "pull secrets: regcred"}, next: "Create the Secret regcred",
+		},
+		"scheduling gates": {
+			source: "1.36.3 pkg/registry/core/pod/strategy.go:929", volume: ofClaim, also: func(_ *Snapshot, pod *corev1.Pod) {
+				pod.Spec.NodeName, pod.Spec.SchedulingGates = "", []corev1.PodSchedulingGate{{Name: "kueue.x-k8s.io/admission"}}
+				pod.Status = corev1.PodStatus{Phase: corev1.PodPending, Conditions: []corev1.PodCondition{{
+					Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonSchedulingGated, Message: "Scheduling is blocked due to non-empty scheduling gates",
+				}}}
+			},
+			pv:   onCSI(),
+			want: explain.NotVolume, says: []string{"waits for the scheduler, and for no volume", "kueue.x-k8s.io/admission"}, next: "Find the controller",
+		},
 		"an init container": {
 			source: "1.36.3 pkg/kubelet/kubelet_pods.go: PodInitializing", volume: configMap("app"), also: started(func(pod *corev1.Pod) {
 				pod.Status.InitContainerStatuses = []corev1.ContainerStatus{{Name: "wait-for-db", State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}}
@@ -211,8 +235,29 @@ func TestClaimBesideAnotherVolume(t *testing.T) {
 	}
 }
 
-// TestEndedPods: a pod that has ended waits for nothing.
+// TestEndedPods: a pod that has ended waits for nothing, and the answer has why it failed.
 func TestEndedPods(t *testing.T) {
+	for name, c := range map[string]struct {
+		status corev1.PodStatus
+		says   string
+	}{
+		"the size of an emptyDir": { // k/k v1.36.3 pkg/kubelet/eviction/helpers.go:58
+			corev1.PodStatus{Phase: corev1.PodFailed, Reason: "Evicted", Message: `Usage of EmptyDir volume "cache" exceeds the limit "1Gi". `},
+			`needs no volume any more: Evicted: Usage of EmptyDir volume "cache" exceeds the limit "1Gi"`,
+		},
+		"too many volumes for the node": { // k/k v1.36.3 pkg/kubelet/volumemanager/volume_manager.go:91
+			corev1.PodStatus{Phase: corev1.PodFailed, Reason: "VolumeAttachmentLimitExceeded", Message: "Node has insufficient volume attachment capacity"}, "any more: VolumeAttachmentLimitExceeded: Node has",
+		},
+		"a container": {corev1.PodStatus{Phase: corev1.PodFailed, ContainerStatuses: []corev1.ContainerStatus{{
+			Name: "app", State: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: 1, Reason: "Error"}},
+		}}}, "any more: container app ended with exit code 1: Error"},
+		"nothing": {corev1.PodStatus{Phase: corev1.PodFailed}, "needs no volume any more"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			text := kubeletText{volume: configMap("app"), want: attachment.Settled, says: []string{c.says}, also: func(_ *Snapshot, pod *corev1.Pod) { pod.Status = c.status }}
+			text.check(t)
+		})
+	}
 	for _, phase := range []corev1.PodPhase{corev1.PodSucceeded, corev1.PodFailed} {
 		c := kubeletText{volume: configMap("app"), reason: "FailedMount", message: setUp(`configmap "app" not found`), want: attachment.Settled}
 		c.also = func(_ *Snapshot, pod *corev1.Pod) { pod.Status.Phase = phase }

@@ -62,7 +62,7 @@ func podRef(pod *corev1.Pod) Ref {
 // finding makes a finding about a pod.
 func (x *state) finding(pod *corev1.Pod, w wait, v *Volume, h *Holder) Finding {
 	s := x.situation(v, h)
-	s.Detail, s.Own, s.Mount, s.Waits, s.Container = w.detail, w.own, w.mount, w.waits, w.container
+	s.Detail, s.Own, s.Mount, s.Waits, s.Container, s.PullSecrets = w.detail, w.own, w.mount, w.waits, w.container, w.secrets
 	if w.mount != nil && s.Driver == "" {
 		s.Driver = w.mount.Driver()
 	}
@@ -77,6 +77,7 @@ func (x *state) finding(pod *corev1.Pod, w wait, v *Volume, h *Holder) Finding {
 		}
 	}
 	f := x.findingOf(w, s)
+	f.Next = append(f.Next, replaced(pod, f.Next)...)
 	f.Subject, f.Volume = subject, v
 	if w.said {
 		f.Summary += " (as the pod's events say)"

@@ -343,6 +343,10 @@ var answerScenes = map[decision.Reason]one{
 	explain.FSGroupRefused: {theWaiter, func(s *scene) {
 		s.mountFails("Internal", "can't change permissions of folder /var/lib/kubelet/v: chmod /var/lib/kubelet/v: operation not permitted")
 	}},
+	explain.OwnershipChanging: {theWaiter, func(s *scene) {
+		s.mounts()
+		s.says("", "Pod", explain.VolumePermissionChangeInProgress, "Setting volume ownership for 0f1/volumes/kubernetes.io~csi/pv/mount, processed 5 files.", time.Second)
+	}},
 	explain.OperationPending: {theWaiter, func(s *scene) {
 		s.mountFails("Aborted", "An operation with the given volume key v1 already exists")
 	}},

@@ -141,8 +141,32 @@ func otherReasons(message string) (others []string) {
 	return others
 }
 
+// gated reports whether a pod has scheduling gates: the scheduler does not look at it before another controller has removed them (k/k v1.36.3
+// pkg/registry/core/pod/strategy.go:929).
+func gated(pod *corev1.Pod) bool {
+	return pod.Spec.NodeName == "" && (len(pod.Spec.SchedulingGates) > 0 || slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
+		return c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse && c.Reason == corev1.PodReasonSchedulingGated
+	}))
+}
+
+// ofGates explains a pod that has scheduling gates.
+func (x *state) ofGates(pod *corev1.Pod) Finding {
+	var gates []string
+	for _, g := range pod.Spec.SchedulingGates {
+		gates = append(gates, x.foreign(g.Name))
+	}
+	detail := "another controller has to remove its scheduling gates first"
+	if len(gates) > 0 {
+		detail += ": " + few(gates)
+	}
+	return x.notVolume(pod, wait{since: pod.CreationTimestamp.Time, detail: detail, waits: explain.WaitGate})
+}
+
 // unscheduled explains why a pod has no node.
 func (x *state) unscheduled(pod *corev1.Pod) Finding {
+	if gated(pod) {
+		return x.ofGates(pod)
+	}
 	w := wait{reason: explain.Scheduling, since: pod.CreationTimestamp.Time}
 	for _, c := range pod.Status.Conditions {
 		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse && c.Message != "" {

@@ -101,6 +101,8 @@ type Workload struct {
 	// Wanted is how many pods it is to have, and Made how many it has.
 	Wanted int32 `json:"wanted"`
 	Made   int32 `json:"made"`
+	// Suspended is set for a Job that creates no pods until it is resumed.
+	Suspended bool `json:"suspended,omitempty"`
 }
 
 // Unread is something that could not be read, and what that hides.

@@ -40,7 +40,24 @@ func (x *state) ofWorkload(w *Workload) (found []Finding, clear string) {
 	for _, pod := range pods {
 		found = slices.Concat(found, x.ofPod(pod), x.usedElsewhere(pod))
 	}
-	return found, fmt.Sprintf("%s has %d of %d pods, and none waits for a volume", name, len(pods), w.Wanted)
+	clear = fmt.Sprintf("%s has %d of %d pods, and none waits for a volume", name, len(pods), w.Wanted)
+	if w.Suspended {
+		clear = fmt.Sprintf("%s is suspended (spec.suspend): it has %d pods, and creates none", name, len(pods))
+	}
+	return found, clear
+}
+
+// replaced returns the step that a correction of a pod's template needs if the pod belongs to a StatefulSet: that one replaces no pod before the pod is Running and
+// Ready, which a pod that waits for the correction never is (k/k v1.36.3 pkg/controller/statefulset/stateful_set_control.go:473).
+func replaced(pod *corev1.Pod, steps []explain.Step) []explain.Step {
+	if pod == nil || pod.DeletionTimestamp != nil {
+		return nil
+	}
+	o := metav1.GetControllerOfNoCopy(pod)
+	if o == nil || o.Kind != "StatefulSet" || !explain.CorrectsTemplate(steps) {
+		return nil
+	}
+	return []explain.Step{explain.ReplaceAfterCorrection(pod.Namespace, pod.Name, o.Name)}
 }
 
 // createRetried is how long an error of a create counts: a ReplicaSet tries again after 1000 s at most (client-go v0.36.3

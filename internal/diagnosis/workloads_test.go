@@ -1,6 +1,7 @@
 package diagnosis
 
 import (
+	"slices"
 	"testing"
 	"time"
 
@@ -78,8 +79,9 @@ func TestWorkloads(t *testing.T) {
 			s.Pods = s.Pods[:1]
 			s.cannotCreate("owner", "Error creating: no", time.Hour)
 		}, ReplicaSets, attachment.Settled, "", 0},
-		"all is well":         {func(s scene) { s.owned(DaemonSets, "DaemonSet", 1, 1); s.Pods = s.Pods[:1] }, DaemonSets, attachment.Settled, "daemonset/db has 1 of 1 pods, and none waits for a volume", 0},
-		"the pods of another": {func(s scene) { s.owned(DaemonSets, "DaemonSet", 1, 1); s.waiter.OwnerReferences[0].UID = "another" }, DaemonSets, attachment.Settled, "", 0},
+		"all is well":             {func(s scene) { s.owned(DaemonSets, "DaemonSet", 1, 1); s.Pods = s.Pods[:1] }, DaemonSets, attachment.Settled, "daemonset/db has 1 of 1 pods, and none waits for a volume", 0},
+		"a Job that is suspended": {func(s scene) { s.owned(Jobs, "Job", 1, 0).Suspended = true; s.Pods = nil }, Jobs, attachment.Settled, "job/db is suspended", 0},
+		"the pods of another":     {func(s scene) { s.owned(DaemonSets, "DaemonSet", 1, 1); s.waiter.OwnerReferences[0].UID = "another" }, DaemonSets, attachment.Settled, "", 0},
 		"many pods wait for the same": {func(s scene) {
 			s.owned(StatefulSets, "StatefulSet", 3, 3)
 			s.unbound()
@@ -98,6 +100,34 @@ func TestWorkloads(t *testing.T) {
 			e, err := Explain(s.Snapshot, Ref{one.resource, "ns", "db"})
 			if err != nil || e.Reason != one.want || !says(&e, one.text) || len(e.Findings) != one.findings {
 				t.Errorf("%s: %s %v (%v), want %s and %q in %d findings", e.Reason, e.Summary, e.Findings, err, one.want, one.text, one.findings)
+			}
+		})
+	}
+}
+
+// TestReplacedAfterCorrection: a StatefulSet does not replace a pod that never was Ready, so a corrected template alone helps only the pods of others.
+func TestReplacedAfterCorrection(t *testing.T) {
+	const step = "kubectl delete pod app-0 -n ns"
+	missing := setUp(`configmap "app" not found`)
+	for name, one := range map[string]struct {
+		kind, message string
+		want          bool
+	}{
+		"a StatefulSet":                          {"StatefulSet", missing, true},
+		"a ReplicaSet":                           {"ReplicaSet", missing, false},
+		"a StatefulSet, and no template's fault": {"StatefulSet", setUp("failed to sync configmap cache: timed out waiting for the condition"), false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := kubeletText{volume: configMap("app"), reason: "FailedMount", message: one.message, also: func(_ *Snapshot, pod *corev1.Pod) {
+				pod.OwnerReferences = []metav1.OwnerReference{{Kind: one.kind, Name: "app", Controller: new(true)}}
+			}}
+			s, _ := c.snapshot()
+			e, err := Explain(s, Ref{Pods, "ns", "app-0"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if has := slices.ContainsFunc(e.Findings[0].Next, func(s explain.Step) bool { return s.Command == step }); has != one.want {
+				t.Errorf("the steps are %+v", e.Findings[0].Next)
 			}
 		})
 	}

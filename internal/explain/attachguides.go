@@ -217,6 +217,19 @@ var attachGuides = map[decision.Reason]Guide{
 			return fmt.Sprintf("the volume is attached to node %s, which %s", s.Wanted, cmp.Or(s.Detail, "is mounting it"))
 		},
 	},
+	OwnershipChanging: {
+		Title: "The node changes the owner of the volume's files",
+		Page:  pageMount, Event: VolumePermissionChangeInProgress, Verdict: InProgress,
+		Summary: func(s Situation) string {
+			return fmt.Sprintf("node %s gives the files of %s to the pod's fsGroup one by one, and starts the pod after the last%s", s.Wanted, s.Own.words(), because(s.Detail))
+		},
+		Next: func(s Situation) []Step {
+			return []Step{{
+				Text:    "Wait: deleting the pod begins it again. To skip it when the root of the volume has the right owner already, set fsGroupChangePolicy: OnRootMismatch in securityContext of the pod's template.",
+				Command: "kubectl explain pod.spec.securityContext.fsGroupChangePolicy",
+			}}
+		},
+	},
 	MountFailing: {
 		Title: "The node fails to mount the volume",
 		Page:  pageMount, Event: FailedMount,
@@ -253,7 +266,9 @@ var attachGuides = map[decision.Reason]Guide{
 		Title: "The pod waits for something else than its volumes",
 		Page:  pageMount, Silence: onlyAsked, Verdict: NotForVolume,
 		Summary: func(s Situation) string {
-			waits := map[Elsewhere]string{WaitImage: "its image, and for no volume", WaitNetwork: "its network, and for no volume"}
+			waits := map[Elsewhere]string{
+				WaitImage: "its image, and for no volume", WaitNetwork: "its network, and for no volume", WaitGate: "the scheduler, and for no volume",
+			}
 			return fmt.Sprintf("%s%s waits for %s%s", subject(s), onNode(" on node ", s.Wanted), cmp.Or(waits[s.Waits], "something else than a volume"), because(s.Detail))
 		},
 		Next: notVolume,
@@ -369,6 +384,8 @@ const (
 	WaitConfig
 	// WaitNetwork: its network.
 	WaitNetwork
+	// WaitGate: the removal of its scheduling gates.
+	WaitGate
 )
 
 // notVolume is what to do about what a pod waits for.
@@ -378,6 +395,12 @@ func notVolume(s Situation) []Step {
 	case WaitRestart:
 		return []Step{{Text: "Read the log of the container's last run.", Command: in(s.Namespace, "kubectl logs "+s.Pod+" -c "+s.Container+" --previous --tail=50")}}
 	case WaitImage:
+		if s.PullSecrets != "" {
+			return []Step{{
+				Text:    "Create the Secret " + s.PullSecrets + " for the image's registry, or correct imagePullSecrets. The command lists those that exist.",
+				Command: in(s.Namespace, "kubectl get secrets"),
+			}}
+		}
 		return []Step{{Text: "Correct the image's name, add imagePullSecrets for its registry, or let the node reach the registry.", Command: describe}}
 	case WaitConfig:
 		return []Step{{Text: "Create the ConfigMap, Secret or key that the message names, or correct the container in the pod's template.", Command: describe}}
@@ -386,6 +409,8 @@ func notVolume(s Situation) []Step {
 			Text:    "Look at the pod of the network plugin on the node, and at its log.",
 			Command: "kubectl get pods -A -o wide --field-selector spec.nodeName=" + s.Wanted,
 		}}
+	case WaitGate:
+		return []Step{{Text: "Find the controller that sets and removes the gates, such as a queue for jobs, and see what it waits for.", Command: describe}}
 	case WaitOther:
 	}
 	return []Step{{Text: "Read the pod's conditions and events.", Command: describe}}

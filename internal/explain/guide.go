@@ -32,6 +32,7 @@ type Situation struct {
 	Mount            *MountCause // what a text of kubelet about it means
 	Container        string      // the container that waits
 	Waits            Elsewhere   // what the pod waits for that is no volume
+	PullSecrets      string      // the Secrets for its images that kubelet could not read
 	LeaseNamespace   string      // of the attacher
 	AttacherPod      string      // the holder of the attacher's lease, if a pod of that name exists
 	FenceIsAvailable bool
@@ -197,6 +198,8 @@ const (
 	NotVolume decision.Reason = "NotVolume"
 	// Mounting: the volume is attached, and the node mounts it.
 	Mounting decision.Reason = "Mounting"
+	// OwnershipChanging: the node gives the files of the volume to the pod's fsGroup, one after the other.
+	OwnershipChanging decision.Reason = "OwnershipChanging"
 	// Scheduling: the scheduler has not chosen a node yet.
 	Scheduling decision.Reason = "Scheduling"
 	// PodOnLostNode: the pod is being deleted, and its node is silent.

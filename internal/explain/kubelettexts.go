@@ -61,7 +61,7 @@ type kubeletText struct {
 // ReadMount returns what kubelet means by a cause that it reports for a volume. What follows "rpc error: code =" are the words of a CSI driver,
 // or of a container runtime, and not kubelet's. Of a volume whose kind is unknown, a text that is of all kinds comes first.
 func ReadMount(cause string, v PodVolume) (MountCause, bool) {
-	texts := slices.Concat(mountTexts, storageTexts)
+	texts := slices.Concat(hostPathTexts, mountTexts, storageTexts)
 	if v.Kind == "" {
 		slices.SortStableFunc(texts, func(a, b kubeletText) int { return min(len(a.kinds), 1) - min(len(b.kinds), 1) })
 	}

@@ -9,7 +9,7 @@ import (
 
 // TestTextsOfKubelet: each text has a reason with a guide, and a sentence and a first step of its own where the guide is about texts.
 func TestTextsOfKubelet(t *testing.T) {
-	for _, text := range slices.Concat(mountTexts, storageTexts, containerTexts) {
+	for _, text := range slices.Concat(hostPathTexts, mountTexts, storageTexts, containerTexts) {
 		g, ok := guides[text.reason]
 		if !ok {
 			t.Errorf("%s: no guide to %s", text.pattern, text.reason)

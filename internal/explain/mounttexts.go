@@ -2,8 +2,8 @@ package explain
 
 import "regexp"
 
-// The texts of kubelet about volumes, each with its place in k8s.io/kubernetes v1.36.3; those of 1.31 to 1.35 have the same words. What other
-// programs write that kubelet runs is cited with its own source.
+// The texts of kubelet about volumes, each with its place in k8s.io/kubernetes v1.36.3; those of 1.31 to 1.35 have the same words, and those of
+// 1.37.2 but for hostPathTexts. What other programs write that kubelet runs is cited with its own source.
 
 // The plugins of kubelet that these texts are of, by the field of the volume's source.
 var (

@@ -42,6 +42,12 @@ func keepPod(pod *corev1.Pod, volumes []corev1.Volume, history bool) *corev1.Pod
 		kept.Annotations = map[string]string{diagnosis.TooManyVolumes: "true"}
 	}
 	kept.Status.Phase, kept.Status.Reason = corev1.PodPhase(one(string(pod.Status.Phase))), pod.Status.Reason
+	if pod.Status.Phase == corev1.PodFailed {
+		kept.Status.Message = pod.Status.Message
+	}
+	if pod.Spec.NodeName == "" {
+		kept.Spec.SchedulingGates = first(pod.Spec.SchedulingGates)
+	}
 	if !history && pod.Status.Phase == corev1.PodRunning && pod.DeletionTimestamp == nil && slices.ContainsFunc(pod.Status.ContainerStatuses, runs) {
 		kept.Status.ContainerStatuses = running // as most are: what else it was and is does not matter
 		return kept

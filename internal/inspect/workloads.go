@@ -33,7 +33,9 @@ func (r *run) workload(ctx context.Context, ref diagnosis.Ref) {
 		}))
 	case diagnosis.Jobs:
 		owner = keepWorkload(get(ctx, r, ref, batch.Jobs(ref.Namespace).Get, func(s *diagnosis.Snapshot, o *batchv1.Job) {
-			s.Workloads = append(s.Workloads, asWorkload(ref.Resource, o.ObjectMeta, ptr.Deref(o.Spec.Parallelism, 1), o.Status.Active+o.Status.Succeeded))
+			w := asWorkload(ref.Resource, o.ObjectMeta, ptr.Deref(o.Spec.Parallelism, 1), o.Status.Active+o.Status.Succeeded)
+			w.Suspended = ptr.Deref(o.Spec.Suspend, false)
+			s.Workloads = append(s.Workloads, w)
 		}))
 	case diagnosis.Deployments:
 		owner = keepWorkload(get(ctx, r, ref, apps.Deployments(ref.Namespace).Get, func(s *diagnosis.Snapshot, o *appsv1.Deployment) {
