@@ -155,12 +155,12 @@ func (x *state) readMount(w *wait, pod *corev1.Pod, v *podVolume, r report, caus
 	if heard.code == "" {
 		if read, ok := explain.ReadMount(cause, v.PodVolume); ok {
 			read.Clean(x.foreign)
-			w.reason, w.detail, w.mount = read.Reason, x.foreign(cause), &read
+			w.reason, w.detail, w.mount = read.Reason, w.says(x.foreign(cause)), &read
 			return
 		}
 	}
 	if !slices.ContainsFunc(r.about, v.isCalled) && !strings.Contains(cause, "of volume "+v.key.Handle+": ") {
-		w.reason, w.detail = explain.MountFailing, x.foreign(cause) // it may be of another volume
+		w.reason, w.detail = explain.MountFailing, w.says(x.foreign(cause)) // it may be of another volume
 		return
 	}
 	key := v.key
@@ -172,7 +172,7 @@ func (x *state) readMount(w *wait, pod *corev1.Pod, v *podVolume, r report, caus
 	answered := x.answered(begun, drivers.Mount, key, pod.Spec.NodeName, heard)
 	answered.since, answered.answer.Affinity = w.since, affine(v.pv)
 	if heard.code == "" && answered.reason != explain.FSGroupRefused || answered.reason == explain.MountFailing {
-		answered.detail = x.quoted(cause)
+		answered.detail = answered.says(x.quoted(cause))
 	}
 	*w = answered
 }
@@ -203,7 +203,7 @@ func (x *state) attachReport(pod *corev1.Pod, v *podVolume) (w wait, ok bool) {
 		case "SuccessfulAttachVolume":
 			return w, false
 		case "FailedAttachVolume":
-			w.reason, w.detail = x.attachFailure(strings.TrimPrefix(e.Message, combined), m[2], v), x.foreign(m[2])
+			w.reason, w.detail = x.attachFailure(strings.TrimPrefix(e.Message, combined), m[2], v), w.says(x.foreign(m[2]))
 			return w, true
 		}
 	}

@@ -146,7 +146,7 @@ func (x *state) unscheduled(pod *corev1.Pod) Finding {
 	w := wait{reason: explain.Scheduling, since: pod.CreationTimestamp.Time}
 	for _, c := range pod.Status.Conditions {
 		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse && c.Message != "" {
-			w.detail, w.since = x.foreign(c.Message), c.LastTransitionTime.Time
+			w.detail, w.since = w.says(x.foreign(c.Message)), c.LastTransitionTime.Time
 			w.reason = unschedulable(c.Message)
 		}
 	}
@@ -232,6 +232,7 @@ func (x *state) misplaced(pod *corev1.Pod, w *wait) *Volume {
 	}
 	if len(said) > 0 {
 		w.detail = strings.Join(said, "; ")
+		w.answer.ZoneKey = x.foreign(affinityKey(x.volumes[first.PersistentVolume]))
 	}
 	return first
 }
@@ -244,7 +245,12 @@ func (x *state) outOfReach(pod *corev1.Pod, key attachment.VolumeKey) wait {
 		return wait{}
 	}
 	nodes := x.nodesThat(func(labels map[string]string) bool { return kube.Reaches(pv, labels) })
-	return wait{reason: explain.VolumeTopologyConflict, since: scheduled(pod), detail: x.whereUsed(pv, nodes, pod)}
+	w := wait{reason: explain.VolumeTopologyConflict, since: scheduled(pod), detail: x.whereUsed(pv, nodes, pod)}
+	if value := node.Labels[affinityKey(pv)]; value != "" {
+		w.detail += "; node " + node.Name + " has " + x.foreign(value)
+	}
+	w.answer.ZoneKey = x.foreign(affinityKey(pv))
+	return w
 }
 
 // whereUsed says where a volume can be used, and which nodes are there. Names of the pod's own objects, of nodes and of volumes may be named, also if
@@ -266,14 +272,7 @@ func (x *state) whereUsed(pv *corev1.PersistentVolume, nodes []string, pod *core
 
 // valuesThere lists the values that nodes have for the label that a volume needs.
 func (x *state) valuesThere(pv *corev1.PersistentVolume) string {
-	key := ""
-	if a := pv.Spec.NodeAffinity; a != nil && a.Required != nil {
-		for _, term := range a.Required.NodeSelectorTerms {
-			for _, e := range term.MatchExpressions {
-				key = cmp.Or(key, e.Key)
-			}
-		}
-	}
+	key := affinityKey(pv)
 	var values []string
 	for _, n := range x.Nodes {
 		if value := n.Labels[key]; value != "" {
@@ -287,6 +286,26 @@ func (x *state) valuesThere(pv *corev1.PersistentVolume) string {
 	return "; the nodes have " + few(values)
 }
 
+// affinityKey is the first label of nodes that decides where a volume can be used; empty for none.
+func affinityKey(pv *corev1.PersistentVolume) string {
+	if pv == nil {
+		return ""
+	}
+	if affine(pv) {
+		for _, term := range pv.Spec.NodeAffinity.Required.NodeSelectorTerms {
+			for _, e := range term.MatchExpressions {
+				return e.Key
+			}
+		}
+	}
+	for _, label := range kube.ZoneLabels {
+		if pv.Labels[label] != "" {
+			return label
+		}
+	}
+	return ""
+}
+
 // nodesThat returns the names of the nodes whose labels fit.
 func (x *state) nodesThat(fit func(labels map[string]string) bool) (names []string) {
 	for _, n := range x.Nodes {
@@ -295,7 +314,7 @@ func (x *state) nodesThat(fit func(labels map[string]string) bool) (names []stri
 		}
 	}
 	slices.Sort(names)
-	return names
+	return slices.Compact(names) // one may have been read twice
 }
 
 // affinityOf is where a volume can be used, in words; empty for everywhere.

@@ -40,6 +40,7 @@ func (r *run) about(ctx context.Context, subject diagnosis.Ref) {
 	r.sources(ctx, subject)
 	r.surroundings(ctx, subject)
 	r.torn(ctx)
+	r.whereNodesAre(ctx)
 	if slices.Contains(r.into.Whole, diagnosis.Fences) && r.anyLost() {
 		r.recoveryEvents(ctx)
 		if subject.Resource == diagnosis.Nodes {
@@ -280,7 +281,7 @@ func (r *run) surroundings(ctx context.Context, subject diagnosis.Ref) {
 	}
 	// before the calls, which add to what was read
 	missing, refused := r.driverMissing(held) || r.provisionerMissing(), slices.ContainsFunc(held, refused)
-	anyNode := r.placed() || slices.ContainsFunc(held, diagnosis.SaysElsewhere)
+	anyNode := r.placed() || slices.ContainsFunc(held, diagnosis.RestsOnNodes)
 	calls = append(calls,
 		func() {
 			if anyNode { // which node it is, who lists the volume in use, and which have what a volume needs, any Node may show
@@ -304,6 +305,19 @@ func (r *run) surroundings(ctx context.Context, subject diagnosis.Ref) {
 		},
 		r.attacherPod(ctx, held),
 	)
+	parallel(calls...)
+}
+
+// whereNodesAre reads what only an answer that was found needs: all nodes if a pod is on one where its volume cannot be used, and which nodes have
+// rebooted if a driver has not registered on one.
+func (r *run) whereNodesAre(ctx context.Context) {
+	var calls []func()
+	if !slices.Contains(r.into.Whole, diagnosis.Nodes) && r.into.Misplaced() {
+		calls = append(calls, func() { r.nodes(ctx) })
+	}
+	if slices.ContainsFunc(r.into.Events, diagnosis.Unregistered) {
+		calls = append(calls, func() { r.eventsWith(ctx, metav1.NamespaceDefault, diagnosis.Rebooted) })
+	}
 	parallel(calls...)
 }
 
