@@ -103,6 +103,11 @@ func (x *state) claimWait(claim *corev1.PersistentVolumeClaim, since time.Time) 
 	case claim.Spec.VolumeName == "":
 		return x.unprovisioned(claim, since)
 	case pv == nil && x.exists(Ref{Resource: Volumes, Name: claim.Spec.VolumeName}) != decision.No:
+		if e := x.claimFailure(claim); e != nil && Unbound(claim) {
+			w := wait{reason: explain.VolumeMismatch, since: since, failed: true, said: true, fill: func(s *explain.Situation) { s.Volume = claim.Spec.VolumeName }}
+			w.detail = w.says(x.foreign(e.Message))
+			return w
+		}
 		return wait{reason: explain.Incomplete, since: since, detail: "PersistentVolume " + claim.Spec.VolumeName + " could not be read"}
 	case pv == nil:
 		return wait{reason: explain.PersistentVolumeMissing, since: since}

@@ -22,7 +22,7 @@ var pulling = []string{"ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", 
 // the image of a volume.
 func (x *state) containerMount(pod *corev1.Pod, s *corev1.ContainerStatus) (f Finding, ok bool) {
 	for _, message := range messagesOf(s) {
-		w := wait{since: scheduled(pod)}
+		w := wait{since: scheduled(pod), container: s.Name}
 		w.detail = w.says(x.foreign(joined("container "+s.Name, message)))
 		for _, v := range x.volumesOf(pod) {
 			read, means := explain.ReadContainer(message, v.PodVolume)

@@ -2,11 +2,13 @@ package diagnosis
 
 import (
 	"slices"
+	"strings"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 
 	"belay.dev/belay/internal/decision"
+	"belay.dev/belay/internal/explain"
 )
 
 // MayName reports whether objects of the namespace may appear in an output.
@@ -47,4 +49,13 @@ func (s *Snapshot) Misplaced() bool {
 // Unregistered reports whether an event of a node agent says that a driver has not registered on its node.
 func Unregistered(e *corev1.Event) bool {
 	return from(e, nodeAgents) && noDriver.MatchString(e.Message)
+}
+
+// HeldByPod reports whether an event says that another pod has a volume, or the scheduler that another pod uses a claim.
+func (s *Snapshot) HeldByPod() bool {
+	return slices.ContainsFunc(s.Pods, func(pod *corev1.Pod) bool {
+		return pod.Spec.NodeName == "" && Unschedulable(pod) == explain.ReadWriteOncePodInUse
+	}) || slices.ContainsFunc(s.Events, func(e *corev1.Event) bool {
+		return from(e, controllers) && strings.HasPrefix(strings.TrimPrefix(e.Message, combined), multiAttach)
+	})
 }

@@ -233,7 +233,7 @@ func (x *state) zonesFor(w *wait, driver, name string) {
 		switch zone := n.Labels[key]; {
 		case n.Name == name:
 			w.answer.Zone = x.foreign(zone)
-		case zone != "":
+		case zone != "" && x.node(n.Name).State == NodeReady:
 			elsewhere[x.foreign(zone)] = append(elsewhere[x.foreign(zone)], n.Name)
 		}
 	}

@@ -51,7 +51,7 @@ func TestZonesAreNamed(t *testing.T) {
 				inZone(s.Snapshot, "c", "zone-2")
 				inZone(s.Snapshot, "d", "zone-1")
 			},
-			explain.VolumeInOtherZone, []string{"the volume is not in zone-1, where node b is", "no node affinity", "other nodes are in zone-2 (a, c):"}, "for the label topology.ebs.csi.aws.com/zone",
+			explain.VolumeInOtherZone, []string{"the volume is not in zone-1, where node b is", "no node affinity; other nodes: zone-2 (a, c):"}, "in the label topology.ebs.csi.aws.com/zone",
 		},
 		"without labels": {
 			func(s *scene) { s.refuses("ebs.csi.aws.com", "Internal", mismatch) },
@@ -105,7 +105,7 @@ func TestWhatIsNamed(t *testing.T) {
 					{Name: "app", VolumeMounts: []corev1.VolumeMount{{Name: "w", SubPath: "not"}, {Name: "v", SubPath: "admin"}, {Name: "v", SubPathExpr: "$(POD_NAME)"}}},
 				}
 			},
-			want: explain.ContainerMountFailing, says: []string{"the folder admin, $(POD_NAME) (subPath) of container app"}, next: "root of node n1",
+			want: explain.ContainerMountFailing, says: []string{"cannot make or enter folder admin, $(POD_NAME) (subPath)"}, next: "root of node n1 may enter",
 		},
 		"kubelet reads a Secret": {
 			volume: ofClaim, pv: onCSI(), reason: "FailedMount",
@@ -117,7 +117,7 @@ func TestWhatIsNamed(t *testing.T) {
 			also: func(s *Snapshot, _ *corev1.Pod) {
 				s.Events = append(s.Events, nodeEvent(s, "n2", "kubelet"), nodeEvent(s, "n1", "someone"), nodeEvent(s, "n1", "kubelet"))
 			},
-			want: explain.DriverNotOnNode, says: []string{"on node n1, which has rebooted at 2026-11-01T11:30:00Z"},
+			want: explain.DriverNotOnNode, says: []string{"on node n1, which rebooted at 2026-11-01T11:30:00Z"},
 		},
 		"another's reboot": {
 			volume: ofClaim, pv: onCSI(), reason: "FailedMount", message: `MountVolume.MountDevice failed for volume "pv" : ` + unregistered,

@@ -27,7 +27,7 @@ func TestWhatContainersWaitFor(t *testing.T) {
 		"a subPath that cannot be made": {
 			source: "1.31.4 pkg/kubelet/kubelet_pods.go:336", volume: ofClaim, pv: onCSI(), container: true, reason: "CreateContainerConfigError",
 			message: `failed to create subPath directory for volumeMount "v" of container "app"`,
-			want:    explain.ContainerMountFailing, says: []string{"volume v (claim claim)", "container app", "node n1"}, next: "root of node n1 has to enter",
+			want:    explain.ContainerMountFailing, says: []string{"volume v (claim claim)", "container app", "node n1"}, next: "root of node n1 may enter",
 		},
 		"an absolute subPath": {
 			source: "1.34.2 pkg/kubelet/kubelet_pods.go:313", volume: ofClaim, pv: onCSI(), container: true, reason: "CreateContainerConfigError", message: "error SubPath `/abs` must not be an absolute path",

@@ -210,8 +210,8 @@ func (x *state) grace(pod *corev1.Pod) string {
 func ofVolumes(pod *corev1.Pod) string {
 	var names []string
 	for i := range pod.Spec.Volumes {
-		if v := &pod.Spec.Volumes[i]; v.Projected == nil || !strings.HasPrefix(v.Name, "kube-api-access-") {
-			names = append(names, v.Name)
+		if name := pod.Spec.Volumes[i].Name; !strings.HasPrefix(name, "kube-api-access-") {
+			names = append(names, name)
 		}
 	}
 	if len(names) == 0 {

@@ -180,18 +180,29 @@ func (x *state) schedulingVolume(pod *corev1.Pod, w *wait) (*Volume, *Holder) {
 	for i := range pod.Spec.Volumes {
 		name := kube.ClaimName(pod, &pod.Spec.Volumes[i])
 		key, pv, ok := x.volumeOfClaim(pod.Namespace, name)
-		if name == "" || !ok {
+		v := x.describe(key, pv)
+		switch claim := x.claims[join(pod.Namespace, name)]; {
+		case name == "" || claim == nil:
+			continue
+		case !ok && w.reason == explain.ReadWriteOncePodInUse && slices.Contains(claim.Spec.AccessModes, corev1.ReadWriteOncePod):
+			v = &Volume{Namespace: pod.Namespace, Claim: name, PersistentVolume: claim.Spec.VolumeName}
+		case !ok:
 			continue
 		}
-		v := x.describe(key, pv)
 		switch w.reason {
 		case explain.ReadWriteOncePodInUse:
 			for _, other := range x.byClaim[join(pod.Namespace, name)] {
 				if other.UID != pod.UID && other.Spec.NodeName != "" && !kube.PodEnded(other) {
-					h := x.holder(key, other.Spec.NodeName)
+					h := Holder{Node: x.node(other.Spec.NodeName), Pods: []PodState{podState(other)}}
+					if ok {
+						h = x.holder(key, other.Spec.NodeName)
+					}
 					x.lostHolder(w, &h)
 					return v, &h
 				}
+			}
+			if !ok {
+				return v, nil
 			}
 		case explain.AttachLimitReached:
 			if nodes := x.filledByOrphans(key.Driver); len(nodes) > 0 {
@@ -245,6 +256,9 @@ func (x *state) outOfReach(pod *corev1.Pod, key attachment.VolumeKey) wait {
 		return wait{}
 	}
 	nodes := x.nodesThat(func(labels map[string]string) bool { return kube.Reaches(pv, labels) })
+	if ready := slices.DeleteFunc(slices.Clone(nodes), func(name string) bool { return x.node(name).State != NodeReady }); len(ready) > 0 {
+		nodes = ready
+	}
 	w := wait{reason: explain.VolumeTopologyConflict, since: scheduled(pod), detail: x.whereUsed(pv, nodes, pod)}
 	if value := node.Labels[affinityKey(pv)]; value != "" {
 		w.detail += "; node " + node.Name + " has " + x.foreign(value)
@@ -260,7 +274,7 @@ func (x *state) whereUsed(pv *corev1.PersistentVolume, nodes []string, pod *core
 	switch {
 	case !slices.Contains(x.Whole, Nodes):
 	case len(nodes) == 0:
-		text += ", and no node is there" + x.foreign(x.valuesThere(pv))
+		text += cmp.Or(x.foreign(x.valuesThere(pv)), ", and no node is there")
 	default:
 		text += ": " + few(nodes)
 		if others := otherReasons(schedulerSays(pod)); len(others) > 0 {

@@ -38,7 +38,7 @@ var attachGuides = map[decision.Reason]Guide{
 		Page:  pageAttach, Event: FailedAttachVolume,
 		Summary: func(s Situation) string {
 			if s.NotSent {
-				return fmt.Sprintf("the attacher of CSI driver %s does not call the driver for the attach to node %s%s", s.Driver, s.Wanted, because(s.Detail))
+				return fmt.Sprintf("the attacher of %s does not call the driver for the attach to node %s%s", csiDriver(s), s.Wanted, because(s.Detail))
 			}
 			return fmt.Sprintf("%s fails to attach the volume to node %s%s", csiDriver(s), s.Wanted, because(s.Detail))
 		},
@@ -64,9 +64,9 @@ var attachGuides = map[decision.Reason]Guide{
 		Page:  pageDetach, Event: FailedDetachVolume,
 		Summary: func(s Situation) string {
 			if s.NotSent {
-				return fmt.Sprintf("the attacher of CSI driver %s does not call the driver for the detach from node %s%s", s.Driver, s.Node, because(s.Detail))
+				return fmt.Sprintf("the attacher of %s does not call the driver for the detach from node %s%s", csiDriver(s), s.Node, because(s.Detail))
 			}
-			return fmt.Sprintf("CSI driver %s fails to detach the volume from node %s%s", s.Driver, s.Node, because(s.Detail))
+			return fmt.Sprintf("%s fails to detach the volume from node %s%s", csiDriver(s), s.Node, because(s.Detail))
 		},
 		Next: attacherLogs,
 	},
@@ -106,7 +106,7 @@ var attachGuides = map[decision.Reason]Guide{
 		Title: "The attacher does not reach the driver",
 		Page:  pageDriver, Event: FailedAttachVolume,
 		Summary: func(s Situation) string {
-			return fmt.Sprintf("the attacher of CSI driver %s does not reach the driver, or gets no answer%s", s.Driver, because(s.Detail))
+			return fmt.Sprintf("the attacher of %s does not reach the driver, or gets no answer%s", csiDriver(s), because(s.Detail))
 		},
 		Next: attacherLogs,
 	},
@@ -185,7 +185,7 @@ var attachGuides = map[decision.Reason]Guide{
 				why = because(s.Detail)
 			}
 			if s.Rebooted != "" {
-				where += ", which has rebooted at " + s.Rebooted
+				where += ", which rebooted at " + s.Rebooted
 			}
 			return fmt.Sprintf("%s has not registered on %s%s", csiDriver(s), where, why)
 		},
@@ -249,10 +249,14 @@ var attachGuides = map[decision.Reason]Guide{
 		Title: "The volume is mounted, and a container cannot get it",
 		Page:  pageMount, Silence: onlyAsked,
 		Summary: func(s Situation) string {
-			if s.Mount == nil {
-				return fmt.Sprintf("a container of %s cannot get %s on node %s%s", subject(s), s.Own.words(), s.Wanted, because(s.Detail))
+			who := "a container"
+			if s.Container != "" {
+				who = "container " + s.Container
 			}
-			return fmt.Sprintf("a container of %s cannot get %s: %s", subject(s), s.Own.words(), s.Mount.fill(s.Mount.text.why, s, same))
+			if s.Mount == nil {
+				return fmt.Sprintf("%s of %s cannot get %s on node %s%s", who, subject(s), s.Own.words(), s.Wanted, because(s.Detail))
+			}
+			return fmt.Sprintf("%s of %s cannot get %s: %s", who, subject(s), s.Own.words(), s.Mount.fill(s.Mount.text.why, s, same))
 		},
 		Next: mountSteps,
 	},
@@ -301,7 +305,7 @@ var attachGuides = map[decision.Reason]Guide{
 			case VolumesStay:
 				return []Step{
 					{
-						Text:    "Read kubelet's log on node " + s.Node + " for the UID of the pod: it names the volume that it cannot unmount, and why. Do not delete the pod with --force: that unmounts nothing.",
+						Text:    "Read kubelet's log on node " + s.Node + " for the pod's UID: it names the volume that it cannot unmount. Do not delete the pod with --force: that unmounts nothing.",
 						Command: in(s.Namespace, "kubectl get pod "+s.Pod+` -o jsonpath='{.metadata.uid}{"\n"}'`),
 					},
 					{
@@ -377,8 +381,12 @@ func secretReader(s Situation) string {
 // secretOfNode is what to do about a Secret that kubelet cannot read. The API server lets a node read the Secrets that the PersistentVolumes of its pods
 // name (k/k v1.36.3 plugin/pkg/auth/authorizer/node/graph.go AddPV, node_authorizer.go).
 func secretOfNode(s Situation) []Step {
+	where := "pod's template"
+	if s.Volume != "" {
+		where = "PersistentVolume"
+	}
 	list := Step{
-		Text: "Create that Secret, or correct the reference to it in the PersistentVolume or the pod's template. " +
+		Text: "Create that Secret, or correct the reference to it in the " + where + ". " +
 			"kubelet reads it with the rights of its node, which cover each Secret that a PersistentVolume of its pods names: no Role is missing. It is read again with the next attempt.",
 		Command: ofVolume(s, `kubectl get pv %s -o jsonpath='{.spec.csi}{"\n"}'`),
 	}

@@ -97,14 +97,14 @@ var claimGuides = map[decision.Reason]Guide{
 		Page:  pageScheduling, Silence: onlyAsked,
 		Summary: func(s Situation) string {
 			if s.Wanted != "" {
-				return fmt.Sprintf("%s is on node %s, from which its volume cannot be reached%s", subject(s), s.Wanted, because(s.Detail))
+				return fmt.Sprintf("%s is on node %s, which does not reach its volume%s", subject(s), s.Wanted, because(s.Detail))
 			}
-			return fmt.Sprintf("%s fits no node from which its volume can be reached%s", subject(s), because(s.Detail))
+			return fmt.Sprintf("%s fits no node that reaches its volume%s", subject(s), because(s.Detail))
 		},
 		Next: func(s Situation) []Step {
 			if s.Wanted != "" {
 				return []Step{
-					{Text: "Remove spec.nodeName from the pod's template: the scheduler then chooses a node from which the volume can be reached.", Command: where(s)},
+					{Text: "Remove spec.nodeName from the pod's template: the scheduler then chooses a node that fits.", Command: where(s)},
 					{Text: "Delete the pod, so that the next one gets another node.", Command: in(s.Namespace, "kubectl delete pod "+s.Pod)},
 				}
 			}
@@ -229,7 +229,7 @@ func nextOfProvisioning(s Situation) []Step {
 	case StorageExhausted:
 		return []Step{describeClaim(s, "Raise the quota that the error names, or free storage there. The provisioner tries again by itself.")}
 	case StorageRefuses:
-		return []Step{describeClaim(s, "Give the driver's controller, or its role at the cloud, the permission that the error names. "+decode(s)+"The provisioner tries again by itself."), logs}
+		return []Step{describeClaim(s, permit(s)+" The provisioner tries again by itself."+decode(s)), logs}
 	case DriverSilent:
 		return []Step{withText(logs, "Read the log of the driver's controller: it, or its storage, does not answer in time. The provisioner tries again by itself."+whereItRuns(s))}
 	case SourceNotReady:
@@ -275,7 +275,7 @@ func nextOfMismatch(s Situation) []Step {
 	switch s.Cause {
 	case OtherClass:
 		return []Step{withText(see, "Give the PersistentVolume the class of the claim, or create the claim again with the volume's."), {
-			Text:    "Give the PersistentVolume the class of the claim.",
+			Text:    "Set the class of the PersistentVolume.",
 			Command: "kubectl patch pv " + s.Volume + ` -p '{"spec":{"storageClassName":"` + strings.Trim(s.Class, "'") + `"}}'`,
 		}}
 	case BoundToAnother:

@@ -45,10 +45,10 @@ var endingGuides = map[decision.Reason]Guide{
 		Next: func(s Situation) []Step {
 			do := "Correct what the error names, such as a permission of the driver's identity."
 			if s.Cause == StorageRefuses {
-				do = strings.TrimSpace("Give the driver's controller, or its role at the cloud, the permission that the error names. " + decode(s))
+				do = permit(s)
 			}
 			return []Step{
-				{Text: do + " The provisioner tries again by itself.", Command: "kubectl describe pv " + s.Volume},
+				{Text: do + " The provisioner tries again by itself." + decode(s), Command: "kubectl describe pv " + s.Volume},
 				{
 					Text:    "If the volume is gone at the storage, or is to be kept there, delete only its object.",
 					Command: "kubectl patch pv " + s.Volume + ` -p '{"spec":{"persistentVolumeReclaimPolicy":"Retain"}}' && kubectl delete pv ` + s.Volume,
@@ -80,7 +80,7 @@ var endingGuides = map[decision.Reason]Guide{
 			return fmt.Sprintf("claim %s asks for %s%s, and its volume cannot grow%s", s.Claim, s.Size, hasSize(s), because(s.Detail))
 		},
 		Next: func(s Situation) []Step {
-			steps := []Step{describeClaim(s, "Correct what the error names. "+decode(s)+"It is tried again by itself.")}
+			steps := []Step{describeClaim(s, "Correct what the error names. It is tried again by itself."+decode(s))}
 			switch s.Cause {
 			case SizeRefused:
 				steps[0].Text = "Ask for a size that the storage can give. The request may be lowered to any size above the present one."
@@ -132,8 +132,8 @@ func nextOfTerminatingClaim(s Situation) []Step {
 		return []Step{{Text: "Wait until the snapshot is ready: the claim ends then by itself. See why it is not.", Command: in(s.Namespace, "kubectl get volumesnapshot")}}
 	case s.HolderName != "" && s.HolderEnded:
 		return []Step{
-			{Text: "Delete the pod, which has ended: the claim ends then by itself. If the data is needed, set the reclaim policy of its volume to Retain before.", Command: "kubectl get pv " + volumeOr(s)},
-			{Text: "Delete the pod.", Command: deleteHolder(s), Danger: lost},
+			{Text: "Delete " + holder(s) + ", which has ended: the claim ends then by itself. If the data is needed, set the reclaim policy of its volume to Retain before.", Command: "kubectl get pv " + volumeOr(s)},
+			{Text: "Then delete it.", Command: deleteHolder(s), Danger: lost},
 		}
 	case s.HolderName != "":
 		return []Step{

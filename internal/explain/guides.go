@@ -448,7 +448,7 @@ func seeHolder(s Situation, text string) []Step {
 	}
 	return []Step{
 		{Text: text, Command: in(s.HolderNamespace, "kubectl get pod "+s.HolderName+" -o wide")},
-		{Text: "Delete it.", Command: deleteHolder(s)},
+		{Text: "Then delete it.", Command: deleteHolder(s)},
 	}
 }
 

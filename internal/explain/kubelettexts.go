@@ -144,9 +144,9 @@ func (c *MountCause) fill(text string, s Situation, word func(string) string) st
 	if len(s.Own.Objects) == 1 {
 		_, object, _ = strings.Cut(s.Own.Objects[0], " ")
 	}
-	folder := "the subPath"
+	folder := "its subPath"
 	if len(s.Own.Folders) > 0 {
-		folder = "the folder " + strings.Join(s.Own.Folders, ", ") + " (subPath)"
+		folder = "folder " + strings.Join(s.Own.Folders, ", ") + " (subPath)"
 	}
 	pairs := []string{"{object}", word(object), "{folder}", folder}
 	for name, value := range map[string]string{"{node}": s.Wanted, "{namespace}": s.Namespace, "{pod}": s.Pod, "{pv}": s.Volume} {

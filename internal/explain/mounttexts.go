@@ -43,7 +43,7 @@ var mountTexts = []kubeletText{
 		why: "the Secret {2} does not exist in namespace {namespace}",
 		steps: []Step{
 			{
-				Text: "Create the Secret {2} (or find what should, such as a Certificate), or correct its name in the pod's template. " +
+				Text: "Create the Secret {2}, see what should (such as a Certificate), or correct the pod's template. " +
 					"kubelet then starts the pod by itself. The command lists those that exist. If another controller creates it, such as cert-manager, read what that reports.",
 				Command: "kubectl get secrets -n {namespace}",
 			},

@@ -54,9 +54,9 @@ func ofBarePod(steps []Step, s Situation) []Step {
 		switch {
 		case said:
 		case deletes:
-			text, said = text+" No controller creates the pod again: apply its manifest after that.", true
+			text, said = text+" After that apply its manifest: no controller creates the pod again.", true
 		case text != steps[i].Text:
-			text, said = text+" No controller creates the pod again: delete it, and apply its manifest.", true
+			text, said = text+" To change the manifest, delete the pod and apply it: no controller creates the pod again.", true
 		}
 		steps[i].Text = text
 	}

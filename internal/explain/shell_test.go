@@ -113,12 +113,12 @@ func TestPodWithoutOwner(t *testing.T) {
 				t.Errorf("%s: a pod without an owner has a template: %s", reason, text)
 			}
 			deletes := slices.ContainsFunc(guide.Steps(s), func(step Step) bool { return step.Command == "kubectl delete pod pod -n ns" })
-			if again := strings.Count(text, "No controller creates the pod again"); again > 1 || deletes && again == 0 {
+			if again := strings.Count(text, "no controller creates the pod again"); again > 1 || deletes && again == 0 {
 				t.Errorf("%s: it says %d times that no controller creates the pod again: %s", reason, again, text)
 			}
 			s.Bare = false
 			for _, step := range guide.Steps(s) {
-				if strings.Contains(step.Text, "No controller creates the pod again") {
+				if strings.Contains(step.Text, "no controller creates the pod again") {
 					t.Errorf("%s: %s", reason, step.Text)
 				}
 			}

@@ -119,10 +119,10 @@ var storageTexts = []kubeletText{
 var containerTexts = []kubeletText{
 	{ // pkg/kubelet/kubelet_pods.go:358, 372; both leave out the cause, which is in kubelet's log
 		pattern: regexp.MustCompile(`failed to (prepare|create) subPath (?:directory )?for volumeMount "([^"]+)" of container "([^"]+)"`), reason: ContainerMountFailing,
-		why: "kubelet of node {node} cannot make or enter {folder} of container {3}: permissions (root_squash of NFS), or a file in the way",
+		why: "kubelet of node {node} cannot make or enter {folder}: permissions (root_squash of NFS), or a file in the way",
 		steps: []Step{
 			{
-				Text: "Look at the permissions of the volume's root directory, at the file server: root of node {node} has to enter and write it. " +
+				Text: "See whether root of node {node} may enter and write the volume's root directory, at the file server. " +
 					"Or create {folder} beforehand, or correct subPath in the pod's template. kubelet keeps the cause out of events: its log on the node has it, beside \"subPath\".",
 				Command: "kubectl get pod {pod} -n {namespace} -o jsonpath='{.spec.containers[*].volumeMounts}'",
 			},

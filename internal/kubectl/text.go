@@ -90,7 +90,7 @@ func (p *page) heading(v diagnosis.Verdict, text string) {
 // fits leaves out the middle of what a sentence quotes, if it has no place in two lines, or in five of a narrow terminal: an error that another
 // component wrote ends with the innermost one. The whole is in the other formats.
 func (p *page) fits(sentence, quote string, reason int) string {
-	const narrow, parentheses, broken, least = 120, 3, 18, 60 // broken: what the end of a line lacks
+	const narrow, parentheses, broken, least = 120, 3, 18, 40 // broken: what the end of a line lacks
 	if p.width == 0 || p.wide {
 		return sentence
 	}
