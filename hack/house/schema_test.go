@@ -151,8 +151,9 @@ func fieldsOf(t reflect.Type) (names []string) {
 			names = append(names, fieldsOf(f.Type)...)
 			continue
 		}
-		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
-		names = append(names, name)
+		if name, _, _ := strings.Cut(f.Tag.Get("json"), ","); name != "-" {
+			names = append(names, name)
+		}
 	}
 	return names
 }

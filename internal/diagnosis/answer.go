@@ -130,14 +130,14 @@ func reasonOf(s spoken, driver string, call drivers.Call) (decision.Reason, driv
 	return failures[call], read
 }
 
-// SaysElsewhere reports whether the error of a VolumeAttachment says that the storage has the volume attached to another machine.
-func SaysElsewhere(va *storagev1.VolumeAttachment) bool {
+// RestsOnNodes reports whether the other nodes show what the error of a VolumeAttachment means: which of them has the volume, or is in its zone.
+func RestsOnNodes(va *storagev1.VolumeAttachment) bool {
 	e := va.Status.AttachError
 	if e == nil || va.Status.Attached {
 		return false
 	}
 	reason, _ := reasonOf(hearError(e), va.Spec.Attacher, drivers.Publish)
-	return reason == explain.BackendDisagrees
+	return reason == explain.BackendDisagrees || reason == explain.VolumeInOtherZone
 }
 
 // quoted returns an event's text, shortened in its middle if it quotes a driver, whose answer is explained apart from it.
@@ -195,12 +195,12 @@ func unanswered(s spoken) bool {
 func (x *state) answered(w wait, call drivers.Call, key attachment.VolumeKey, node string, s spoken) wait {
 	reason, read := reasonOf(x.withoutNames(s, key), key.Driver, call)
 	w.reason = reason
-	w.detail = drivers.Shorten(x.foreign(cmp.Or(read.Cause(s.text), s.own, s.code)), shown)
+	w.detail = w.says(drivers.Shorten(x.foreign(cmp.Or(read.Cause(s.text), s.own, s.code)), shown))
 	if ofAttacher(call, s.own) != "" {
-		w.detail = x.foreign(strings.TrimSpace(s.own + " " + s.text))
+		w.detail = w.says(x.foreign(strings.TrimSpace(s.own + " " + s.text)))
 	}
 	if found := fsGroup.FindStringSubmatch(s.own); found != nil && w.reason == explain.FSGroupRefused {
-		w.detail = x.foreign(found[1])
+		w.detail = w.says(x.foreign(found[1]))
 	}
 	w.answer.Call, w.answer.NotSent = operations[call], s.code == "" && w.reason == failures[call] && call != drivers.Mount
 	said := meant[read.Situation]
@@ -209,6 +209,9 @@ func (x *state) answered(w wait, call drivers.Call, key attachment.VolumeKey, no
 		said = x.limitSaid(&w, read.Situation != drivers.NodeFull, node, key.Driver)
 	case explain.BackendDisagrees:
 		said = x.elsewhere(&w, key, node, cmp.Or(s.text, s.own), read.Where)
+		w.answer.Or = read.Or
+	case explain.VolumeInOtherZone:
+		x.zonesFor(&w, key.Driver, node)
 	}
 	if read.Situation == drivers.Busy && (call == drivers.Mount || x.Now.Sub(w.since) > attachment.AnswerTimeout) {
 		w.reason, said = explain.OperationPending, "since "+stamp(w.since)+" or before"

@@ -156,7 +156,9 @@ func (x *state) onNode(driver, node string) decision.Knowledge {
 type wait struct {
 	reason decision.Reason
 	detail string
-	since  time.Time
+	// quote is what of the detail another component wrote: a narrow page may shorten it.
+	quote string
+	since time.Time
 	// failed is set if it has failed already, so that it is more than waiting.
 	failed bool
 	answer explain.Answer
@@ -172,6 +174,12 @@ type wait struct {
 	said bool
 	// fill, if not nil, adds what the guide needs besides the volume and its holder.
 	fill func(*explain.Situation)
+}
+
+// says returns the words of another component, which are a part of the detail.
+func (w *wait) says(text string) string {
+	w.quote = text
+	return text
 }
 
 // attachWait explains why a VolumeAttachment is not attached.

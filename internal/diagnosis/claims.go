@@ -83,7 +83,7 @@ func (x *state) claimMissing(pod *corev1.Pod, volume *corev1.Volume, name string
 	if volume.Ephemeral != nil {
 		// The ephemeral volume controller: k/k v1.36.3 pkg/controller/volume/ephemeral/controller.go:245.
 		if e := x.lastEvent(string(pod.UID), "FailedBinding"); e != nil {
-			w.detail = x.foreign(strings.TrimPrefix(e.Message, fmt.Sprintf("ephemeral volume %s: ", volume.Name)))
+			w.detail = w.says(x.foreign(strings.TrimPrefix(e.Message, fmt.Sprintf("ephemeral volume %s: ", volume.Name))))
 		}
 	}
 	said := slices.ContainsFunc(reasonsOf(schedulerSays(pod)), func(text string) bool {
@@ -103,6 +103,11 @@ func (x *state) claimWait(claim *corev1.PersistentVolumeClaim, since time.Time) 
 	case claim.Spec.VolumeName == "":
 		return x.unprovisioned(claim, since)
 	case pv == nil && x.exists(Ref{Resource: Volumes, Name: claim.Spec.VolumeName}) != decision.No:
+		if e := x.claimFailure(claim); e != nil && Unbound(claim) {
+			w := wait{reason: explain.VolumeMismatch, since: since, failed: true, said: true, fill: func(s *explain.Situation) { s.Volume = claim.Spec.VolumeName }}
+			w.detail = w.says(x.foreign(e.Message))
+			return w
+		}
 		return wait{reason: explain.Incomplete, since: since, detail: "PersistentVolume " + claim.Spec.VolumeName + " could not be read"}
 	case pv == nil:
 		return wait{reason: explain.PersistentVolumeMissing, since: since}
@@ -194,17 +199,17 @@ func (x *state) unprovisioned(claim *corev1.PersistentVolumeClaim, since time.Ti
 	case failure != nil && failure.Reason == "ProvisioningFailed":
 		w.reason, w.failed = explain.ProvisioningFailed, true
 		cause, w.detail = provisioningCause(provisioner, failure.Message)
-		w.detail = x.foreign(w.detail)
+		w.detail = w.says(x.foreign(w.detail))
 		if cause == explain.ClassMissing {
 			w.reason = explain.ClaimNotBound
 		}
 	case failure != nil:
-		w.failed, w.detail = true, x.foreign(failure.Message)
+		w.failed, w.detail = true, w.says(x.foreign(failure.Message))
 	default:
 		if reason, detail := x.provisionerAbsent(claim, provisioner, since); reason != "" {
 			w.reason, w.detail = reason, detail
 		} else if e := x.lastEvent(string(claim.UID)); e != nil {
-			w.detail = x.foreign(e.Message)
+			w.detail = w.says(x.foreign(e.Message))
 		}
 	}
 	return w

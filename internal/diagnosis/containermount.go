@@ -1,6 +1,7 @@
 package diagnosis
 
 import (
+	"cmp"
 	"regexp"
 	"slices"
 	"strings"
@@ -21,7 +22,8 @@ var pulling = []string{"ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", 
 // the image of a volume.
 func (x *state) containerMount(pod *corev1.Pod, s *corev1.ContainerStatus) (f Finding, ok bool) {
 	for _, message := range messagesOf(s) {
-		w := wait{since: scheduled(pod), detail: x.foreign(joined("container "+s.Name, message))}
+		w := wait{since: scheduled(pod), container: s.Name}
+		w.detail = w.says(x.foreign(joined("container "+s.Name, message)))
 		for _, v := range x.volumesOf(pod) {
 			read, means := explain.ReadContainer(message, v.PodVolume)
 			switch {
@@ -33,6 +35,7 @@ func (x *state) containerMount(pod *corev1.Pod, s *corev1.ContainerStatus) (f Fi
 				continue
 			}
 			w.own = v.PodVolume
+			w.own.Folders = foldersOf(pod, s.Name, v.Name)
 			return x.ofContainer(pod, w, x.describeOwn(pod, &v)), true
 		}
 		if read, means := explain.ReadContainer(message, explain.PodVolume{}); means && read.Nameless() {
@@ -50,6 +53,18 @@ func (x *state) ofContainer(pod *corev1.Pod, w wait, v *Volume) Finding {
 	f := x.finding(pod, w, v, nil)
 	f.Facts = x.eventFacts(pod)
 	return f
+}
+
+// foldersOf returns the subPaths that a container has of a volume.
+func foldersOf(pod *corev1.Pod, container, volume string) (folders []string) {
+	for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
+		for _, m := range c.VolumeMounts {
+			if path := cmp.Or(m.SubPath, m.SubPathExpr); c.Name == container && m.Name == volume && path != "" {
+				folders = append(folders, path)
+			}
+		}
+	}
+	return folders
 }
 
 // messagesOf returns the messages of a container that does not run.

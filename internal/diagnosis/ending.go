@@ -159,7 +159,7 @@ func (x *state) volumeEnding(pv *corev1.PersistentVolume) (found []Finding, clea
 			driver = pv.Spec.CSI.Driver
 		}
 		cause, detail := provisioningCause(driver, w.detail)
-		w.detail = x.foreign(detail)
+		w.detail = w.says(x.foreign(detail))
 		w.fill = func(s *explain.Situation) { s.Volume, s.Cause = pv.Name, cause }
 	case pv.DeletionTimestamp != nil:
 		w.reason, w.detail = explain.VolumeTerminating, x.foreign(x.volumeHeld(pv))
@@ -238,11 +238,11 @@ func (x *state) resizing(claim *corev1.PersistentVolumeClaim) wait {
 	w := wait{reason: explain.ResizePending, since: x.resizeSince(claim, conditions)}
 	for _, t := range []corev1.PersistentVolumeClaimConditionType{corev1.PersistentVolumeClaimControllerResizeError, corev1.PersistentVolumeClaimNodeResizeError} {
 		if c, has := conditions[t]; has {
-			w.reason, w.detail = explain.ResizeFailed, x.foreign(c.Message)
+			w.reason, w.detail = explain.ResizeFailed, w.says(x.foreign(c.Message))
 		}
 	}
 	if failed := x.resizeError(claim); failed != nil && w.detail == "" {
-		w.reason, w.detail = explain.ResizeFailed, x.foreign(strings.TrimPrefix(failed.Message, combined))
+		w.reason, w.detail = explain.ResizeFailed, w.says(x.foreign(strings.TrimPrefix(failed.Message, combined)))
 	}
 	cause := explain.ControllerResizes
 	switch {

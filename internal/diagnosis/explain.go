@@ -47,12 +47,18 @@ func Explain(s *Snapshot, subject Ref) (Explanation, error) {
 func (x *state) lacking(subject Ref) string {
 	switch {
 	case subject.Resource == Pods:
-	case !slices.Contains(x.Whole, Attachments):
+	case !slices.Contains(x.Whole, Attachments) && !x.withoutVolume(subject):
 		return "the VolumeAttachments could not be read"
 	case slices.ContainsFunc(x.Unread, func(u Unread) bool { return u.Resource == Pods && !x.AllNamespaces }):
 		return "the pods that may use it could not all be read"
 	}
 	return ""
+}
+
+// withoutVolume reports whether the subject is a claim that has no volume, which nothing can be attached for.
+func (x *state) withoutVolume(subject Ref) bool {
+	claim := x.claims[join(subject.Namespace, subject.Name)]
+	return subject.Resource == Claims && claim != nil && claim.Spec.VolumeName == ""
 }
 
 func compareSince(a, b *time.Time) int {

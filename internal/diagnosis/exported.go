@@ -1,10 +1,14 @@
 package diagnosis
 
 import (
+	"slices"
+	"strings"
+
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 
 	"belay.dev/belay/internal/decision"
+	"belay.dev/belay/internal/explain"
 )
 
 // MayName reports whether objects of the namespace may appear in an output.
@@ -31,3 +35,27 @@ func (s *Snapshot) Silent(node *corev1.Node) bool {
 
 // Gone reports whether an object that is not in the snapshot does not exist.
 func (s *Snapshot) Gone(r Ref) bool { return s.exists(r) == decision.No }
+
+// Misplaced reports whether a pod that waits is on a node on which one of its volumes cannot be used.
+func (s *Snapshot) Misplaced() bool {
+	x := newState(s)
+	return slices.ContainsFunc(s.Pods, func(pod *corev1.Pod) bool {
+		return pod.Spec.NodeName != "" && !mounted(pod) && slices.ContainsFunc(x.keysOf(pod), func(v volumeOfPod) bool {
+			return x.outOfReach(pod, v.key).reason != ""
+		})
+	})
+}
+
+// Unregistered reports whether an event of a node agent says that a driver has not registered on its node.
+func Unregistered(e *corev1.Event) bool {
+	return from(e, nodeAgents) && noDriver.MatchString(e.Message)
+}
+
+// HeldByPod reports whether an event says that another pod has a volume, or the scheduler that another pod uses a claim.
+func (s *Snapshot) HeldByPod() bool {
+	return slices.ContainsFunc(s.Pods, func(pod *corev1.Pod) bool {
+		return pod.Spec.NodeName == "" && Unschedulable(pod) == explain.ReadWriteOncePodInUse
+	}) || slices.ContainsFunc(s.Events, func(e *corev1.Event) bool {
+		return from(e, controllers) && strings.HasPrefix(strings.TrimPrefix(e.Message, combined), multiAttach)
+	})
+}

@@ -54,6 +54,8 @@ type Finding struct {
 	Reason decision.Reason `json:"reason"`
 	// Summary is one sentence: what waits, for what, because of whom.
 	Summary string `json:"summary"`
+	// Quote is what of the summary another component wrote: a narrow page may shorten it.
+	Quote string `json:"-"`
 	// Subject is what waits: a pod, or a claim, volume, VolumeAttachment or owner of pods that no pod waits for.
 	Subject Ref `json:"subject"`
 	// Since is when the wait began; absent if that is unknown.

@@ -122,7 +122,7 @@ func (x *state) heldByHealthy(w *wait, key attachment.VolumeKey, h *Holder, pod 
 	case len(users) > 0 && has && !h.Attached && !slices.ContainsFunc(users, mounted):
 		w.reason = attachment.OtherWriterAttached // nothing uses it there: whether it is attached is not known
 		if own := x.attachWait(va); own.detail != "" {
-			w.detail = own.detail
+			w.detail, w.quote = own.detail, own.quote
 		}
 	case len(users) > 0 && rollsOver(users[0], pod):
 		w.reason = explain.RollingUpdateDeadlock

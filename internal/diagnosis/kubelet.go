@@ -1,6 +1,7 @@
 package diagnosis
 
 import (
+	"cmp"
 	"regexp"
 	"slices"
 	"strings"
@@ -156,12 +157,12 @@ func (x *state) readMount(w *wait, pod *corev1.Pod, v *podVolume, r report, caus
 	if heard.code == "" {
 		if read, ok := explain.ReadMount(cause, v.PodVolume); ok {
 			read.Clean(x.foreign)
-			w.reason, w.detail, w.mount = read.Reason, x.foreign(cause), &read
+			w.reason, w.detail, w.mount = read.Reason, w.says(x.foreign(cause)), &read
 			return
 		}
 	}
 	if !slices.ContainsFunc(r.about, v.isCalled) && !strings.Contains(cause, "of volume "+v.key.Handle+": ") {
-		w.reason, w.detail = explain.MountFailing, x.foreign(cause) // it may be of another volume
+		w.reason, w.detail = explain.MountFailing, w.says(x.foreign(cause)) // it may be of another volume
 		return
 	}
 	key := v.key
@@ -173,7 +174,7 @@ func (x *state) readMount(w *wait, pod *corev1.Pod, v *podVolume, r report, caus
 	answered := x.answered(begun, drivers.Mount, key, pod.Spec.NodeName, heard)
 	answered.since, answered.answer.Affinity = w.since, affine(v.pv)
 	if heard.code == "" && answered.reason != explain.FSGroupRefused || answered.reason == explain.MountFailing {
-		answered.detail = x.quoted(cause)
+		answered.detail = answered.says(x.quoted(cause))
 	}
 	*w = answered
 }
@@ -204,39 +205,51 @@ func (x *state) attachReport(pod *corev1.Pod, v *podVolume) (w wait, ok bool) {
 		case "SuccessfulAttachVolume":
 			return w, false
 		case "FailedAttachVolume":
-			w.reason, w.detail = x.attachFailure(strings.TrimPrefix(e.Message, combined), m[2], v), x.foreign(m[2])
-			return w, true
+			return x.attachFailure(pod, strings.TrimPrefix(e.Message, combined), m[2], v), true
 		}
 	}
 	return w, false
 }
 
-// attachFailure is what the event of a failed attach means. The driver of a PersistentVolume that could not be read is unknown, unless its claim names
-// it: then the text means what the drivers agree on whose text it may be.
-func (x *state) attachFailure(message, cause string, v *podVolume) decision.Reason {
-	if multiAttach.MatchString(message) {
-		return attachment.OtherWriterAttached
-	}
-	if strings.HasPrefix(cause, unanswering) {
-		return attachment.AttachUnanswered
-	}
+// attachFailure is what the event of a failed attach means.
+func (x *state) attachFailure(pod *corev1.Pod, message, cause string, v *podVolume) wait {
+	w := wait{since: scheduled(pod)}
 	heard := hear(cause)
-	reason, _ := reasonOf(heard, v.driver, drivers.Publish)
-	if v.driver != "" || reason != attachment.AttachFailed {
-		return reason
+	switch driver := cmp.Or(v.driver, driverOf(heard)); {
+	case multiAttach.MatchString(message):
+		w.reason = attachment.OtherWriterAttached
+	case strings.HasPrefix(cause, unanswering):
+		w.reason = attachment.AttachUnanswered
+		driver, _, _ = strings.Cut(strings.TrimPrefix(cause, unanswering+" "), " ")
+		w.fill = func(s *explain.Situation) { s.Driver = cmp.Or(s.Driver, x.foreign(driver)) }
+	case heard.code != "":
+		w.answer.Unread = v.pv == nil
+		key := v.key
+		key.Driver = driver
+		return x.answered(w, drivers.Publish, key, pod.Spec.NodeName, heard)
+	default:
+		w.reason, _ = reasonOf(heard, driver, drivers.Publish)
+	}
+	w.detail = w.says(x.foreign(cause))
+	return w
+}
+
+// driverOf is one of the drivers whose answer a text may be, if all of them mean the same by it; empty if they do not, or if it is all drivers'. The
+// driver of a PersistentVolume that could not be read is unknown, unless its claim names it.
+func driverOf(heard spoken) (driver string) {
+	if reason, _ := reasonOf(heard, "", drivers.Publish); reason != attachment.AttachFailed {
+		return ""
 	}
 	means := map[decision.Reason]bool{}
 	for _, facts := range drivers.All() {
 		if of, read := reasonOf(heard, facts.Driver, drivers.Publish); read.Situation != "" {
-			means[of] = true
+			means[of], driver = true, cmp.Or(driver, facts.Driver)
 		}
 	}
-	for of := range means {
-		if len(means) == 1 {
-			return of
-		}
+	if len(means) != 1 {
+		return ""
 	}
-	return reason
+	return driver
 }
 
 // unanswering begins the error of an attach without an answer (k/k v1.36.3 pkg/volume/csi/csi_attacher.go:521).

@@ -215,7 +215,7 @@ func TestTextsOfPlainVolumes(t *testing.T) {
 		},
 		"no file": {
 			source: "1.33.2 pkg/volume/hostpath/host_path.go:480", volume: hostPath("/etc/app.conf"), reason: "FailedMount", message: setUp("hostPath type check failed: /etc/app.conf is not a file"),
-			want: explain.NodePathUnusable, says: []string{"/etc/app.conf", "not a file"}, next: "Create the file /etc/app.conf on node n1",
+			want: explain.NodePathUnusable, says: []string{"/etc/app.conf", "not a file"}, next: "kubectl debug node/n1 -it --image=busybox -- ls -ld /host/etc/app.conf",
 		},
 		"a directory that does not exist, of 1.37": {
 			source: "1.37.2 pkg/volume/hostpath/host_path.go:472, pkg/volume/util/hostutil/hostutil.go:84", volume: hostPath("/data"), reason: "FailedMount",
@@ -245,7 +245,7 @@ func TestTextsOfPlainVolumes(t *testing.T) {
 		"a local disk that is not mounted": {
 			source: "1.35.0 pkg/volume/util/hostutil/hostutil.go:84", volume: ofClaim, pv: onLocal("/mnt/disks/ssd1"), reason: "FailedMount",
 			message: `MountVolume.NewMounter initialization failed for volume "pv" : path "/mnt/disks/ssd1" does not exist`,
-			want:    explain.NodePathUnusable, says: []string{"volume v (claim claim)", "/mnt/disks/ssd1 does not exist"}, next: "Mount the disk",
+			want:    explain.NodePathUnusable, says: []string{"volume v (claim claim)", "/mnt/disks/ssd1 does not exist"}, next: "mount the disk",
 		},
 		"a local device": {
 			source: "1.36.3 pkg/volume/local/local.go:359", volume: ofClaim, pv: onLocal("/dev/sdb"), reason: "FailedMount",
@@ -254,7 +254,7 @@ func TestTextsOfPlainVolumes(t *testing.T) {
 		},
 		"a permission": {
 			source: "1.36.3 pkg/volume/hostpath/host_path.go: MakeDir, os.MkdirAll", volume: hostPath("/srv/a"), reason: "FailedMount", message: setUp("mkdir /srv/a: permission denied"),
-			want: explain.NodePathUnusable, says: []string{"/srv/a", "permission denied"}, next: "Repair /srv/a",
+			want: explain.NodePathUnusable, says: []string{"/srv/a", "permission denied"}, next: "/host/srv/a",
 		},
 		"modes of a CSI driver": {
 			source: "1.33.2 pkg/volume/csi/csi_mounter.go:548", volume: inlineCSI("disk.x"), reason: "FailedMount",

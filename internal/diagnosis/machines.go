@@ -2,6 +2,7 @@ package diagnosis
 
 import (
 	"fmt"
+	"maps"
 	"path"
 	"regexp"
 	"slices"
@@ -221,6 +222,42 @@ func (x *state) worksElsewhere(va *storagev1.VolumeAttachment, w wait) string {
 // affine reports whether a PersistentVolume says from which nodes it can be reached.
 func affine(pv *corev1.PersistentVolume) bool {
 	return pv != nil && pv.Spec.NodeAffinity != nil && pv.Spec.NodeAffinity.Required != nil
+}
+
+// zonesFor adds in which zone a node is, and where the others are.
+func (x *state) zonesFor(w *wait, driver, name string) {
+	key := x.zoneKey(driver, name)
+	elsewhere := map[string][]string{}
+	w.answer.ZoneKey = x.foreign(key)
+	for _, n := range x.Nodes {
+		switch zone := n.Labels[key]; {
+		case n.Name == name:
+			w.answer.Zone = x.foreign(zone)
+		case zone != "" && x.node(n.Name).State == NodeReady:
+			elsewhere[x.foreign(zone)] = append(elsewhere[x.foreign(zone)], n.Name)
+		}
+	}
+	delete(elsewhere, w.answer.Zone)
+	var zones []string
+	for _, zone := range slices.Sorted(maps.Keys(elsewhere)) {
+		slices.Sort(elsewhere[zone])
+		zones = append(zones, zone+" ("+few(slices.Compact(elsewhere[zone]))+")")
+	}
+	w.answer.Zones = few(zones)
+}
+
+// zoneKey is the label of nodes by which a driver knows their zones: one that it has registered, or that of Kubernetes.
+func (x *state) zoneKey(driver, node string) string {
+	if csi := x.csiNodes[node]; csi != nil {
+		for _, d := range csi.Spec.Drivers {
+			for _, key := range d.TopologyKeys {
+				if d.Name == driver && strings.HasSuffix(key, "zone") {
+					return key
+				}
+			}
+		}
+	}
+	return corev1.LabelTopologyZone
 }
 
 // deletedNode reports whether the Node of a VolumeAttachment is known to be gone.

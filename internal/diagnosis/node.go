@@ -56,6 +56,19 @@ func (x *state) ofNode(name string) (found []Finding, clear string, err error) {
 	return found, fmt.Sprintf("node %s is %s, and nothing is wrong with the volumes that are attached to it (%d)", name, state.State, attached), nil
 }
 
+// Rebooted is the reason of kubelet's event about a node that has another boot than before (k/k v1.36.3 pkg/kubelet/events/event.go:74).
+const Rebooted = "Rebooted"
+
+// rebooted is when a node rebooted, as its kubelet reports; empty if it reports none.
+func (x *state) rebooted(name string) string {
+	for _, e := range x.events[eventKey("Node", "", name)] {
+		if e.Reason == Rebooted && from(e, nodeAgents) {
+			return stamp(eventTime(e))
+		}
+	}
+	return ""
+}
+
 // insteadOfPods adds the finding about a node, which is about the node's own pods and lists too.
 func (x *state) insteadOfPods(found []Finding, own Finding, node string) []Finding {
 	found = slices.DeleteFunc(found, func(f Finding) bool {

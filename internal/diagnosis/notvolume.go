@@ -68,7 +68,7 @@ func (x *state) containerWait(pod *corev1.Pod) wait {
 func (x *state) statusWait(who string, s *corev1.ContainerStatus) (found wait) {
 	switch w, t, last := s.State.Waiting, s.State.Terminated, s.LastTerminationState.Terminated; {
 	case w != nil && !slices.Contains(starting, w.Reason):
-		found.detail = who + ": " + x.foreign(joined(w.Reason, w.Message))
+		found.detail = who + ": " + found.says(x.foreign(joined(w.Reason, w.Message)))
 		switch {
 		case slices.Contains(pulling, w.Reason):
 			found.waits = explain.WaitImage
@@ -82,7 +82,7 @@ func (x *state) statusWait(who string, s *corev1.ContainerStatus) (found wait) {
 			found.waits, found.container = explain.WaitRestart, s.Name
 		}
 	case t != nil && t.ExitCode != 0:
-		found.detail = fmt.Sprintf("%s ended with exit code %d: %s", who, t.ExitCode, x.foreign(joined(t.Reason, t.Message)))
+		found.detail = fmt.Sprintf("%s ended with exit code %d: %s", who, t.ExitCode, found.says(x.foreign(joined(t.Reason, t.Message))))
 	}
 	return found
 }
@@ -155,7 +155,7 @@ func (x *state) waitsElsewhere(pod *corev1.Pod) (f Finding, ok bool) {
 		w.detail = x.conditionWait(pod, &w.since)
 	}
 	if e := x.lastOfKubelet(pod); e != nil && !slices.Contains(mountFailures, e.Reason) {
-		w.detail = x.foreign(strings.TrimPrefix(e.Message, combined))
+		w.detail = w.says(x.foreign(strings.TrimPrefix(e.Message, combined)))
 		if e.Reason == "NetworkNotReady" || ofNetwork.MatchString(e.Message) {
 			w.waits = explain.WaitNetwork
 		}

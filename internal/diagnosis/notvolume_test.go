@@ -27,7 +27,7 @@ func TestWhatContainersWaitFor(t *testing.T) {
 		"a subPath that cannot be made": {
 			source: "1.31.4 pkg/kubelet/kubelet_pods.go:336", volume: ofClaim, pv: onCSI(), container: true, reason: "CreateContainerConfigError",
 			message: `failed to create subPath directory for volumeMount "v" of container "app"`,
-			want:    explain.ContainerMountFailing, says: []string{"volume v (claim claim)", "container app", "node n1"}, next: "Let root of node n1 enter",
+			want:    explain.ContainerMountFailing, says: []string{"volume v (claim claim)", "container app", "node n1"}, next: "root of node n1 may enter",
 		},
 		"an absolute subPath": {
 			source: "1.34.2 pkg/kubelet/kubelet_pods.go:313", volume: ofClaim, pv: onCSI(), container: true, reason: "CreateContainerConfigError", message: "error SubPath `/abs` must not be an absolute path",
@@ -65,7 +65,7 @@ func TestWhatContainersWaitFor(t *testing.T) {
 		"a claim that is being deleted": {
 			source: "1.33.2 pkg/kubelet/volumemanager/populator/desired_state_of_world_populator.go", volume: ofClaim, pv: onCSI(), reason: "FailedMount",
 			message: notProcessed("error processing PVC ns/claim: PVC is being deleted"),
-			want:    explain.VolumeSourceMissing, says: []string{"claim", "being deleted"}, next: "Delete the pod",
+			want:    explain.VolumeSourceMissing, says: []string{"claim", "being deleted"}, next: "kubectl describe pvc claim -n ns",
 		},
 		"two labels": {
 			source: "1.35.0 pkg/kubelet/volumemanager/cache/desired_state_of_world.go:377", volume: ofClaim, pv: onCSI(), reason: "FailedMount",

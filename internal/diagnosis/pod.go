@@ -1,6 +1,7 @@
 package diagnosis
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -72,13 +73,22 @@ func (x *state) finding(pod *corev1.Pod, w wait, v *Volume, h *Holder) Finding {
 	var subject Ref
 	if pod != nil {
 		s.Pod, s.Namespace, subject = pod.Name, pod.Namespace, podRef(pod)
-		if s.Wanted == "" {
+		if s.Bare = owner(pod) == ""; s.Wanted == "" {
 			s.Wanted = pod.Spec.NodeName
 		}
+	}
+	switch at := x.node(s.Wanted).Since; {
+	case w.reason == explain.DriverNotOnNode:
+		s.Rebooted = x.rebooted(cmp.Or(s.Wanted, s.Node))
+	case w.reason == explain.PodNodeNotReady && at != nil:
+		s.Detail = "since " + stamp(*at)
 	}
 	f := x.findingOf(w, s)
 	f.Next = append(f.Next, replaced(pod, f.Next)...)
 	f.Subject, f.Volume = subject, v
+	if f.Quote = w.quote; w.mount != nil {
+		f.Quote = w.mount.Longest()
+	}
 	if w.said {
 		f.Summary += " (as the pod's events say)"
 	}
@@ -127,6 +137,14 @@ func (x *state) terminating(pod *corev1.Pod) Finding {
 		w.reason = explain.PodOnLostNode
 	default:
 		w.detail = x.grace(pod)
+		w.fill = func(s *explain.Situation) {
+			switch {
+			case len(pod.Finalizers) > 0:
+				s.Cause = explain.HasFinalizers
+			case kube.PodEnded(pod):
+				s.Cause = explain.VolumesStay
+			}
+		}
 		if key, own, since := x.mountedAfterEnd(pod); own != nil {
 			w, h, v, holders = wait{since: since}, *own, x.describe(key, x.volume(key)), []Holder{*own}
 			x.unmounting(&w, key, h.Node.Name)
@@ -180,13 +198,27 @@ func (x *state) grace(pod *corev1.Pod) string {
 	case len(pod.Finalizers) > 0:
 		return "it has the finalizers " + strings.Join(pod.Finalizers, ", ")
 	case kube.PodEnded(pod):
-		return "none of its containers runs, and the node has not cleaned up after it: an unmount may fail or hang"
+		return "none of its containers runs, and the node has not cleaned up after it: an unmount may fail or hang" + ofVolumes(pod)
 	case seconds == nil || pod.DeletionTimestamp == nil:
 		return ""
 	case x.Now.After(pod.DeletionTimestamp.Time):
 		return fmt.Sprintf("its grace period of %d s ended at %s", *seconds, stamp(pod.DeletionTimestamp.Time))
 	}
 	return fmt.Sprintf("its grace period of %d s ends at %s", *seconds, stamp(pod.DeletionTimestamp.Time))
+}
+
+// ofVolumes names the volumes of a pod in parentheses, without the one that every pod has for its ServiceAccount.
+func ofVolumes(pod *corev1.Pod) string {
+	var names []string
+	for i := range pod.Spec.Volumes {
+		if name := pod.Spec.Volumes[i].Name; !strings.HasPrefix(name, "kube-api-access-") {
+			names = append(names, name)
+		}
+	}
+	if len(names) == 0 {
+		return ""
+	}
+	return " (its volumes: " + few(names) + ")"
 }
 
 // holdersOfPod describes the pod's own node once for each volume it has there.

@@ -170,7 +170,7 @@ func (x *state) unscheduled(pod *corev1.Pod) Finding {
 	w := wait{reason: explain.Scheduling, since: pod.CreationTimestamp.Time}
 	for _, c := range pod.Status.Conditions {
 		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse && c.Message != "" {
-			w.detail, w.since = x.foreign(c.Message), c.LastTransitionTime.Time
+			w.detail, w.since = w.says(x.foreign(c.Message)), c.LastTransitionTime.Time
 			w.reason = unschedulable(c.Message)
 		}
 	}
@@ -204,18 +204,29 @@ func (x *state) schedulingVolume(pod *corev1.Pod, w *wait) (*Volume, *Holder) {
 	for i := range pod.Spec.Volumes {
 		name := kube.ClaimName(pod, &pod.Spec.Volumes[i])
 		key, pv, ok := x.volumeOfClaim(pod.Namespace, name)
-		if name == "" || !ok {
+		v := x.describe(key, pv)
+		switch claim := x.claims[join(pod.Namespace, name)]; {
+		case name == "" || claim == nil:
+			continue
+		case !ok && w.reason == explain.ReadWriteOncePodInUse && slices.Contains(claim.Spec.AccessModes, corev1.ReadWriteOncePod):
+			v = &Volume{Namespace: pod.Namespace, Claim: name, PersistentVolume: claim.Spec.VolumeName}
+		case !ok:
 			continue
 		}
-		v := x.describe(key, pv)
 		switch w.reason {
 		case explain.ReadWriteOncePodInUse:
 			for _, other := range x.byClaim[join(pod.Namespace, name)] {
 				if other.UID != pod.UID && other.Spec.NodeName != "" && !kube.PodEnded(other) {
-					h := x.holder(key, other.Spec.NodeName)
+					h := Holder{Node: x.node(other.Spec.NodeName), Pods: []PodState{podState(other)}}
+					if ok {
+						h = x.holder(key, other.Spec.NodeName)
+					}
 					x.lostHolder(w, &h)
 					return v, &h
 				}
+			}
+			if !ok {
+				return v, nil
 			}
 		case explain.AttachLimitReached:
 			if nodes := x.filledByOrphans(key.Driver); len(nodes) > 0 {
@@ -256,6 +267,7 @@ func (x *state) misplaced(pod *corev1.Pod, w *wait) *Volume {
 	}
 	if len(said) > 0 {
 		w.detail = strings.Join(said, "; ")
+		w.answer.ZoneKey = x.foreign(affinityKey(x.volumes[first.PersistentVolume]))
 	}
 	return first
 }
@@ -268,7 +280,15 @@ func (x *state) outOfReach(pod *corev1.Pod, key attachment.VolumeKey) wait {
 		return wait{}
 	}
 	nodes := x.nodesThat(func(labels map[string]string) bool { return kube.Reaches(pv, labels) })
-	return wait{reason: explain.VolumeTopologyConflict, since: scheduled(pod), detail: x.whereUsed(pv, nodes, pod)}
+	if ready := slices.DeleteFunc(slices.Clone(nodes), func(name string) bool { return x.node(name).State != NodeReady }); len(ready) > 0 {
+		nodes = ready
+	}
+	w := wait{reason: explain.VolumeTopologyConflict, since: scheduled(pod), detail: x.whereUsed(pv, nodes, pod)}
+	if value := node.Labels[affinityKey(pv)]; value != "" {
+		w.detail += "; node " + node.Name + " has " + x.foreign(value)
+	}
+	w.answer.ZoneKey = x.foreign(affinityKey(pv))
+	return w
 }
 
 // whereUsed says where a volume can be used, and which nodes are there. Names of the pod's own objects, of nodes and of volumes may be named, also if
@@ -278,7 +298,7 @@ func (x *state) whereUsed(pv *corev1.PersistentVolume, nodes []string, pod *core
 	switch {
 	case !slices.Contains(x.Whole, Nodes):
 	case len(nodes) == 0:
-		text += ", and no node is there" + x.foreign(x.valuesThere(pv))
+		text += cmp.Or(x.foreign(x.valuesThere(pv)), ", and no node is there")
 	default:
 		text += ": " + few(nodes)
 		if others := otherReasons(schedulerSays(pod)); len(others) > 0 {
@@ -290,14 +310,7 @@ func (x *state) whereUsed(pv *corev1.PersistentVolume, nodes []string, pod *core
 
 // valuesThere lists the values that nodes have for the label that a volume needs.
 func (x *state) valuesThere(pv *corev1.PersistentVolume) string {
-	key := ""
-	if a := pv.Spec.NodeAffinity; a != nil && a.Required != nil {
-		for _, term := range a.Required.NodeSelectorTerms {
-			for _, e := range term.MatchExpressions {
-				key = cmp.Or(key, e.Key)
-			}
-		}
-	}
+	key := affinityKey(pv)
 	var values []string
 	for _, n := range x.Nodes {
 		if value := n.Labels[key]; value != "" {
@@ -311,6 +324,26 @@ func (x *state) valuesThere(pv *corev1.PersistentVolume) string {
 	return "; the nodes have " + few(values)
 }
 
+// affinityKey is the first label of nodes that decides where a volume can be used; empty for none.
+func affinityKey(pv *corev1.PersistentVolume) string {
+	if pv == nil {
+		return ""
+	}
+	if affine(pv) {
+		for _, term := range pv.Spec.NodeAffinity.Required.NodeSelectorTerms {
+			for _, e := range term.MatchExpressions {
+				return e.Key
+			}
+		}
+	}
+	for _, label := range kube.ZoneLabels {
+		if pv.Labels[label] != "" {
+			return label
+		}
+	}
+	return ""
+}
+
 // nodesThat returns the names of the nodes whose labels fit.
 func (x *state) nodesThat(fit func(labels map[string]string) bool) (names []string) {
 	for _, n := range x.Nodes {
@@ -319,7 +352,7 @@ func (x *state) nodesThat(fit func(labels map[string]string) bool) (names []stri
 		}
 	}
 	slices.Sort(names)
-	return names
+	return slices.Compact(names) // one may have been read twice
 }
 
 // affinityOf is where a volume can be used, in words; empty for everywhere.

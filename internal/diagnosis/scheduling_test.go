@@ -97,7 +97,7 @@ func TestWhereVolumesCanBeUsed(t *testing.T) {
 		"no node": {func(s scene) {
 			s.zone(zone, "c", "a", "b")
 			waits(s, "0/2 nodes are available: 2 node(s) had volume node affinity conflict.")
-		}, explain.VolumeTopologyConflict, "only where topology.kubernetes.io/zone is c, and no node is there; the nodes have a, b"},
+		}, explain.VolumeTopologyConflict, "only where topology.kubernetes.io/zone is c; the nodes have a, b"},
 		"one node, which is full": {func(s scene) {
 			s.zone(zone, "b", "a", "b")
 			waits(s, "0/2 nodes are available: 1 Insufficient cpu, 1 node(s) didn't match PersistentVolume's node affinity.")
@@ -106,7 +106,7 @@ func TestWhereVolumesCanBeUsed(t *testing.T) {
 			s.zone(zone, "b", "a", "a")
 			s.Volumes[0].Spec.NodeAffinity, s.Volumes[0].Labels = nil, map[string]string{zone: "b__c"}
 			waits(s, "0/2 nodes are available: 2 node(s) had no available volume zone.")
-		}, explain.VolumeTopologyConflict, "only where topology.kubernetes.io/zone is b__c, and no node is there"},
+		}, explain.VolumeTopologyConflict, "only where topology.kubernetes.io/zone is b__c; the nodes have a"},
 		"what the scheduler said, without its event": {func(s scene) {
 			s.zone(zone, "c", "a", "b")
 			waits(s, "0/2 nodes are available: 2 node(s) had volume node affinity conflict.")
@@ -127,7 +127,7 @@ func TestWhereVolumesCanBeUsed(t *testing.T) {
 		"the pod was put on another node": {func(s scene) {
 			s.Attachments, s.Pods, s.a.Status.VolumesInUse, s.a.Status.VolumesAttached = nil, s.Pods[1:], nil, nil
 			s.zone(zone, "a", "a", "b")
-		}, explain.VolumeTopologyConflict, "is on node b, from which its volume cannot be reached"},
+		}, explain.VolumeTopologyConflict, "is on node b, which does not reach its volume"},
 		"too little storage": {func(s scene) {
 			asks(s, "0/2 nodes are available: 2 node(s) did not have enough free storage.")
 			free(s, "1", "a", "5Gi")

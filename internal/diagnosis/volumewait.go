@@ -51,8 +51,10 @@ func (x *state) ofVolume(pod *corev1.Pod, own *podVolume) (f Finding, waits bool
 	}
 	w.own = own.PodVolume
 	if !own.hasKey {
-		f = x.finding(pod, w, v, nil)
-		f.Facts = x.eventFacts(pod)
+		f = x.finding(pod, w, v, h)
+		if f.Facts = x.eventFacts(pod); h != nil {
+			f.Holders = []Holder{*h}
+		}
 		return f, true
 	}
 	if h == nil && va != nil { // the operation is at the pod's own node
@@ -97,12 +99,26 @@ func (x *state) waitOf(pod *corev1.Pod, v *podVolume) (wait, *Holder, *storagev1
 		x.readMount(&w, pod, v, r, cause)
 		w.said = true
 	} else if said, ok := x.attachReport(pod, v); ok {
-		said.since, said.said = since, true
+		said.said = true
 		w = said
+		if h := x.oldPod(pod, v); h != nil && w.reason == attachment.OtherWriterAttached {
+			w.reason = explain.RollingUpdateDeadlock
+			return w, h, nil
+		}
 	} else if over {
 		w.reason = attachment.Settled
 	}
 	return w, nil, nil
+}
+
+// oldPod is the node of a pod of the same Deployment, from an earlier template, that uses the claim of a volume; nil for none that was read.
+func (x *state) oldPod(pod *corev1.Pod, v *podVolume) *Holder {
+	for _, other := range x.byClaim[join(pod.Namespace, v.claim)] {
+		if other.Spec.NodeName != "" && other.Spec.NodeName != pod.Spec.NodeName && other.DeletionTimestamp == nil && !kube.PodEnded(other) && rollsOver(other, pod) {
+			return &Holder{Node: x.node(other.Spec.NodeName), InUse: "unknown", Reported: "unknown", Pods: []PodState{podState(other)}}
+		}
+	}
+	return nil
 }
 
 // unsuitable replaces what a volume waits for by the cause that kubelet reports, if no attach can help: the volume does not fit the pod or the node.

@@ -83,9 +83,9 @@ func (x *state) notCreated(w *Workload, owners []types.UID, name string) *Findin
 	if since.IsZero() {
 		since = eventTime(last)
 	}
-	f := x.finding(nil, wait{reason: explain.PodNotCreated, detail: x.foreign(strings.TrimPrefix(last.Message, combined)), since: since, fill: func(s *explain.Situation) {
-		s.Workload, s.Namespace = name, w.Namespace
-	}}, nil, nil)
+	why := wait{reason: explain.PodNotCreated, since: since, fill: func(s *explain.Situation) { s.Workload, s.Namespace = name, w.Namespace }}
+	why.detail = why.says(x.foreign(strings.TrimPrefix(last.Message, combined)))
+	f := x.finding(nil, why, nil, nil)
 	f.Subject = Ref{Resource: w.Resource, Namespace: w.Namespace, Name: w.Name}
 	return &f
 }
@@ -105,7 +105,7 @@ func (x *state) stuckOwners(namespace string) (found []Finding) {
 		if x.claims[join(of.Namespace, names[1])] != nil || x.exists(Ref{Resource: Claims, Namespace: of.Namespace, Name: names[1]}) != decision.No {
 			continue
 		}
-		w := wait{reason: explain.PodNotCreated, detail: x.foreign(message), since: eventTime(e), fill: func(s *explain.Situation) {
+		w := wait{reason: explain.PodNotCreated, detail: x.foreign(message), quote: x.foreign(message), since: eventTime(e), fill: func(s *explain.Situation) {
 			s.Workload, s.Namespace = singular[StatefulSets]+"/"+of.Name, of.Namespace
 		}}
 		f := x.finding(nil, w, nil, nil)

@@ -109,6 +109,7 @@ type Answer struct {
 	Where   string   `json:"where,omitempty"` // an expression whose group is the machine that the message says has the volume
 	Example string   `json:"example,omitempty"`
 	Note    string   `json:"note,omitempty"`
+	Or      string   `json:"or,omitempty"`    // what the message may mean instead, for "in use elsewhere, or OR"
 	Never   bool     `json:"never,omitempty"` // the driver has no such answer
 	Source  string   `json:"source"`
 }

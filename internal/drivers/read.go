@@ -26,6 +26,7 @@ func AllWords() []Words { return load().Words }
 type Reading struct {
 	Situation Situation // "" if neither the facts about the driver nor the words say
 	Where     string    // the machine that the message says has the volume; "" for none
+	Or        string    // what the message may mean instead
 	At        int       // where in the message the words begin that say so
 }
 
@@ -36,7 +37,7 @@ func Read(driver string, call Call, code, message string) Reading {
 		for _, situation := range Situations() {
 			for _, a := range facts.Answers[situation] {
 				if a.Call == call && (a.Code == code || a.Code == AnyCode) && containsAll(message, a.Text) {
-					return Reading{Situation: situation, Where: group(a.Where, message), At: first(message, a.Text)}
+					return Reading{Situation: situation, Where: group(a.Where, message), Or: a.Or, At: first(message, a.Text)}
 				}
 			}
 		}

@@ -46,6 +46,11 @@ type Answer struct {
 	RetryNow  bool   // the VolumeAttachment has an attacher that takes a request for an attempt
 	SharedID  string // the node ID that the driver has for several Nodes
 	Affinity  bool   // the PersistentVolume has a node affinity
+	Or        string // what the answer may mean instead
+	Unread    bool   // the PersistentVolume could not be read
+	Zone      string // that of the node of the pod that waits
+	Zones     string // those of the other nodes: "zone-b (n2, n3)"
+	ZoneKey   string // the label of nodes that has it
 	Works     string // what the driver has done meanwhile, for an operation that it does not carry out
 }
 
@@ -65,10 +70,17 @@ var answerGuides = map[decision.Reason]Guide{
 			case s.Elsewhere != "":
 				return fmt.Sprintf("the storage says that %s has the volume, and no VolumeAttachment shows it", s.Elsewhere)
 			}
+			if s.Or != "" {
+				return fmt.Sprintf("the volume is not available at the storage: in use elsewhere, which no VolumeAttachment shows, or %s%s", s.Or, because(s.Detail))
+			}
 			return fmt.Sprintf("the storage says that the volume is in use elsewhere, and no VolumeAttachment shows it%s", because(s.Detail))
 		},
 		Next: func(s Situation) []Step {
 			steps := []Step{askStorage(s)}
+			if s.Or != "" {
+				steps[0].Text = "Ask the storage for the state of the volume, and which machine has it. Find out what runs there before you detach it." + documented(s)
+				steps = append(steps, Step{Text: "If it is " + s.Or + ", wait until that has ended: no machine has it then. The attach is tried again by itself."})
+			}
 			where := "the other machine"
 			if s.Elsewhere != "" {
 				where = s.Elsewhere
@@ -89,7 +101,7 @@ var answerGuides = map[decision.Reason]Guide{
 		Title: "The storage does not know the volume",
 		Page:  pageDriver, Silence: onlyAsked,
 		Summary: func(s Situation) string {
-			return fmt.Sprintf("the storage has no volume with the handle %s of PersistentVolume %s%s", cmp.Or(s.Handle, "(unknown)"), volumeName(s), because(s.Detail))
+			return fmt.Sprintf("the storage has no volume with the handle%s of PersistentVolume %s%s", onNode(" ", s.Handle), volumeName(s), because(s.Detail))
 		},
 		Next: func(s Situation) []Step {
 			return []Step{
@@ -107,14 +119,23 @@ var answerGuides = map[decision.Reason]Guide{
 		Title: "The volume is in another zone than the node",
 		Page:  pageDriver, Silence: onlyAsked,
 		Summary: func(s Situation) string {
-			why := "PersistentVolume " + volumeName(s) + " has no node affinity that tells the scheduler"
+			where, why := "in another zone than node "+s.Wanted, "PersistentVolume "+volumeName(s)+" has no node affinity"
+			if s.Zone != "" {
+				where = "not in " + s.Zone + ", where node " + s.Wanted + " is"
+			}
+			if s.Zones != "" {
+				why += "; other nodes: " + s.Zones
+			}
 			if s.Affinity {
 				why = "the pod got the node against the node affinity of PersistentVolume " + volumeName(s) + ", as spec.nodeName or a changed label of the node allows"
 			}
-			return fmt.Sprintf("the volume is in another zone than node %s, and %s%s", s.Wanted, why, because(s.Detail))
+			if s.Unread {
+				return fmt.Sprintf("the volume is %s%s", where, because(s.Detail))
+			}
+			return fmt.Sprintf("the volume is %s, and %s%s", where, why, because(s.Detail))
 		},
 		Next: func(s Situation) []Step {
-			if s.Affinity {
+			if s.Affinity || s.Unread {
 				return []Step{
 					{Text: "See from which nodes the volume can be reached. Another attempt does not help.", Command: ofVolume(s, `kubectl get pv %s -o jsonpath='{.spec.nodeAffinity}{"\n"}'`)},
 					{Text: "Remove spec.nodeName from the pod's template, then delete the pod: the scheduler chooses a node for the next one.", Command: ofPod(s, "kubectl delete pod")},
@@ -122,11 +143,13 @@ var answerGuides = map[decision.Reason]Guide{
 			}
 			return []Step{
 				{
-					Text:    "Set spec.nodeAffinity of the PersistentVolume to the zone that the storage has it in. That is allowed as long as it has none. Another attempt does not help.",
-					Command: ofVolume(s, "kubectl edit pv %s"),
+					Text: "Set spec.nodeAffinity of the PersistentVolume to the zone in which the storage has the volume. " +
+						"That is allowed as long as it has none. Another attempt does not help." + documented(s),
+					Command: cmp.Or(s.Ask, nodesWith(s)),
 				},
+				{Text: "Set it: the zone is in the label " + zoneKey(s) + " of the nodes.", Command: ofVolume(s, "kubectl edit pv %s")},
 				{Text: "Delete the pod: the next one gets a node in that zone.", Command: ofPod(s, "kubectl delete pod")},
-				{Text: "See which nodes are in that zone.", Command: "kubectl get nodes -L topology.kubernetes.io/zone"},
+				{Text: "If no node is in that zone, add one there, or restore the volume's data in a zone that has nodes.", Command: nodesWith(s)},
 			}
 		},
 	},
@@ -134,11 +157,12 @@ var answerGuides = map[decision.Reason]Guide{
 		Title: "The storage refuses the driver's credentials",
 		Page:  pageDriver, Silence: onlyAsked,
 		Summary: func(s Situation) string {
-			return fmt.Sprintf("CSI driver %s is not allowed %s: the storage refuses its credentials, or they lack a right%s", s.Driver, toDo(s), because(s.Detail))
+			return fmt.Sprintf("%s is not allowed %s: the storage refuses its credentials, or they lack a right%s", csiDriver(s), toDo(s), because(s.Detail))
 		},
 		Next: func(s Situation) []Step {
 			return append([]Step{{
-				Text:    "Give the driver's controller the right that the message names, or renew its credentials. The call is repeated with back-off, and succeeds after that. The whole message is in the log, and in the VolumeAttachment.",
+				Text: "Give the driver's controller the right that the message " + named(s) + ", or renew its credentials. " +
+					"The call is repeated with back-off, and succeeds after that. The whole message is in the log, and in the VolumeAttachment." + decode(s),
 				Command: logsCommand(s),
 			}}, retryNow(s)...)
 		},
@@ -147,7 +171,7 @@ var answerGuides = map[decision.Reason]Guide{
 		Title: "A quota of the storage is used up",
 		Page:  pageDriver, Silence: onlyAsked,
 		Summary: func(s Situation) string {
-			return fmt.Sprintf("a quota of the storage keeps CSI driver %s from what it is called for, %s%s", s.Driver, toDo(s), because(s.Detail))
+			return fmt.Sprintf("a quota of the storage keeps %s from what it is called for, %s%s", csiDriver(s), toDo(s), because(s.Detail))
 		},
 		Next: func(s Situation) []Step {
 			return append([]Step{{Text: "Raise the quota that the message names, or free some of it, at the storage. Another attempt helps only after that; the call is repeated with back-off."}}, retryNow(s)...)
@@ -157,15 +181,21 @@ var answerGuides = map[decision.Reason]Guide{
 		Title: "An earlier operation of the volume has not ended",
 		Page:  pageDriver, Silence: onlyAsked,
 		Summary: func(s Situation) string {
-			return fmt.Sprintf("an earlier operation of the volume or its machine has not ended, so that CSI driver %s refuses %s%s", s.Driver, toDo(s), because(s.Detail))
+			return fmt.Sprintf("an earlier call for the volume or its machine has not ended: %s refuses %s%s", csiDriver(s), toDo(s), because(s.Detail))
 		},
 		Next: func(s Situation) []Step {
 			if s.Call == Mount {
-				return []Step{{
-					Text: "Check that node " + s.Wanted + " reaches the storage; if the call still hangs then, restart the driver's pod there. " +
-						"The log of that pod shows what the earlier call hangs in. The refused call is repeated, and succeeds only after the earlier one has ended.",
-					Command: podsOn(s.Wanted),
-				}}
+				return []Step{
+					{
+						Text: "Check that node " + s.Wanted + " reaches the storage; only if the call still hangs then, take step 2. " +
+							"The log of the driver's pod there shows what the earlier call hangs in. The refused call is repeated, and succeeds only after the earlier one has ended.",
+						Command: podsOn(s.Wanted),
+					},
+					{
+						Text:   "Delete the driver's pod on node " + s.Wanted + ": its DaemonSet starts another one.",
+						Danger: "where a process in that pod serves the mounts, as with FUSE, all mounts of the driver on the node break, also those of pods that run",
+					},
+				}
 			}
 			return []Step{askStorage(s), {
 				Text:    "Find out what the earlier call hangs in, in the log of the driver's controller. The refused call is repeated, and succeeds only after the earlier one has ended.",
@@ -177,7 +207,7 @@ var answerGuides = map[decision.Reason]Guide{
 		Title: "The driver does not support what is asked of it",
 		Page:  pageDriver, Silence: onlyAsked,
 		Summary: func(s Situation) string {
-			return fmt.Sprintf("CSI driver %s cannot do what it is asked for, %s%s", s.Driver, toDo(s), because(s.Detail))
+			return fmt.Sprintf("%s cannot do what it is asked for, %s%s", csiDriver(s), toDo(s), because(s.Detail))
 		},
 		Next: func(s Situation) []Step {
 			return []Step{{
@@ -229,9 +259,13 @@ var answerGuides = map[decision.Reason]Guide{
 		Next: func(s Situation) []Step {
 			return []Step{
 				{
-					Text: "Export the share with no_root_squash, set fsGroupPolicy of the CSIDriver to None, or leave out fsGroup. " +
+					Text: "Set fsGroupPolicy of the CSIDriver to None, leave out fsGroup, or take step 2. " +
 						"The policy may be None where the driver's documentation allows it. Without securityContext.fsGroup in the pod's template, give the files at the file server the group that the pod runs with.",
 					Command: "kubectl get csidriver " + s.Driver + ` -o jsonpath='{.spec.fsGroupPolicy}{"\n"}'`,
+				},
+				{
+					Text:   "Or export the share with no_root_squash, at the file server.",
+					Danger: "root of each client that the export allows may then read and change all files of the share",
 				},
 			}
 		},
@@ -295,6 +329,36 @@ func askStorage(s Situation) Step {
 		text += " The handle of the volume is " + cmp.Or(s.Handle, "unknown") + "."
 	}
 	return Step{Text: text + documented(s), Command: s.Ask}
+}
+
+// zoneKey is the label of nodes that has the zone, as the driver has it.
+func zoneKey(s Situation) string { return cmp.Or(s.ZoneKey, "topology.kubernetes.io/zone") }
+
+// nodesWith shows the zone of each node.
+func nodesWith(s Situation) string { return "kubectl get nodes -L " + zoneKey(s) }
+
+// decode is how to read an error of AWS that has in it, encoded, which permission is missing; empty for another one.
+func decode(s Situation) string {
+	if named(s) == "names" {
+		return ""
+	}
+	return " aws sts decode-authorization-message decodes what follows \"" + encoded + ":\", as described at " +
+		"https://docs.aws.amazon.com/cli/latest/reference/sts/decode-authorization-message.html ."
+}
+
+const encoded = "Encoded authorization failure message"
+
+// named is how an error says which permission is missing.
+func named(s Situation) string {
+	if strings.Contains(s.Detail, encoded) {
+		return "has encoded"
+	}
+	return "names"
+}
+
+// permit is what to do about a permission of the driver at the storage.
+func permit(s Situation) string {
+	return "Give the driver's controller, or its role at the cloud, the permission that the error " + named(s) + "."
 }
 
 // documented is where the storage's own client is described.

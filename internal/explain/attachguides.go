@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
+	"strings"
 
 	"belay.dev/belay/internal/attachment"
 	"belay.dev/belay/internal/decision"
@@ -37,7 +38,7 @@ var attachGuides = map[decision.Reason]Guide{
 		Page:  pageAttach, Event: FailedAttachVolume,
 		Summary: func(s Situation) string {
 			if s.NotSent {
-				return fmt.Sprintf("the attacher of CSI driver %s does not call the driver for the attach to node %s%s", s.Driver, s.Wanted, because(s.Detail))
+				return fmt.Sprintf("the attacher of %s does not call the driver for the attach to node %s%s", csiDriver(s), s.Wanted, because(s.Detail))
 			}
 			return fmt.Sprintf("%s fails to attach the volume to node %s%s", csiDriver(s), s.Wanted, because(s.Detail))
 		},
@@ -63,9 +64,9 @@ var attachGuides = map[decision.Reason]Guide{
 		Page:  pageDetach, Event: FailedDetachVolume,
 		Summary: func(s Situation) string {
 			if s.NotSent {
-				return fmt.Sprintf("the attacher of CSI driver %s does not call the driver for the detach from node %s%s", s.Driver, s.Node, because(s.Detail))
+				return fmt.Sprintf("the attacher of %s does not call the driver for the detach from node %s%s", csiDriver(s), s.Node, because(s.Detail))
 			}
-			return fmt.Sprintf("CSI driver %s fails to detach the volume from node %s%s", s.Driver, s.Node, because(s.Detail))
+			return fmt.Sprintf("%s fails to detach the volume from node %s%s", csiDriver(s), s.Node, because(s.Detail))
 		},
 		Next: attacherLogs,
 	},
@@ -105,7 +106,7 @@ var attachGuides = map[decision.Reason]Guide{
 		Title: "The attacher does not reach the driver",
 		Page:  pageDriver, Event: FailedAttachVolume,
 		Summary: func(s Situation) string {
-			return fmt.Sprintf("the attacher of CSI driver %s does not reach the driver, or gets no answer%s", s.Driver, because(s.Detail))
+			return fmt.Sprintf("the attacher of %s does not reach the driver, or gets no answer%s", csiDriver(s), because(s.Detail))
 		},
 		Next: attacherLogs,
 	},
@@ -156,16 +157,19 @@ var attachGuides = map[decision.Reason]Guide{
 		Page:  pageDriver, Event: FailedAttachVolume,
 		Summary: func(s Situation) string {
 			if s.Mount != nil {
-				return s.Mount.fill("the Secret {1} for "+csiDriver(s)+" cannot be read: {2}", s, same)
+				return s.Mount.fill("kubelet of node {node} cannot read the Secret {1} for "+csiDriver(s)+": {2}", s, same)
 			}
-			return fmt.Sprintf("a Secret for %s cannot be read%s", csiDriver(s), because(s.Detail))
+			return fmt.Sprintf("%s cannot read a Secret for %s%s", secretReader(s), csiDriver(s), because(s.Detail))
 		},
 		Next: func(s Situation) []Step {
-			step := Step{Text: "Create that Secret, correct the reference to it, or allow the driver's ServiceAccount to read it. The PersistentVolume, or the pod's template, refers to it. It is read again with the next attempt."}
-			if s.Volume != "" {
-				step.Command = "kubectl get pv " + s.Volume + ` -o jsonpath='{.spec.csi}{"\n"}'`
+			if s.Mount != nil || s.Call == Mount {
+				return secretOfNode(s)
 			}
-			return []Step{step}
+			return []Step{{
+				Text: "Create that Secret, correct the reference to it in the PersistentVolume, or give the ServiceAccount of the attacher's pod the right to get it. " +
+					"It is read again with the next attempt.",
+				Command: ofVolume(s, `kubectl get pv %s -o jsonpath='{.spec.csi}{"\n"}'`),
+			}}
 		},
 	},
 	DriverNotOnNode: {
@@ -179,6 +183,9 @@ var attachGuides = map[decision.Reason]Guide{
 			why := ""
 			if s.NotInstalled {
 				why = because(s.Detail)
+			}
+			if s.Rebooted != "" {
+				where += ", which rebooted at " + s.Rebooted
 			}
 			return fmt.Sprintf("%s has not registered on %s%s", csiDriver(s), where, why)
 		},
@@ -255,10 +262,14 @@ var attachGuides = map[decision.Reason]Guide{
 		Title: "The volume is mounted, and a container cannot get it",
 		Page:  pageMount, Silence: onlyAsked,
 		Summary: func(s Situation) string {
-			if s.Mount == nil {
-				return fmt.Sprintf("a container of %s cannot get %s on node %s%s", subject(s), s.Own.words(), s.Wanted, because(s.Detail))
+			who := "a container"
+			if s.Container != "" {
+				who = "container " + s.Container
 			}
-			return fmt.Sprintf("a container of %s cannot get %s: %s", subject(s), s.Own.words(), s.Mount.fill(s.Mount.text.why, s, same))
+			if s.Mount == nil {
+				return fmt.Sprintf("%s of %s cannot get %s on node %s%s", who, subject(s), s.Own.words(), s.Wanted, because(s.Detail))
+			}
+			return fmt.Sprintf("%s of %s cannot get %s: %s", who, subject(s), s.Own.words(), s.Mount.fill(s.Mount.text.why, s, same))
 		},
 		Next: mountSteps,
 	},
@@ -285,7 +296,7 @@ var attachGuides = map[decision.Reason]Guide{
 		Title: "The pod's own node is not Ready",
 		Page:  pageNodeLost, Silence: onlyAsked,
 		Summary: func(s Situation) string {
-			return fmt.Sprintf("%s is on node %s, which is not Ready, so nothing mounts its volumes there", subject(s), s.Wanted)
+			return fmt.Sprintf("%s is on node %s, which is not Ready%s, so nothing mounts its volumes there", subject(s), s.Wanted, onNode(" ", s.Detail))
 		},
 		Next: func(s Situation) []Step {
 			return []Step{
@@ -304,7 +315,23 @@ var attachGuides = map[decision.Reason]Guide{
 			return fmt.Sprintf("%s is being deleted on node %s%s", subject(s), s.Node, because(s.Detail))
 		},
 		Next: func(s Situation) []Step {
-			return []Step{{Text: "Once its grace period is over, read the log of kubelet on node " + s.Node + ", and look for finalizers of the pod. Do not delete the pod with --force: its containers may still run and write.", Command: in(s.Namespace, "kubectl describe pod "+s.Pod)}}
+			const force = " Do not delete the pod with --force: its containers may still run and write."
+			switch s.Cause {
+			case VolumesStay:
+				return []Step{
+					{
+						Text:    "Read kubelet's log on node " + s.Node + " for the pod's UID: it names the volume that it cannot unmount. Do not delete the pod with --force: that unmounts nothing.",
+						Command: in(s.Namespace, "kubectl get pod "+s.Pod+` -o jsonpath='{.metadata.uid}{"\n"}'`),
+					},
+					{
+						Text:    "If the unmount keeps failing, drain the node, reboot it even if the drain hangs on this pod, and uncordon it: a new boot has no mounts.",
+						Command: "kubectl drain " + s.Node + " --ignore-daemonsets", Danger: "all pods of the node are stopped",
+					},
+				}
+			case HasFinalizers:
+				return []Step{{Text: "See whether the controllers run that set the finalizers: each removes its own.", Command: in(s.Namespace, "kubectl describe pod "+s.Pod)}}
+			}
+			return []Step{{Text: "Once its grace period is over, read the log of kubelet on node " + s.Node + "." + force, Command: in(s.Namespace, "kubectl describe pod "+s.Pod)}}
 		},
 	},
 	OrphanAttachment: {
@@ -328,10 +355,7 @@ var attachGuides = map[decision.Reason]Guide{
 				s.Node, cmp.Or(s.Volume, "(unknown)"))
 		},
 		Next: func(s Situation) []Step {
-			return []Step{{
-				Text:    "Delete the pods that use the volume on that node: pods created after that mount it again. Until then their reads and writes may fail, and another node must not get the volume.",
-				Command: deleteHolder(s),
-			}}
+			return seeHolder(s, "Delete the pods that use the volume on that node: pods created after that mount it again. Until then their reads and writes may fail, and another node must not get the volume.")
 		},
 	},
 	ReportedWithoutAttachment: {
@@ -359,6 +383,37 @@ var attachGuides = map[decision.Reason]Guide{
 			return fmt.Sprintf("too little could be read to say what %s waits for%s", subject(s), because(s.Detail))
 		},
 	},
+}
+
+// secretReader is who reads the Secret of a call: kubelet those of the node, the attacher that of the attach.
+func secretReader(s Situation) string {
+	if s.Call == Mount {
+		return "kubelet of node " + s.Wanted
+	}
+	return "the attacher"
+}
+
+// secretOfNode is what to do about a Secret that kubelet cannot read. The API server lets a node read the Secrets that the PersistentVolumes of its pods
+// name (k/k v1.36.3 plugin/pkg/auth/authorizer/node/graph.go AddPV, node_authorizer.go).
+func secretOfNode(s Situation) []Step {
+	where := "pod's template"
+	if s.Volume != "" {
+		where = "PersistentVolume"
+	}
+	list := Step{
+		Text: "Create that Secret, or correct the reference to it in the " + where + ". " +
+			"kubelet reads it with the rights of its node, which cover each Secret that a PersistentVolume of its pods names: no Role is missing. It is read again with the next attempt.",
+		Command: ofVolume(s, `kubectl get pv %s -o jsonpath='{.spec.csi}{"\n"}'`),
+	}
+	if s.Mount == nil {
+		return []Step{list}
+	}
+	if namespace, _, ok := strings.Cut(s.Mount.fill("{1}", s, same), "/"); ok {
+		see := Step{Text: "See which PersistentVolume fields refer to Secrets.", Command: list.Command}
+		list.Command = "kubectl get secrets -n " + ShellWord(namespace)
+		return []Step{list, see}
+	}
+	return []Step{list}
 }
 
 // csiDriver names the driver of a volume; that of a PersistentVolume which could not be read may be unknown.

@@ -97,15 +97,18 @@ var claimGuides = map[decision.Reason]Guide{
 		Page:  pageScheduling, Silence: onlyAsked,
 		Summary: func(s Situation) string {
 			if s.Wanted != "" {
-				return fmt.Sprintf("%s is on node %s, from which its volume cannot be reached%s", subject(s), s.Wanted, because(s.Detail))
+				return fmt.Sprintf("%s is on node %s, which does not reach its volume%s", subject(s), s.Wanted, because(s.Detail))
 			}
-			return fmt.Sprintf("%s fits no node from which its volume can be reached%s", subject(s), because(s.Detail))
+			return fmt.Sprintf("%s fits no node that reaches its volume%s", subject(s), because(s.Detail))
 		},
 		Next: func(s Situation) []Step {
 			if s.Wanted != "" {
-				return []Step{{Text: "Remove spec.nodeName from the pod's template, or correct it, and delete the pod. Without it the scheduler chooses a node from which the volume can be reached.", Command: in(s.Namespace, "kubectl delete pod "+s.Pod)}}
+				return []Step{
+					{Text: "Remove spec.nodeName from the pod's template: the scheduler then chooses a node that fits.", Command: where(s)},
+					{Text: "Delete the pod, so that the next one gets another node.", Command: in(s.Namespace, "kubectl delete pod "+s.Pod)},
+				}
 			}
-			steps := []Step{{Text: "Add a node where the volume can be used, make room on one, or restore the data to a volume elsewhere. The scheduler then tries again by itself.", Command: "kubectl get nodes --show-labels"}}
+			steps := []Step{{Text: "Add a node where the volume can be used, make room on one, or restore the data to a volume elsewhere. The scheduler then tries again by itself.", Command: where(s)}}
 			if s.Volume != "" {
 				steps = append(steps, Step{Text: "See where the volume can be used.", Command: "kubectl get pv " + s.Volume + " -o jsonpath='{.spec.nodeAffinity}'"})
 			}
@@ -192,10 +195,13 @@ func nextOfUnbound(s Situation) []Step {
 			},
 		}
 	case NodeWithoutScheduler:
-		return []Step{{
-			Text:    "Let the scheduler place the pod: use a nodeSelector for kubernetes.io/hostname in place of spec.nodeName. Then create the pod again.",
-			Command: in(s.Namespace, "kubectl delete pod "+s.Pod),
-		}}
+		return []Step{
+			{
+				Text:    "Let the scheduler place the pod: use a nodeSelector for kubernetes.io/hostname in place of spec.nodeName.",
+				Command: in(s.Namespace, "kubectl get pod "+s.Pod+" -o wide"),
+			},
+			{Text: "Create the pod again.", Command: in(s.Namespace, "kubectl delete pod "+s.Pod)},
+		}
 	default:
 		return []Step{
 			describeClaim(s, "Read the claim's events: they name the provisioner and its error. Check that the provisioner of the driver runs."),
@@ -223,7 +229,7 @@ func nextOfProvisioning(s Situation) []Step {
 	case StorageExhausted:
 		return []Step{describeClaim(s, "Raise the quota that the error names, or free storage there. The provisioner tries again by itself.")}
 	case StorageRefuses:
-		return []Step{describeClaim(s, "Give the driver's controller, or its role at the cloud, the permission that the error names. The provisioner tries again by itself."), logs}
+		return []Step{describeClaim(s, permit(s)+" The provisioner tries again by itself."+decode(s)), logs}
 	case DriverSilent:
 		return []Step{withText(logs, "Read the log of the driver's controller: it, or its storage, does not answer in time. The provisioner tries again by itself."+whereItRuns(s))}
 	case SourceNotReady:
@@ -243,6 +249,14 @@ func nextOfProvisioning(s Situation) []Step {
 	}
 }
 
+// where shows where the nodes are, by the label that the volume needs.
+func where(s Situation) string {
+	if s.ZoneKey == "" {
+		return "kubectl get nodes --show-labels"
+	}
+	return nodesWith(s)
+}
+
 func withText(step Step, text string) Step {
 	step.Text = text
 	return step
@@ -257,13 +271,13 @@ func whereItRuns(s Situation) string {
 
 // nextOfMismatch is what to do about a claim that names a volume which does not fit.
 func nextOfMismatch(s Situation) []Step {
-	see := Step{Text: "Compare both.", Command: "kubectl get pv " + s.Volume + " -o yaml"}
+	see := Step{Text: "Compare both.", Command: "kubectl describe pv " + s.Volume}
 	switch s.Cause {
 	case OtherClass:
-		return []Step{{
-			Text:    "Give the PersistentVolume the class of the claim, or create the claim again with the volume's.",
+		return []Step{withText(see, "Give the PersistentVolume the class of the claim, or create the claim again with the volume's."), {
+			Text:    "Set the class of the PersistentVolume.",
 			Command: "kubectl patch pv " + s.Volume + ` -p '{"spec":{"storageClassName":"` + strings.Trim(s.Class, "'") + `"}}'`,
-		}, see}
+		}}
 	case BoundToAnother:
 		return []Step{withText(see, "Use another PersistentVolume: one is bound to one claim. To share it, use the same claim in both pods.")}
 	case BoundToDeleted:

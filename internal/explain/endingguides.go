@@ -45,10 +45,10 @@ var endingGuides = map[decision.Reason]Guide{
 		Next: func(s Situation) []Step {
 			do := "Correct what the error names, such as a permission of the driver's identity."
 			if s.Cause == StorageRefuses {
-				do = "Give the driver's controller, or its role at the cloud, the permission that the error names."
+				do = permit(s)
 			}
 			return []Step{
-				{Text: do + " The provisioner tries again by itself.", Command: "kubectl describe pv " + s.Volume},
+				{Text: do + " The provisioner tries again by itself." + decode(s), Command: "kubectl describe pv " + s.Volume},
 				{
 					Text:    "If the volume is gone at the storage, or is to be kept there, delete only its object.",
 					Command: "kubectl patch pv " + s.Volume + ` -p '{"spec":{"persistentVolumeReclaimPolicy":"Retain"}}' && kubectl delete pv ` + s.Volume,
@@ -68,7 +68,7 @@ var endingGuides = map[decision.Reason]Guide{
 		},
 		Next: func(s Situation) []Step {
 			if s.Cause == NodeResizes {
-				return []Step{restart(s, "Restart the pod that uses it: kubelet then grows the file system first.")}
+				return restart(s, "Restart the pod that uses it: kubelet then grows the file system first.")
 			}
 			return []Step{describeClaim(s, "See whether the driver's resizer runs: nothing else makes the volume larger. Read the claim's events.")}
 		},
@@ -80,12 +80,12 @@ var endingGuides = map[decision.Reason]Guide{
 			return fmt.Sprintf("claim %s asks for %s%s, and its volume cannot grow%s", s.Claim, s.Size, hasSize(s), because(s.Detail))
 		},
 		Next: func(s Situation) []Step {
-			steps := []Step{describeClaim(s, "Correct what the error names. It is tried again by itself.")}
+			steps := []Step{describeClaim(s, "Correct what the error names. It is tried again by itself."+decode(s))}
 			switch s.Cause {
 			case SizeRefused:
 				steps[0].Text = "Ask for a size that the storage can give. The request may be lowered to any size above the present one."
 			case NodeResizes:
-				steps = append(steps, restart(s, "If the driver grows a file system only while it is not mounted, restart the pod that uses it."))
+				steps = append(steps, restart(s, "If the driver grows a file system only while it is not mounted, restart the pod that uses it.")...)
 			default: // it is known no better
 			}
 			return steps
@@ -131,7 +131,10 @@ func nextOfTerminatingClaim(s Situation) []Step {
 	case s.Cause == HeldBySnapshot:
 		return []Step{{Text: "Wait until the snapshot is ready: the claim ends then by itself. See why it is not.", Command: in(s.Namespace, "kubectl get volumesnapshot")}}
 	case s.HolderName != "" && s.HolderEnded:
-		return []Step{{Text: "Delete the pod, which has ended: the claim ends then by itself.", Command: deleteHolder(s), Danger: lost}}
+		return []Step{
+			{Text: "Delete " + holder(s) + ", which has ended: the claim ends then by itself. If the data is needed, set the reclaim policy of its volume to Retain before.", Command: "kubectl get pv " + volumeOr(s)},
+			{Text: "Then delete it.", Command: deleteHolder(s), Danger: lost},
+		}
 	case s.HolderName != "":
 		return []Step{
 			{Text: "If the data is needed, set the reclaim policy of its volume to Retain. The claim ends when no pod uses it any more.", Command: "kubectl get pv " + volumeOr(s)},
@@ -159,12 +162,14 @@ func user(s Situation) string {
 }
 
 // restart is how to have the pod started again that uses a claim.
-func restart(s Situation, text string) Step {
+func restart(s Situation, text string) []Step {
+	see := in(s.Namespace, "kubectl get pvc "+s.Claim)
 	if s.HolderName == "" {
-		return Step{Text: "Start a pod that uses the claim: kubelet grows the file system before it starts the pod.", Command: in(s.Namespace, "kubectl get pvc "+s.Claim)}
+		return []Step{{Text: "Start a pod that uses the claim: kubelet grows the file system before it starts the pod.", Command: see}}
 	}
+	remove := "Delete the pod: its owner creates it again."
 	if s.HolderOwner == "" {
-		text += " No controller creates it again."
+		remove = "Delete the pod: no controller creates it again, so apply its manifest after that."
 	}
-	return Step{Text: text, Command: deleteHolder(s), Danger: "what the pod does is interrupted"}
+	return []Step{{Text: text, Command: in(s.HolderNamespace, "kubectl get pod "+s.HolderName+" -o wide")}, {Text: remove, Command: deleteHolder(s), Danger: "what the pod does is interrupted"}}
 }

@@ -294,7 +294,10 @@ func EvidenceOf(node string) Step { return evidenceOf(ShellWord(node)) }
 func notFencedNext(r decision.Reason, node string) []Step {
 	switch r {
 	case fencing.NodeOptedOut:
-		return []Step{{Text: "If the node may be fenced, remove the annotation.", Command: "kubectl annotate node " + node + " fencing.belay.dev/opt-out-"}}
+		return []Step{
+			{Text: "If the node may be fenced, remove the annotation. Its value may say why the node has it.", Command: "kubectl describe node " + node},
+			{Text: "Remove the annotation.", Command: "kubectl annotate node " + node + " fencing.belay.dev/opt-out-"},
+		}
 	case fencing.NodeUnderMaintenance:
 		return []Step{{Text: "Wait for the end of the maintenance, or ask its owner.", Command: "kubectl describe node " + node}}
 	case fencing.NodeIdentityUnknown:

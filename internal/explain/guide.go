@@ -15,6 +15,7 @@ type Step struct {
 type Situation struct {
 	Answer
 	Pod, Namespace   string // the pod that waits
+	Bare             bool   // no controller has created that pod, so none creates it again
 	Claim, Volume    string // the claim and the PersistentVolume
 	Driver           string
 	Node             string // the node that has the volume
@@ -26,6 +27,7 @@ type Situation struct {
 	HolderName       string
 	HolderOwner      string      // "Deployment/web"
 	NotInstalled     bool        // the driver is not installed in the cluster
+	Rebooted         string      // when the node rebooted, as its kubelet reports
 	Detail           string      // an error of a component, or a number
 	Ends             string      // why a fence ends before it took anything
 	Own              PodVolume   // the volume as the pod's spec has it
@@ -70,6 +72,8 @@ const (
 	ControllerResizes    Cause = "ControllerResizes" // the next step is the controller's
 	NodeResizes          Cause = "NodeResizes"       // the next step is kubelet's
 	SizeRefused          Cause = "SizeRefused"
+	VolumesStay          Cause = "VolumesStay"   // kubelet has not removed the volumes of a pod whose containers have ended
+	HasFinalizers        Cause = "HasFinalizers" // a pod that is being deleted has some
 )
 
 // Guide is the row of a reason: what a reader has to know about it, and where the rest is.

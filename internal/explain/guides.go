@@ -50,7 +50,10 @@ var holderGuides = map[decision.Reason]Guide{
 		},
 		Next: func(s Situation) []Step {
 			return []Step{
-				{Text: "Look for the volume at the storage: if it still exists there, recreate the PersistentVolume " + s.Volume + " with the same volume handle and claimRef, from a backup of the object."},
+				{
+					Text:    "Look for the volume at the storage: if it still exists there, recreate the PersistentVolume " + s.Volume + " with the same volume handle and claimRef, from a backup of the object.",
+					Command: describeClaim(s, "").Command,
+				},
 				{
 					Text:    "If the data is gone or not needed, delete the claim, and the pods that use it, and let them be created again.",
 					Command: in(s.Namespace, "kubectl delete pvc "+s.Claim),
@@ -66,10 +69,7 @@ var holderGuides = map[decision.Reason]Guide{
 			return fmt.Sprintf("the claim %s has the access mode ReadWriteOncePod, and %s uses it", s.Claim, holder(s))
 		},
 		Next: func(s Situation) []Step {
-			return []Step{{
-				Text:    "Wait until that pod has terminated, or delete it if it is no longer needed.",
-				Command: deleteHolder(s),
-			}}
+			return seeHolder(s, "Wait until that pod has terminated, or delete it if it is no longer needed.")
 		},
 	},
 	AttachLimitReached: {
@@ -105,10 +105,7 @@ var holderGuides = map[decision.Reason]Guide{
 			return fmt.Sprintf("%s uses the volume on node %s, which is Ready; a volume with this access mode is attached to one node at a time", holder(s), s.Node)
 		},
 		Next: func(s Situation) []Step {
-			return []Step{
-				endHolder(s),
-				{Text: "If both pods are meant to run, schedule them on the same node, give each a volume of its own, or use a shared file system (ReadWriteMany)."},
-			}
+			return append(endHolder(s), Step{Text: "If both pods are meant to run, schedule them on the same node, give each a volume of its own, or use a shared file system (ReadWriteMany)."})
 		},
 	},
 	HeldByTerminatingPod: {
@@ -177,7 +174,7 @@ var holderGuides = map[decision.Reason]Guide{
 		},
 		Next: func(s Situation) []Step {
 			return []Step{
-				{Text: "Wait: terminating pods of the node are deleted within about 20 s, then its volumes are detached."},
+				{Text: "Wait: terminating pods of the node are deleted within about 20 s, then its volumes are detached.", Command: "kubectl get node " + s.Node},
 				{Text: "Make sure that the machine is really off, and remove the taint before it is started again.", Command: "kubectl taint node " + s.Node + " node.kubernetes.io/out-of-service-"},
 			}
 		},
@@ -303,8 +300,8 @@ var holderGuides = map[decision.Reason]Guide{
 		},
 		Next: func(s Situation) []Step {
 			return []Step{
-				{Text: "Remove the taint if the node is meant to run.", Command: "kubectl taint node " + s.Node + " node.kubernetes.io/out-of-service-"},
-				{Text: "Shut the machine down if it is not."},
+				{Text: "If the node is meant to run, remove the taint; if it is not, shut the machine down.", Command: "kubectl describe node " + s.Node},
+				{Text: "Remove the taint.", Command: "kubectl taint node " + s.Node + " node.kubernetes.io/out-of-service-"},
 			}
 		},
 	},
@@ -444,15 +441,27 @@ func deleteHolder(s Situation) string {
 	return in(s.HolderNamespace, "kubectl delete pod "+s.HolderName)
 }
 
+// seeHolder is how to end the pod that has the volume: first what it is.
+func seeHolder(s Situation, text string) []Step {
+	if s.HolderName == "" {
+		return []Step{{Text: text}}
+	}
+	return []Step{
+		{Text: text, Command: in(s.HolderNamespace, "kubectl get pod "+s.HolderName+" -o wide")},
+		{Text: "Then delete it.", Command: deleteHolder(s)},
+	}
+}
+
 // endHolder is how to end a pod that is meant to run: a controller replaces one that is only deleted.
-func endHolder(s Situation) Step {
-	step := Step{Text: "Delete that pod if it should not run. The volume then moves by itself.", Command: deleteHolder(s)}
+func endHolder(s Situation) []Step {
 	switch kind, name := cut(s.HolderOwner); kind {
 	case "Deployment", "StatefulSet", "ReplicaSet", "ReplicationController":
-		step.Text = fmt.Sprintf("If it should not run, scale %s down, to N replicas: it replaces a pod that is only deleted. The volume then moves by itself.", s.HolderOwner)
-		step.Command = in(s.HolderNamespace, "kubectl scale "+strings.ToLower(kind)+" "+name+" --replicas=N")
+		return []Step{{
+			Text:    fmt.Sprintf("If that pod should not run, scale %s down: it replaces a pod that is only deleted. The volume then moves by itself. The command shows its replicas.", s.HolderOwner),
+			Command: in(s.HolderNamespace, "kubectl get "+strings.ToLower(kind)+" "+name),
+		}}
 	}
-	return step
+	return seeHolder(s, "Delete that pod if it should not run. The volume then moves by itself.")
 }
 
 // deletedNodePolicyFits says which policy spares the wait.

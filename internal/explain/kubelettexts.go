@@ -17,6 +17,8 @@ type PodVolume struct {
 	Kind string
 	// Objects are what it refers to: "ConfigMap app-config", "Claim data".
 	Objects []string
+	// Folders are the subPaths of the container that waits; empty if they are unknown.
+	Folders []string
 }
 
 // The words before a name in Objects.
@@ -44,7 +46,7 @@ type MountCause struct {
 }
 
 // kubeletText is a text of kubelet about a volume that it cannot set up. In why and steps {1} is what the pattern matched, {object} the one that
-// the volume refers to, and {node}, {namespace}, {pod}, {pv} are the situation's.
+// the volume refers to, {folder} the subPath, and {node}, {namespace}, {pod}, {pv} are the situation's.
 type kubeletText struct {
 	// kinds are the volumes whose plugin writes it. Without any, kubelet writes it of all volumes.
 	kinds   []string
@@ -126,13 +128,27 @@ func (c *MountCause) Driver() string {
 	return ""
 }
 
+// Longest is the longest part of the text that the sentence about it repeats.
+func (c *MountCause) Longest() (longest string) {
+	for _, group := range c.groups[1:] {
+		if text := strings.Join(strings.Fields(group), " "); len(text) > len(longest) {
+			longest = text
+		}
+	}
+	return longest
+}
+
 // fill puts the names into a text of the table. Guide.Steps has made the situation's own names words of a shell; word does that for the others.
 func (c *MountCause) fill(text string, s Situation, word func(string) string) string {
 	object := ""
 	if len(s.Own.Objects) == 1 {
 		_, object, _ = strings.Cut(s.Own.Objects[0], " ")
 	}
-	pairs := []string{"{object}", word(object)}
+	folder := "its subPath"
+	if len(s.Own.Folders) > 0 {
+		folder = "folder " + strings.Join(s.Own.Folders, ", ") + " (subPath)"
+	}
+	pairs := []string{"{object}", word(object), "{folder}", folder}
 	for name, value := range map[string]string{"{node}": s.Wanted, "{namespace}": s.Namespace, "{pod}": s.Pod, "{pv}": s.Volume} {
 		if value == "" {
 			value = word(value)

@@ -14,6 +14,12 @@ var (
 	csi         = []string{"csi"}
 )
 
+// lookAt shows what a node has at a path, and debugs says what the command leaves behind (kubernetes.io/docs/tasks/debug/debug-cluster/kubectl-node-debug).
+const (
+	lookAt = "kubectl debug node/{node} -it --image=busybox -- ls -ld /host{1}"
+	debugs = "The command starts a pod on the node, with the node's files under /host: delete it after that."
+)
+
 var mountTexts = []kubeletText{
 	// pkg/kubelet/util/manager/watch_based_manager.go:336 NewNotFound; k8s.io/apimachinery v0.36.3 pkg/api/errors/errors.go NewNotFound; several
 	// are a list in brackets (pkg/volume/projected/projected.go:430).
@@ -37,7 +43,7 @@ var mountTexts = []kubeletText{
 		why: "the Secret {2} does not exist in namespace {namespace}",
 		steps: []Step{
 			{
-				Text: "Create the Secret {2} (or find what should, such as a Certificate), or correct its name in the pod. " +
+				Text: "Create the Secret {2}, see what should (such as a Certificate), or correct the pod's template. " +
 					"kubelet then starts the pod by itself. The command lists those that exist. If another controller creates it, such as cert-manager, read what that reports.",
 				Command: "kubectl get secrets -n {namespace}",
 			},
@@ -75,8 +81,11 @@ var mountTexts = []kubeletText{
 	},
 	{ // pkg/kubelet/volumemanager/populator/desired_state_of_world_populator.go:546
 		pattern: regexp.MustCompile(`error processing PVC \S+/(\S+): PVC is being deleted`), reason: VolumeSourceMissing,
-		why:   "the claim {1} is being deleted",
-		steps: []Step{{Text: "Delete the pod. Its controller creates it again; the claim has to be created again too.", Command: "kubectl delete pod {pod} -n {namespace}", Danger: "the claim's volume is deleted with it if its reclaim policy is Delete"}},
+		why: "the claim {1} is being deleted",
+		steps: []Step{
+			{Text: "See whether the claim is meant to go: the pod cannot start with it, and keeps it.", Command: "kubectl describe pvc {1} -n {namespace}"},
+			{Text: "Delete the pod. The claim has to be created again too.", Command: "kubectl delete pod {pod} -n {namespace}", Danger: "the claim's volume is deleted with it if its reclaim policy is Delete"},
+		},
 	},
 	// pkg/kubelet/volumemanager/populator/desired_state_of_world_populator.go:528, 550, 569
 	{pattern: regexp.MustCompile(`failed to fetch PVC from API server: persistentvolumeclaims? "([^"]+)" not found`), reason: ClaimMissing},
@@ -97,37 +106,37 @@ var mountTexts = []kubeletText{
 		kinds: ofNode, pattern: regexp.MustCompile(`hostPath type check failed: (.+) is not a (directory|file)$`), reason: NodePathUnusable,
 		why: "{1} on the node is not a {2}, or does not exist",
 		steps: []Step{
-			{Text: "Create the {2} {1} on node {node}, or correct the path in the pod's template."},
+			{Text: "See what node {node} has at {1}; create the {2}, or correct the path in the pod's template. " + debugs, Command: lookAt},
 			{Text: "To have kubelet create it, set the type in the pod's template to DirectoryOrCreate or FileOrCreate. The command describes the types.", Command: "kubectl explain pod.spec.volumes.hostPath.type"},
 		},
 	},
 	{ // pkg/volume/hostpath/host_path.go:484, 488, 492
 		kinds: ofNode, pattern: regexp.MustCompile(`hostPath type check failed: (.+) is not a (socket file|character device|block device)$`), reason: NodePathUnusable,
 		why:   "{1} on the node is not a {2}, or does not exist",
-		steps: []Step{{Text: "Start the program, or load the driver, on node {node} that creates {1}, or let the pod run on a node that has it.", Command: "kubectl explain pod.spec.volumes.hostPath.type"}},
+		steps: []Step{{Text: "Start the program, or load the driver, on node {node} that creates {1}, or let the pod run on a node that has it. " + debugs, Command: lookAt}},
 	},
 	{ // pkg/volume/hostpath/host_path.go:428 MakeDir, 432 MakeFile: errors of os.MkdirAll and os.OpenFile
 		kinds: ofNode, pattern: regexp.MustCompile(`^(?:mkdir|open) (/.*): read-only file system$`), reason: NodePathUnusable,
 		why:   "kubelet cannot create {1} on the node, whose file system is read-only there",
-		steps: []Step{{Text: "Mount a writable file system there on node {node}, or configure another path. An immutable operating system has few that are writable. If it used to be writable, dmesg on the node says why it became read-only."}},
+		steps: []Step{{Text: "See what node {node} has mounted there; mount a writable file system, or configure another path. An immutable operating system has few that are writable. If it used to be writable, dmesg on the node says why it became read-only. " + debugs, Command: "kubectl debug node/{node} -it --image=busybox -- grep /host /proc/mounts"}},
 	},
 	{
 		kinds: ofNode, pattern: regexp.MustCompile(`^(?:mkdir|open|stat|lstat|chmod|chown) (/.*): ([^:]+)$`), reason: NodePathUnusable,
 		why:   "kubelet cannot use {1} on the node: {2}",
-		steps: []Step{{Text: "Repair {1} on node {node}: kubelet tries again by itself."}},
+		steps: []Step{{Text: "See what {1} is on node {node}, and repair it: kubelet tries again by itself. " + debugs, Command: lookAt}},
 	},
 	{ // pkg/volume/util/hostutil/hostutil.go:84
 		kinds: ofNode, pattern: regexp.MustCompile(`path "([^"]+)" does not exist`), reason: NodePathUnusable,
 		why: "{1} does not exist on the node",
 		steps: []Step{
-			{Text: "Mount the disk at {1} on node {node}, or create the directory if it never had data: an empty one hides that the disk is missing."},
+			{Text: "See what node {node} has at {1}; mount the disk there, or create the directory if it never had data. An empty one hides that the disk is missing. " + debugs, Command: lookAt},
 			{Text: "Compare the path and the node of the PersistentVolume.", Command: "kubectl describe pv {pv}"},
 		},
 	},
 	{ // pkg/volume/local/local.go:290, 382, 424, 539; pkg/volume/hostpath/host_path.go:244
 		kinds: ofNode, pattern: regexp.MustCompile(`(only directory and block device are supported|invalid path: .*|invalid HostPath .*)`), reason: NodePathUnusable,
 		why:   "its path on the node cannot be used: {1}",
-		steps: []Step{{Text: "Correct the path: it must be a directory or a block device of node {node}, without \"..\"."}},
+		steps: []Step{{Text: "Correct the path: it must be a directory or a block device of node {node}, without \"..\".", Command: "kubectl describe pod {pod} -n {namespace}"}},
 	},
 	{ // pkg/volume/local/local.go:565, pkg/volume/local/local.go:359
 		kinds: []string{"local"}, pattern: regexp.MustCompile(`local: failed to mount device (\S+) at \S+ \(fstype: (\S*)\), error (.*)`), reason: NodePathUnusable,

@@ -23,7 +23,7 @@ func (g Guide) Steps(s Situation) []Step {
 	}
 	for _, name := range []*string{
 		&s.Pod, &s.Namespace, &s.Claim, &s.Volume, &s.Driver, &s.Node, &s.Wanted, &s.Attachment, &s.HolderNamespace, &s.HolderName,
-		&s.LeaseNamespace, &s.AttacherPod, &s.NodeID, &s.Container,
+		&s.LeaseNamespace, &s.AttacherPod, &s.NodeID, &s.Container, &s.ZoneKey,
 		&s.Class, &s.Provisioner, &s.ProvisionerPod, &s.SourceKind, &s.SourceName, &s.SourceNamespace, &s.Workload,
 	} {
 		if *name != "" {
@@ -33,11 +33,32 @@ func (g Guide) Steps(s Situation) []Step {
 	if kind, name, found := strings.Cut(s.HolderOwner, "/"); found {
 		s.HolderOwner = kind + "/" + ShellWord(name)
 	}
-	steps := g.Next(s)
+	steps := ofBarePod(g.Next(s), s)
 	for i := range steps {
 		if placeholder.MatchString(steps[i].Command) {
 			steps[i].Command = ""
 		}
+	}
+	return steps
+}
+
+// ofBarePod changes steps for a pod that no controller has created: it has no template, and nothing creates it again.
+func ofBarePod(steps []Step, s Situation) []Step {
+	if !s.Bare || s.Pod == "" {
+		return steps
+	}
+	said := false
+	for i := range steps {
+		text := strings.ReplaceAll(steps[i].Text, "the pod's template", "the pod's manifest")
+		deletes := steps[i].Command == ofPod(s, "kubectl delete pod")
+		switch {
+		case said:
+		case deletes:
+			text, said = text+" After that apply its manifest: no controller creates the pod again.", true
+		case text != steps[i].Text:
+			text, said = text+" To change the manifest, delete the pod and apply it: no controller creates the pod again.", true
+		}
+		steps[i].Text = text
 	}
 	return steps
 }

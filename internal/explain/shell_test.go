@@ -3,6 +3,7 @@ package explain
 import (
 	"os/exec"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -22,7 +23,7 @@ func TestCommandsAreSafeToCopy(t *testing.T) {
 				checkCommand(t, reason, step.Command, evil)
 			}
 		}
-		for _, cause := range []Cause{NoClass, ClassMissing, NodeWithoutScheduler, NoTopology, SourceNotReady, SecretOfClass, WrongParameters, NotSupported, StorageExhausted, StorageRefuses, DriverSilent, BoundToAnother, BoundToDeleted, OtherClass, HeldBySnapshot, ControllerResizes, NodeResizes, SizeRefused} {
+		for _, cause := range causes {
 			for _, step := range guide.Steps(Situation{
 				Pod: "p", Namespace: "n", Claim: evil, Volume: evil, Driver: evil, Node: evil, Wanted: evil, Cause: cause, Class: evil, Provisioner: evil, ProvisionerPod: evil,
 				SourceKind: evil, SourceName: evil, SourceNamespace: "n", Workload: evil, HolderNamespace: "n", HolderName: evil,
@@ -52,6 +53,75 @@ func TestShellWord(t *testing.T) {
 	for text, want := range map[string]string{"pvc-0.x_y": "pvc-0.x_y", "a b": "'a b'", "o'neil": `'o'\''neil'`, "": "''", "$HOME": "'$HOME'", "a\nb": "'a\nb'"} {
 		if got := ShellWord(text); got != want {
 			t.Errorf("%q: %s, want %s", text, got, want)
+		}
+	}
+}
+
+// changes matches commands that change something in the cluster, or open an editor for that. Those of belay only show it without --confirm.
+var changes = regexp.MustCompile(`kubectl (delete|patch|edit|taint|drain|cordon|uncordon|scale|annotate|label|create|apply|set|rollout)\b`)
+
+// changeFirst are the reasons whose first command changes something, and why that is right.
+var changeFirst = map[decision.Reason]string{
+	RollingUpdateDeadlock: "the strategy can be changed back, and what the change rests on was read",
+}
+
+// causes are all of them.
+var causes = []Cause{
+	"", NoClass, ClassMissing, NodeWithoutScheduler, NoTopology, SourceNotReady, SecretOfClass, WrongParameters, NotSupported, StorageExhausted, StorageRefuses, DriverSilent,
+	BoundToAnother, BoundToDeleted, OtherClass, HeldBySnapshot, ControllerResizes, NodeResizes, SizeRefused, VolumesStay, HasFinalizers,
+}
+
+// TestLookBeforeYouChange: the first command of an answer shows something, and changes nothing.
+func TestLookBeforeYouChange(t *testing.T) {
+	for reason, guide := range guides {
+		for _, cause := range causes {
+			for _, s := range []Situation{
+				{Wanted: "n2"}, {Node: "n1"}, {Wanted: "n2", HolderEnded: true}, {Wanted: "n2", HolderOwner: "StatefulSet/web"}, {Wanted: "n2", Answer: Answer{Affinity: true}}, {Bare: true},
+			} {
+				s.Pod, s.Namespace, s.Claim, s.Volume, s.Driver, s.Attachment, s.Cause = "pod", "ns", "claim", "pv", "disk.example.com", "csi-1", cause
+				s.HolderNamespace, s.HolderName = "ns", "holder"
+				for _, step := range guide.Steps(s) {
+					if changes.MatchString(step.Command) && changeFirst[reason] == "" {
+						t.Errorf("%s (%s): the first command is %q", reason, cause, step.Command)
+					}
+					if step.Command != "" {
+						break
+					}
+				}
+			}
+		}
+	}
+	for _, text := range slices.Concat(mountTexts, storageTexts, containerTexts) {
+		for i, step := range text.steps {
+			if i == 0 && (step.Command == "" || changes.MatchString(step.Command)) {
+				t.Errorf("%s: the first step %q shows nothing", text.pattern, step.Text)
+			}
+		}
+	}
+}
+
+// TestPodWithoutOwner: what no controller has created has no template, and no controller creates it again.
+func TestPodWithoutOwner(t *testing.T) {
+	for reason, guide := range guides {
+		for _, cause := range causes {
+			s := Situation{Pod: "pod", Namespace: "ns", Claim: "claim", Volume: "pv", Wanted: "n2", Cause: cause, Bare: true}
+			text := ""
+			for _, step := range guide.Steps(s) {
+				text += step.Text + " "
+			}
+			if strings.Contains(text, "template") {
+				t.Errorf("%s: a pod without an owner has a template: %s", reason, text)
+			}
+			deletes := slices.ContainsFunc(guide.Steps(s), func(step Step) bool { return step.Command == "kubectl delete pod pod -n ns" })
+			if again := strings.Count(text, "no controller creates the pod again"); again > 1 || deletes && again == 0 {
+				t.Errorf("%s: it says %d times that no controller creates the pod again: %s", reason, again, text)
+			}
+			s.Bare = false
+			for _, step := range guide.Steps(s) {
+				if strings.Contains(step.Text, "no controller creates the pod again") {
+					t.Errorf("%s: %s", reason, step.Text)
+				}
+			}
 		}
 	}
 }

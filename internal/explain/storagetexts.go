@@ -38,7 +38,7 @@ var storageTexts = []kubeletText{
 	{ // nfs-utils 2.8.2 utils/mount/error.c mount_error
 		kinds: nfs, pattern: regexp.MustCompile(`(?s)mounting (\S+) failed, reason given by server:\s+([^\n]*)`), reason: StorageServerFailing,
 		why:   "the NFS server does not export {1}: {2}",
-		steps: []Step{{Text: "Create the directory at the server, or correct the path of the volume."}},
+		steps: []Step{{Text: "Create the directory at the server, or correct the path of the volume.", Command: "kubectl describe pv {pv}"}},
 	},
 	{ // nfs-utils 2.8.2 utils/mount/error.c rpc_mount_errors, mount_error; utils/mount/network.c nfs_lookup
 		kinds: nfs, pattern: regexp.MustCompile(`mount\.nfs4?: ([^\n]*(?:Connection refused|[Tt]imed out|No route to host|Network is unreachable|resolve|not supported|Name or service not known)[^\n]*)`), reason: StorageServerFailing,
@@ -100,7 +100,7 @@ var storageTexts = []kubeletText{
 	},
 	{ // pkg/volume/emptydir/empty_dir.go:275, 427, 442
 		kinds: []string{"emptyDir"}, pattern: regexp.MustCompile(`(unknown storage medium .*|medium:? \S+ can't be used if .*|medium \S+: hugePages storage requested, .*)`), reason: VolumeUnsupported,
-		why:   "the pod's template does not fit: {1}",
+		why:   "the pod's spec does not fit: {1}",
 		steps: []Step{{Text: "Correct the medium of the volume, or the resource requests for huge pages, in the pod's template.", Command: "kubectl explain pod.spec.volumes.emptyDir.medium"}},
 	},
 	{ // pkg/volume/util/operationexecutor/operation_generator.go:482
@@ -119,11 +119,11 @@ var storageTexts = []kubeletText{
 var containerTexts = []kubeletText{
 	{ // pkg/kubelet/kubelet_pods.go:358, 372; both leave out the cause, which is in kubelet's log
 		pattern: regexp.MustCompile(`failed to (prepare|create) subPath (?:directory )?for volumeMount "([^"]+)" of container "([^"]+)"`), reason: ContainerMountFailing,
-		why: "kubelet of node {node} cannot make or enter the subPath of container {3}: its permissions (root_squash of NFS), or a file in the way",
+		why: "kubelet of node {node} cannot make or enter {folder}: permissions (root_squash of NFS), or a file in the way",
 		steps: []Step{
 			{
-				Text: "Let root of node {node} enter and write the root directory of the volume, at the file server. " +
-					"Or create the directory beforehand, or correct subPath in the pod's template. kubelet keeps the cause out of events: its log on the node has it, beside \"subPath\".",
+				Text: "See whether root of node {node} may enter and write the volume's root directory, at the file server. " +
+					"Or create {folder} beforehand, or correct subPath in the pod's template. kubelet keeps the cause out of events: its log on the node has it, beside \"subPath\".",
 				Command: "kubectl get pod {pod} -n {namespace} -o jsonpath='{.spec.containers[*].volumeMounts}'",
 			},
 		},

@@ -52,6 +52,9 @@ func keepPod(pod *corev1.Pod, volumes []corev1.Volume, history bool) *corev1.Pod
 		kept.Status.ContainerStatuses = running // as most are: what else it was and is does not matter
 		return kept
 	}
+	if !slices.ContainsFunc(pod.Status.ContainerStatuses, runs) { // what a container cannot get may be a folder of a volume
+		kept.Spec.InitContainers, kept.Spec.Containers = withFolders(pod.Spec.InitContainers), withFolders(pod.Spec.Containers)
+	}
 	if history {
 		kept.Spec.ReadinessGates = first(pod.Spec.ReadinessGates)
 	}
@@ -62,6 +65,22 @@ func keepPod(pod *corev1.Pod, volumes []corev1.Volume, history bool) *corev1.Pod
 	}
 	kept.Status.InitContainerStatuses, kept.Status.ContainerStatuses = keepStatuses(pod.Status.InitContainerStatuses), keepStatuses(pod.Status.ContainerStatuses)
 	kept.Status.EphemeralContainerStatuses = keepStatuses(pod.Status.EphemeralContainerStatuses)
+	return kept
+}
+
+// withFolders keeps which folders of volumes containers mount.
+func withFolders(containers []corev1.Container) (kept []corev1.Container) {
+	for i := range containers {
+		var mounts []corev1.VolumeMount
+		for _, m := range containers[i].VolumeMounts {
+			if m.SubPath != "" || m.SubPathExpr != "" {
+				mounts = append(mounts, corev1.VolumeMount{Name: m.Name, SubPath: m.SubPath, SubPathExpr: m.SubPathExpr})
+			}
+		}
+		if mounts != nil {
+			kept = append(kept, corev1.Container{Name: containers[i].Name, VolumeMounts: mounts})
+		}
+	}
 	return kept
 }
 

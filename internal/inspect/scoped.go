@@ -40,6 +40,7 @@ func (r *run) about(ctx context.Context, subject diagnosis.Ref) {
 	r.sources(ctx, subject)
 	r.surroundings(ctx, subject)
 	r.torn(ctx)
+	r.found(ctx, subject)
 	if slices.Contains(r.into.Whole, diagnosis.Fences) && r.anyLost() {
 		r.recoveryEvents(ctx)
 		if subject.Resource == diagnosis.Nodes {
@@ -280,7 +281,7 @@ func (r *run) surroundings(ctx context.Context, subject diagnosis.Ref) {
 	}
 	// before the calls, which add to what was read
 	missing, refused := r.driverMissing(held) || r.provisionerMissing(), slices.ContainsFunc(held, refused)
-	anyNode := r.placed() || slices.ContainsFunc(held, diagnosis.SaysElsewhere)
+	anyNode := r.placed() || slices.ContainsFunc(held, diagnosis.RestsOnNodes)
 	calls = append(calls,
 		func() {
 			if anyNode { // which node it is, who lists the volume in use, and which have what a volume needs, any Node may show
@@ -305,6 +306,33 @@ func (r *run) surroundings(ctx context.Context, subject diagnosis.Ref) {
 		r.attacherPod(ctx, held),
 	)
 	parallel(calls...)
+}
+
+// found reads what only an answer that was found needs: all nodes if a pod is on one where its volume cannot be used, which nodes have rebooted if a
+// driver has not registered on one, and the pods that use a claim if one of them has it, where no VolumeAttachment could be read that shows it.
+func (r *run) found(ctx context.Context, subject diagnosis.Ref) {
+	var calls []func()
+	if !slices.Contains(r.into.Whole, diagnosis.Nodes) && r.into.Misplaced() {
+		calls = append(calls, func() { r.nodes(ctx) })
+	}
+	if slices.ContainsFunc(r.into.Events, diagnosis.Unregistered) {
+		calls = append(calls, func() { r.eventsWith(ctx, metav1.NamespaceDefault, diagnosis.Rebooted) })
+	}
+	if subject.Resource == diagnosis.Pods && !slices.Contains(r.into.Whole, diagnosis.Attachments) && r.into.HeldByPod() {
+		names := r.claimNames()
+		calls = append(calls, func() { r.otherPodsUsing(ctx, subject.Namespace, names) })
+	}
+	parallel(calls...)
+}
+
+// otherPodsUsing reads the pods that use one of the claims and were not read before.
+func (r *run) otherPodsUsing(ctx context.Context, namespace string, claims []string) {
+	r.podsThat(ctx, namespace, func(s *diagnosis.Snapshot, pod *corev1.Pod) {
+		known := slices.ContainsFunc(s.Pods, func(p *corev1.Pod) bool { return p.UID == pod.UID })
+		if !known && slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool { return slices.Contains(claims, kube.ClaimName(pod, &v)) }) {
+			r.keepPod(s, pod)
+		}
+	})
 }
 
 // attacherPod returns the call that reads the pod that holds the lease of an attacher which has something to do, if a pod does: its log is named

@@ -13,7 +13,7 @@ import (
 // run.
 func volumesThatWait(pod *corev1.Pod) []corev1.Volume {
 	volumes := kube.StripVolumes(pod)
-	waits := pod.Spec.NodeName != "" && pod.DeletionTimestamp == nil && pod.Status.Phase != corev1.PodSucceeded && pod.Status.Phase != corev1.PodFailed &&
+	waits := pod.Spec.NodeName != "" && pod.Status.Phase != corev1.PodSucceeded && pod.Status.Phase != corev1.PodFailed &&
 		!slices.ContainsFunc(pod.Status.ContainerStatuses, runs)
 	if !waits || len(volumes) == 0 && kube.TooManyVolumes(pod) {
 		return volumes

@@ -55,10 +55,13 @@ func TestVolumesOfPodsThatWait(t *testing.T) {
 	if projection := kept[slices.IndexFunc(kept, func(v corev1.Volume) bool { return v.Projected != nil })].Projected; len(projection.Sources) != 2 {
 		t.Errorf("keeps the projection %+v", projection)
 	}
+	ending := pod.DeepCopy()
+	if ending.DeletionTimestamp = new(metav1.Now()); len(volumesThatWait(ending)) != len(kept) {
+		t.Errorf("of a pod that is being deleted it keeps %d volumes, want %d: one of them may not be unmounted", len(volumesThatWait(ending)), len(kept))
+	}
 	attached := len(kube.StripVolumes(pod))
 	for name, change := range map[string]func(*corev1.Pod){
 		"no node": func(p *corev1.Pod) { p.Spec.NodeName = "" }, "ended": func(p *corev1.Pod) { p.Status.Phase = corev1.PodSucceeded },
-		"being deleted": func(p *corev1.Pod) { p.DeletionTimestamp = new(metav1.Now()) },
 		"runs": func(p *corev1.Pod) {
 			p.Status.ContainerStatuses[0].State = corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}
 		},

@@ -65,7 +65,7 @@ func (p *plugin) explanation(e diagnosis.Explanation, format output) error {
 // the page is wide. others are findings with the same cause.
 func (p *page) finding(f *diagnosis.Finding, others []*diagnosis.Finding) {
 	p.heading(f.Verdict, p.lasting(f.Since)+": "+waits(f)+alsoWait(f, others))
-	p.line("Why", "%s (%s)", p.fits(f.Summary, len(f.Reason)), f.Reason)
+	p.line("Why", "%s (%s)", p.fits(f.Summary, f.Quote, len(f.Reason)), f.Reason)
 	p.steps(f.Next)
 	for i, text := range f.Clock {
 		p.line(first(i, "By itself"), "%s", text)
@@ -87,10 +87,10 @@ func (p *page) heading(v diagnosis.Verdict, text string) {
 	p.text.WriteString(p.verdict(v, words[v]) + strings.TrimPrefix(p.wrap(words[v]+text, 0), words[v]) + "\n")
 }
 
-// fits leaves out the middle of a sentence that has no place in two lines, or in five of a narrow terminal: the cause comes first, and an error that
-// it quotes ends with the innermost one. The whole is in the other formats.
-func (p *page) fits(sentence string, reason int) string {
-	const narrow, parentheses, broken = 120, 3, 18 // broken: what the end of a line lacks
+// fits leaves out the middle of what a sentence quotes, if it has no place in two lines, or in five of a narrow terminal: an error that another
+// component wrote ends with the innermost one. The whole is in the other formats.
+func (p *page) fits(sentence, quote string, reason int) string {
+	const narrow, parentheses, broken, least = 120, 3, 18, 40 // broken: what the end of a line lacks
 	if p.width == 0 || p.wide {
 		return sentence
 	}
@@ -98,7 +98,11 @@ func (p *page) fits(sentence string, reason int) string {
 	if p.width < narrow {
 		lines = 5
 	}
-	return drivers.Shorten(sentence, lines*(p.width-label-broken)-reason-parentheses)
+	excess := len(sentence) + reason + parentheses - lines*(p.width-label-broken)
+	if excess <= 0 || !strings.Contains(quote, " ") { // a name is not broken
+		return sentence
+	}
+	return strings.Replace(sentence, quote, drivers.Shorten(quote, max(least, len(quote)-excess)), 1)
 }
 
 // details prints the volume, where it is, and what each component did last.

@@ -24,7 +24,8 @@ func TestStepOrder(t *testing.T) {
 
 // TestLongCause: on a terminal, a sentence that quotes a long error is cut in its middle, and whole elsewhere.
 func TestLongCause(t *testing.T) {
-	f := diagnosis.Finding{Verdict: diagnosis.Blocked, Reason: "X", Summary: "the cause comes first: " + strings.Repeat("wrapped by ", 60) + "the innermost error"}
+	quote := strings.Repeat("wrapped by ", 60) + "the innermost error"
+	f := diagnosis.Finding{Verdict: diagnosis.Blocked, Reason: "X", Summary: "the cause comes first: " + quote, Quote: quote}
 	for width, cut := range map[int]bool{0: false, 80: true, 120: true, 200: true} {
 		for _, wide := range []bool{false, true} {
 			p := &page{style: style{width: width}, now: time.Now(), wide: wide}
@@ -35,6 +36,27 @@ func TestLongCause(t *testing.T) {
 			}
 			if lines := strings.Count(p.text.String(), "\n"); cut && !wide && width >= 120 && lines > 3 {
 				t.Errorf("at %d columns it has %d lines:\n%s", width, lines, p.text.String())
+			}
+		}
+	}
+}
+
+// TestOwnWordsAreWhole: only what another component wrote is shortened, not what the answer says itself.
+func TestOwnWordsAreWhole(t *testing.T) {
+	own, after := "an earlier operation of the volume or its machine has not ended, so that the driver refuses: ", " (since noon or before)"
+	quote := strings.Repeat("wrapped by ", 60) + "the innermost error"
+	for _, width := range []int{80, 120, 200} {
+		p := &page{style: style{width: width}}
+		for _, f := range []diagnosis.Finding{
+			{Reason: "X", Summary: own + quote + after, Quote: quote},
+			{Reason: "X", Summary: own + strings.Repeat("all words are its own ", 40) + after},
+			{Reason: "X", Summary: own + strings.Repeat("name", 100) + after, Quote: strings.Repeat("name", 100)},
+		} {
+			p.finding(&f, nil)
+			text := strings.Join(strings.Fields(p.text.String()), " ")
+			p.text.Reset()
+			if !strings.Contains(text, own) || !strings.Contains(text, after) || strings.Contains(text, " ... ") != (strings.Contains(f.Quote, "wrapped")) {
+				t.Errorf("at %d columns:\n%s", width, text)
 			}
 		}
 	}

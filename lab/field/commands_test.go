@@ -150,6 +150,9 @@ func (r *Rig) checkKubectl(t *testing.T, args []string) {
 		r.kubectl(t, append(args, "--dry-run=server")...)
 	case verb == "edit": // opens an editor
 		r.kubectl(t, append([]string{"get"}, args[1:]...)...)
+	case verb == "debug" && strings.HasPrefix(args[1], "node/"): // starts a pod on the node
+		r.kubectl(t, "get", args[1])
+		r.kubectl(t, "auth", "can-i", "create", "pods")
 	case ofAPod[verb] != "":
 		namespace, pod, container := podOf(args)
 		names := r.kubectl(t, "get", "pod", pod, "-n", namespace, "-o", "jsonpath={.spec.containers[*].name}")
