@@ -56,6 +56,6 @@ func (s *Snapshot) HeldByPod() bool {
 	return slices.ContainsFunc(s.Pods, func(pod *corev1.Pod) bool {
 		return pod.Spec.NodeName == "" && Unschedulable(pod) == explain.ReadWriteOncePodInUse
 	}) || slices.ContainsFunc(s.Events, func(e *corev1.Event) bool {
-		return from(e, controllers) && strings.HasPrefix(strings.TrimPrefix(e.Message, combined), multiAttach)
+		return from(e, controllers) && multiAttach.MatchString(strings.TrimPrefix(e.Message, combined))
 	})
 }
