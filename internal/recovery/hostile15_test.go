@@ -266,17 +266,16 @@ func TestHostileFenceDeletedBeforeOff(t *testing.T) {
 	}
 }
 
-// The sliding window of the brake (hole 17) compares the creation of the fences, which is the API server's time, with the clock of the detector. One
-// that is ten minutes ahead sees no fence in the window: node after node is switched off as they fall silent one by one. docs/recovery/nodes-and-people.md asks for clocks
-// that agree of the actor and the fencer alone.
-// Expected: a fence counts from when this process first saw it, or on the time of the answers of the API server, as in attachdetach.
+// The sliding window of the brake (hole 17) compares the time of the commands with that of the API server, not with the clock of the detector. One that is
+// ten minutes ahead saw nothing in the window: node after node was switched off as they fell silent one by one. docs/recovery/nodes-and-people.md asks for
+// clocks that agree of the actor and the fencer alone.
 func TestHostileBrakeOnAClockThatIsAhead(t *testing.T) {
 	for _, ahead := range []time.Duration{0, fencing.DefaultBrakes().Window + time.Minute} {
 		var objects []client.Object
 		for _, name := range []string{"a", "b", "c", "d", "e"} {
-			f := &fencingv1.NodeFence{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(name), CreationTimestamp: metav1.Now()}}
-			f.Status.Phase = fencingv1.Phase(fencing.Released)
-			objects = append(objects, f, nodeOf(name, 0))
+			source := sourceOf(name, "bmc-of-"+name)
+			source.Status.Command = &fencingv1.SentCommand{Nonce: "1", Time: micro(time.Now())}
+			objects = append(objects, source, nodeOf(name, 0))
 		}
 		p := partsOver(nil, append(objects, nodeOf("n1", 0))...)
 		p.Profile, p.Brakes = fencing.Default, fencing.DefaultBrakes()
@@ -288,8 +287,8 @@ func TestHostileBrakeOnAClockThatIsAhead(t *testing.T) {
 		fleet, _, err := d.fleet(t.Context())
 		must(t, err)
 		n := fencing.Node{Boot: fencing.Boot{Node: "n1", NodeUID: "u", ID: "b", Machine: "m"}, Heard: true, Silent: time.Hour, Limit: time.Minute, Ready: fencing.No, Endpoint: fencing.No, ReadAt: p.now()}
-		if s := fencing.Suspect(p.now(), p.Profile, p.Brakes, fleet, n); s.Suspected {
-			t.Errorf("clock %v ahead: a sixth node is fenced within seconds of five others (%d in the window)", ahead, len(fleet.Began))
+		if s := fencing.Suspect(p.now(), p.Profile, p.Brakes, fleet.Count(), n); s.Suspected {
+			t.Errorf("clock %v ahead: a sixth node is fenced within seconds of five others (%d in the window)", ahead, len(fleet.Commanded))
 		}
 	}
 }
