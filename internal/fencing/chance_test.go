@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// TestGivesUp: the cluster gives a node up with its pods that have volumes, and not for the pods that it would not move.
-func TestGivesUp(t *testing.T) {
+// TestAbandonedByTheCluster: the cluster abandons a node with its pods that have volumes, and not for the pods that it would not move.
+func TestAbandonedByTheCluster(t *testing.T) {
 	const grace = 30 * time.Second
 	over := func(d time.Duration) Occupant { return Occupant{Storage: true, Expired: d, Grace: grace} }
 	for name, c := range map[string]struct {

@@ -17,7 +17,7 @@ type Profile struct {
 	RequestTimeout time.Duration
 	// RefusedIsAlive: a machine that refuses a connection to the kubelet's port runs, with a kubelet that is being restarted.
 	RefusedIsAlive bool
-	// Chance is how long a silent node is given a chance, at most, because something speaks for it (Node.chance). Zero is for ever, unless the cluster
+	// Chance is how long a silent node is given a chance, at most, because something speaks for it (Node.chance). Zero is without a bound, unless the cluster
 	// gives the node up.
 	Chance time.Duration
 }

@@ -360,6 +360,9 @@ func (d *detector) suspect(ctx context.Context, n fencing.Node) error {
 	}
 	if err := d.client.Create(ctx, fence); err != nil {
 		if kube.MayBeCommitted(err) {
+			if d.unanswered == nil {
+				d.unanswered = map[string]time.Time{}
+			}
 			d.unanswered[name] = d.now()
 		}
 		return client.IgnoreAlreadyExists(fmt.Errorf("create NodeFence %s: %w", name, err))

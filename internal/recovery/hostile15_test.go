@@ -11,7 +11,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
@@ -187,7 +186,7 @@ func TestHostileOneSlowAnswerOfAKubeletIsNoSilence(t *testing.T) {
 	p := partsOver(nil, objects...)
 	p.events, p.Profile, p.Brakes = events.NewFakeRecorder(100), fencing.Default, fencing.DefaultBrakes()
 	boot, began := bootOf(n1), time.Now() // it answered a moment ago: also the first look may be too slow
-	d := &detector{parts: p, held: map[string]hold{}, answered: map[fencing.Boot]time.Time{boot: began}}
+	d := &detector{parts: p, held: map[string]hold{}, answered: map[fencing.Boot]answer{boot: {at: began}}}
 	lease := leaseOf("n1")
 	must(t, p.client.Get(t.Context(), client.ObjectKeyFromObject(lease), lease))
 	p.ear.silences.Renewed(time.Now().Add(-time.Minute), "n1", renewal(lease), 40*time.Second)
@@ -207,7 +206,7 @@ func TestHostileOneSlowAnswerOfAKubeletIsNoSilence(t *testing.T) {
 			t.Fatal("fenced while its kubelet answers")
 		}
 	}
-	if !d.answered[boot].After(began) {
+	if !d.answered[boot].at.After(began) {
 		t.Fatalf("asked %d times, and no answer counted", asked.Load())
 	}
 	slow.Store(true)

@@ -113,7 +113,7 @@ const followEvery = 100 * time.Millisecond
 
 // follow has the port of each node refuse connections while no kubelet listens there and the machine runs with its network, as the kernel of a real one
 // does: a link that accepts and then resets would hide a stopped kubelet from who asks it. The sockets are read from the kernel: a connection that ends
-// without a word is an error in kubelet's log.
+// before a request is an error in kubelet's log.
 func (c *Cluster) follow(ctx context.Context) {
 	proc, err := procfs.NewDefaultFS()
 	if err != nil {

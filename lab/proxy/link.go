@@ -49,7 +49,7 @@ func NewLink(ctx context.Context, address, target string) (*Link, error) {
 	return l, nil
 }
 
-// Refuse has the kernel refuse connections, as it does for a machine that runs and where nobody listens, or lets them pass again. What is connected stays.
+// Refuse has the kernel refuse connections, as it does for a machine that runs and where no process listens, or lets them pass again. What is connected stays.
 func (l *Link) Refuse(refuse bool) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -167,7 +167,7 @@ func TestTargetThatIsGone(t *testing.T) {
 	}
 }
 
-// TestRefuse: the kernel refuses connections while nobody listens at the target, and what is connected stays.
+// TestRefuse: the kernel refuses connections while no process listens at the target, and what is connected stays.
 func TestRefuse(t *testing.T) {
 	l := newLink(t, echo(t))
 	c := call(t, l)
