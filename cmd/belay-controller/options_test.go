@@ -50,6 +50,7 @@ func TestNonsenseIsRefusedInOneSentence(t *testing.T) {
 		"unknown profile":           {[]string{"--recovery-profile=slow"}, "default or fast"},
 		"share above all":           {[]string{"--recovery-max-silent-share=1.1"}, "from 0 to 1"},
 		"share that is no number":   {[]string{"--recovery-max-silent-zone-share=NaN"}, "from 0 to 1"},
+		"a chance below 0":          {[]string{"--recovery-chance=-1s"}, "at least 0"},
 		"no fence in flight":        {[]string{"--recovery-max-in-flight=0"}, "at least 1"},
 		"lease unused":              {[]string{"--leader-elect=false", "--leader-elect-lease-duration=1s"}, ""},
 		"address without port":      {[]string{"--metrics-bind-address=8080"}, "host:port"},

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	authorizationv1 "k8s.io/api/authorization/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -48,6 +49,7 @@ type recoveryOptions struct {
 	dryRun  bool
 	agents  string
 	brakes  fencing.Brakes
+	chance  time.Duration
 }
 
 func (o *options) recoveryFlags(sets *cliflag.NamedFlagSets) {
@@ -63,9 +65,10 @@ func (o *options) recoveryFlags(sets *cliflag.NamedFlagSets) {
 	f.Float64Var(&r.brakes.Share, "recovery-max-silent-share", r.brakes.Share,
 		"Share of the nodes that may be fenced, 0 to 1, that may be silent at a time. If more are, no fence begins, and neither if half of all nodes are, unless this allows more. One silent node is always allowed.")
 	f.Float64Var(&r.brakes.ZoneShare, "recovery-max-silent-zone-share", r.brakes.ZoneShare, "The same for the nodes of one zone (topology.kubernetes.io/zone).")
-	f.IntVar(&r.brakes.Fences, "recovery-max-fences", r.brakes.Fences, "The most nodes that are fenced within --recovery-fence-window, and the most fences of one of them. 0 begins none.")
+	f.IntVar(&r.brakes.Fences, "recovery-max-fences", r.brakes.Fences, "The most nodes to which a command to switch off is sent within --recovery-fence-window. 0 begins no fence.")
 	f.DurationVar(&r.brakes.Window, "recovery-fence-window", r.brakes.Window, "See --recovery-max-fences.")
-	f.IntVar(&r.brakes.InFlight, "recovery-max-in-flight", r.brakes.InFlight, "The most fences at a time that are not Detaching yet.")
+	f.DurationVar(&r.chance, "recovery-chance", fencing.Default.Chance, "How long a silent node that is not Ready is given a chance, at most, because its machine refuses connections, answers without the key that its kubelet had, or announced that it stops. It ends before that when a pod with a volume was evicted from the node. 0: only then.")
+	f.IntVar(&r.brakes.InFlight, "recovery-max-in-flight", r.brakes.InFlight, "The most fences at a time that may send a command and are not Detaching yet.")
 }
 
 // runs reports whether this process runs the controller.
@@ -89,6 +92,9 @@ func (o *options) validateRecovery() error {
 	}
 	if r.brakes.Fences < 0 || r.brakes.InFlight < 1 || r.brakes.Window <= 0 {
 		return errors.New("--recovery-max-fences must be at least 0, --recovery-max-in-flight at least 1 and --recovery-fence-window above 0")
+	}
+	if r.chance < 0 {
+		return fmt.Errorf("--recovery-chance is %v, but must be at least 0", r.chance)
 	}
 	return nil
 }
@@ -129,11 +135,13 @@ func (o *options) setupRecovery(mgr manager.Manager, proofs *recovery.Proofs) er
 		}
 	}
 	r := &o.recovery
+	profile := profiles[r.profile]
+	profile.Chance = r.chance
 	if !o.runs(controllerAttachDetach) {
 		proofs = nil
 	}
 	return recovery.Setup(mgr, o.lease.Identity, recovery.Options{
-		Roles: r.partsRun(), Profile: profiles[r.profile], Brakes: r.brakes, DryRun: r.dryRun, Node: r.node, BesideUpstream: !o.runs(controllerAttachDetach),
+		Roles: r.partsRun(), Profile: profile, Brakes: r.brakes, DryRun: r.dryRun, Node: r.node, BesideUpstream: !o.runs(controllerAttachDetach),
 		Dial: dialAgent(r.agents), Metrics: telemetry.NewRecovery(metrics.Registry), Proofs: proofs, ServerTime: o.manager.Clock.Now,
 	})
 }

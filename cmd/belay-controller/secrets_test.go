@@ -21,6 +21,7 @@ import (
 
 	fencingv1 "belay.dev/belay/api/fencing/v1alpha1"
 	"belay.dev/belay/internal/testing/apiserver"
+	"belay.dev/belay/internal/testing/fixture"
 	"belay.dev/belay/internal/testing/process"
 	"belay.dev/belay/internal/testing/wait"
 )
@@ -164,6 +165,7 @@ func livingNode(t *testing.T, c client.Client, name string) (stop func()) {
 		must(t, c.Status().Patch(ctx, node, before))
 	}
 	ready(corev1.ConditionTrue)
+	must(t, c.Create(ctx, fixture.Pod("default", "db-of-"+name, name, "data"))) // without one there is nothing to fence the node for
 	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: corev1.NamespaceNodeLease, Name: name}}
 	lease.Spec.HolderIdentity, lease.Spec.LeaseDurationSeconds = new(name), new(int32(10))
 	must(t, c.Create(ctx, lease))

@@ -44,7 +44,8 @@ var notFencedTitles = map[decision.Reason]string{
 	fencing.ControlPlaneNode:     "Nodes of the control plane are never fenced",
 	fencing.NodeIdentityUnknown:  "The Node has no boot ID or no system UUID",
 	fencing.NoSecondSignal:       "Only the lease says that the node is lost",
-	fencing.SignOfLife:           "The machine of the silent node answers",
+	fencing.SignOfLife:           "The machine of the silent node may run",
+	fencing.NothingToLose:        "The silent node has no volume to move",
 	fencing.DetectorCutOff:       "Recovery hears no node at all",
 	fencing.TooManySilent:        "Too many nodes are silent at once",
 	fencing.ZoneSilent:           "Too many nodes of the zone are silent at once",
@@ -216,7 +217,8 @@ var heldClocks = map[decision.Reason]string{
 	fencing.NodeUnderMaintenance: "when its maintenance has ended",
 	fencing.NodeIdentityUnknown:  "when its status has a bootID and a systemUUID",
 	fencing.NoSecondSignal:       "when a second signal agrees with the lease: the node is not Ready, its kubelet's port does not answer, or its power switch says Off",
-	fencing.SignOfLife:           "when its machine does not answer any more",
+	fencing.SignOfLife:           "when its machine does not answer any more, or when the cluster has given the node up: its pods with volumes were evicted, or the time of the profile has passed",
+	fencing.NothingToLose:        "when a pod with a volume, or a VolumeAttachment, is bound to it",
 	fencing.DetectorCutOff:       "when other nodes are heard again",
 	fencing.TooManySilent:        "when fewer nodes count as silent",
 	fencing.ZoneSilent:           "when fewer nodes of its zone count as silent",
@@ -304,6 +306,8 @@ func notFencedNext(r decision.Reason, node string) []Step {
 		return []Step{{Text: "Find out why the kubelet reports no bootID or systemUUID: without them no evidence can be matched.", Command: "kubectl get node " + node + " -o jsonpath='{.status.nodeInfo}'"}}
 	case fencing.NoSecondSignal, fencing.SignOfLife:
 		return []Step{{Text: "Find out why the kubelet does not renew its lease although its machine seems to run.", Command: "kubectl describe node " + node}}
+	case fencing.NothingToLose:
+		return []Step{{Text: "Nothing needs to be done for volumes. Find out why the node is silent: it may be starting again.", Command: "kubectl describe node " + node}}
 	case fencing.TooManySilent:
 		return []Step{
 			{Text: "Look for the common cause: the network, a zone, or the control plane.", Command: "kubectl get nodes"},

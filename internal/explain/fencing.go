@@ -20,7 +20,8 @@ var notFenced = map[decision.Reason]string{
 	fencing.ControlPlaneNode:     "it runs the control plane, or belay-controller itself",
 	fencing.NodeIdentityUnknown:  "its status has no bootID or no systemUUID, so no evidence can be matched with it",
 	fencing.NoSecondSignal:       "nothing but the lease says that it is lost; its condition Ready is still True",
-	fencing.SignOfLife:           "its kubelet's port answers, or its machine refuses connections, so its machine runs",
+	fencing.SignOfLife:           "its kubelet's port answers, its machine refuses connections, or it announced that it stops, so its machine may run",
+	fencing.NothingToLose:        "it has no volume that another node could want, so nothing waits for its machine to be switched off",
 	fencing.DetectorCutOff:       "no node at all is heard, so the fault is more likely between belay-controller and the nodes",
 	fencing.TooManySilent:        "too many nodes are silent at once, or were fenced and are not back yet: this may be a fault of the network, and the machines may run",
 	fencing.ZoneSilent:           "too many nodes of its zone are silent at once: the zone may be cut off and run on",
@@ -127,6 +128,8 @@ func FenceWithoutNode(p fencing.Phase, class fencing.Class, f fencing.Fence) str
 		return "The Node was deleted, so there is nothing to isolate"
 	case p == fencing.Fencing && f.NodeDeleted:
 		return "The Node was deleted: the power switch of its machine is asked, and the machine is not switched off"
+	case p == fencing.Cancelled && !f.Deleting:
+		return "The Node was deleted, and nothing of it is left that would have to be moved"
 	case p == fencing.Moved:
 		return "No volume is attached to the machine of the deleted Node any more"
 	}

@@ -138,13 +138,13 @@ func (a *Agent) Status(ctx context.Context) (fencing.Power, string, error) {
 	switch {
 	case err != nil:
 	case exit == exitOff && says(text, "OFF"):
-		return fencing.PowerOff, short(text), nil
+		return fencing.PowerOff, a.shown(text), nil
 	case exit == exitOn && says(text, "ON"):
-		return fencing.PowerOn, short(text), nil
+		return fencing.PowerOn, a.shown(text), nil
 	default:
-		err = fmt.Errorf("agent %s gave no clear answer to status: exit status %d: %s", filepath.Base(a.path), exit, short(text))
+		err = fmt.Errorf("agent %s gave no clear answer to status: exit status %d: %s", filepath.Base(a.path), exit, a.shown(text))
 	}
-	return fencing.PowerUnknown, short(text), err
+	return fencing.PowerUnknown, a.shown(text), err
 }
 
 // says reports whether the answer has exactly one state, and this one.
@@ -165,7 +165,7 @@ func says(text, state string) bool {
 func (a *Agent) Off(ctx context.Context) error {
 	exit, text, err := a.run(ctx, "off")
 	if err == nil && exit != 0 {
-		err = fmt.Errorf("agent %s failed to switch off: exit status %d: %s", filepath.Base(a.path), exit, short(text))
+		err = fmt.Errorf("agent %s failed to switch off: exit status %d: %s", filepath.Base(a.path), exit, a.shown(text))
 	}
 	return err
 }
@@ -188,8 +188,16 @@ func (a *Agent) Identity(ctx context.Context) (string, error) {
 	}
 	for line := range strings.Lines(text) {
 		if id, ok := strings.CutPrefix(strings.TrimSpace(line), "Identity: "); ok && exit == 0 && id != "" {
-			return id, nil
+			return a.identity(id)
 		}
 	}
-	return "", fmt.Errorf("agent %s gave no identity: exit status %d: %s", filepath.Base(a.path), exit, short(text))
+	return "", fmt.Errorf("agent %s gave no identity: exit status %d: %s", filepath.Base(a.path), exit, a.shown(text))
+}
+
+// identity is what the hardware gave. A value of the Secret is none: everybody who may read the FenceSource would see it.
+func (a *Agent) identity(id string) (string, error) {
+	if slices.Contains(a.secrets, id) {
+		return "", fmt.Errorf("agent %s gave a value of its Secret as the identity", filepath.Base(a.path))
+	}
+	return id, nil
 }

@@ -143,6 +143,27 @@ func TestSecretsStayHidden(t *testing.T) {
 	}
 }
 
+// TestShortSecrets: what an answer means does not depend on the values in the Secret, of which a short one is a part of many words. A whole value of the
+// Secret is no identity.
+func TestShortSecrets(t *testing.T) {
+	agent := func(answer, password string) *Agent {
+		a, err := New(t.Context(), agentIn(t, answer), nil, "", map[string][]byte{"password": []byte(password)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return a
+	}
+	if id, err := agent("echo 'Identity: 4C4C4544-0042'", "4").Identity(t.Context()); id != "4C4C4544-0042" || err != nil {
+		t.Errorf("%s (%v)", id, err)
+	}
+	if power, raw, err := agent("echo 'Status: ON'", "N").Status(t.Context()); power != fencing.PowerOn || strings.Contains(raw, "N") {
+		t.Errorf("%v %q (%v)", power, raw, err)
+	}
+	if id, err := agent("echo 'Identity: s3cret!'", "s3cret!").Identity(t.Context()); id != "" || err == nil || strings.Contains(err.Error(), "s3cret") {
+		t.Errorf("%s (%v)", id, err)
+	}
+}
+
 // TestHugeOutput is cut.
 func TestHugeOutput(t *testing.T) {
 	_, raw, err := newAgent(t, "head -c 5000000 /dev/zero | tr '\\0' x; exit 1").Status(t.Context())

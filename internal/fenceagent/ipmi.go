@@ -88,15 +88,14 @@ func (a *Agent) guid(ctx context.Context) (string, error) {
 		}
 	}
 	exit, text, err := execute(ctx, "", filepath.Join(folder, "ipmitool"), append(args, "mc", "guid", "smbios")...)
-	text = a.redact(text)
 	if err != nil {
 		return "", fmt.Errorf("ask the BMC for its GUID: %w", err)
 	}
 	for line := range strings.Lines(text) {
 		if name, id, ok := strings.Cut(line, ":"); ok && exit == 0 && strings.TrimSpace(name) == "System GUID" {
 			id, _, _ = strings.Cut(strings.TrimSpace(id), " ")
-			return id, nil
+			return a.identity(id)
 		}
 	}
-	return "", fmt.Errorf("the BMC gave no GUID: exit status %d: %s", exit, short(text))
+	return "", fmt.Errorf("the BMC gave no GUID: exit status %d: %s", exit, a.shown(text))
 }

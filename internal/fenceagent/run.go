@@ -22,7 +22,8 @@ const maxOutput, maxRaw = 64 << 10, 1 << 10
 // killed is how long the output of a process may stay open after it has ended or was killed. Tests raise it.
 var killed = 2 * time.Second
 
-// run carries out one action. The exit status counts only without an error.
+// run carries out one action. The exit status counts only without an error. The text is what the agent said, with what it may have said of secrets: what
+// it means is read from that, because a short value in the Secret is a part of many words, and only what is shown is redacted (shown).
 func (a *Agent) run(ctx context.Context, action string) (exit int, text string, err error) {
 	options := maps.Clone(a.options)
 	options["action"] = action
@@ -42,7 +43,7 @@ func (a *Agent) run(ctx context.Context, action string) (exit int, text string, 
 	if err != nil {
 		err = fmt.Errorf("agent %s, action %s: %w", filepath.Base(a.path), action, err)
 	}
-	return exit, a.redact(text), err
+	return exit, text, err
 }
 
 // redact takes secrets out of a text.
@@ -55,8 +56,11 @@ func (a *Agent) redact(text string) string {
 	return strings.ToValidUTF8(strings.TrimSpace(text), "?")
 }
 
-// short is what is kept of an answer, which is read as a whole.
-func short(text string) string { return strings.ToValidUTF8(text[:min(len(text), maxRaw)], "") }
+// shown is what is kept of an answer, which is read as a whole.
+func (a *Agent) shown(text string) string {
+	text = a.redact(text)
+	return strings.ToValidUTF8(text[:min(len(text), maxRaw)], "")
+}
 
 // bounded keeps the beginning of an output.
 type bounded struct{ bytes.Buffer }

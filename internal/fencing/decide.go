@@ -157,6 +157,7 @@ func (d *decider) evidence() {
 		d.do(Enter{Phase: Releasing, Evidence: Restarted})
 	case d.seen.alive(d.fence):
 		d.survived()
+	case d.nothingLeft():
 	case source.off(d.now, d.fence.Boot):
 		d.do(Enter{Phase: Tainting, Evidence: PoweredOff})
 	case d.leftAlone(): // a command may have been sent before that
@@ -167,6 +168,24 @@ func (d *decider) evidence() {
 	default:
 		d.gather()
 	}
+}
+
+// nothingLeft ends a fence that has nothing more to do: its Node was deleted, and no pod or VolumeAttachment of the boot is left that is not being
+// deleted. Others detach those. Volumes that were taken one by one may be mounted on the machine, which may register again: then it waits on.
+func (d *decider) nothingLeft() bool {
+	switch {
+	case d.seen.Exists != No || d.fence.StorageProven || d.fence.Intent.open(d.now):
+		return false
+	case !d.seen.Listed:
+		d.do(List{})
+		return true
+	}
+	waits := slices.ContainsFunc(d.seen.Pods, func(p Pod) bool { return !p.Leaving }) ||
+		slices.ContainsFunc(d.seen.Attachments, func(a Attachment) bool { return !a.Deleting })
+	if !waits {
+		d.enter(Cancelled)
+	}
+	return !waits
 }
 
 // gather has the switch asked, or the machine switched off.

@@ -100,11 +100,11 @@ func TestHostileFlappingNodeKeepsItsIsolation(t *testing.T) {
 		node  func(*Node)
 		fleet func(*Fleet)
 	}{
-		"opted out":           {func(s *stand) { s.seen.OptedOut = true }, func(n *Node) { n.OptedOut = true }, func(*Fleet) {}},
-		"maintenance":         {func(s *stand) { s.seen.Maintenance = true }, func(n *Node) { n.Maintenance = true }, func(*Fleet) {}},
-		"five fences lately":  {func(*stand) {}, func(*Node) {}, func(f *Fleet) { f.Began = ago("a", 0, "b", 0, "c", 0, "d", 0, "e", 0) }},
-		"two are under way":   {func(*stand) {}, func(*Node) {}, func(f *Fleet) { f.InFlight = 2 }},
-		"its kubelet answers": {func(*stand) {}, func(n *Node) { n.Endpoint = Yes }, func(*Fleet) {}},
+		"opted out":            {func(s *stand) { s.seen.OptedOut = true }, func(n *Node) { n.OptedOut = true }, func(*Fleet) {}},
+		"maintenance":          {func(s *stand) { s.seen.Maintenance = true }, func(n *Node) { n.Maintenance = true }, func(*Fleet) {}},
+		"five commands lately": {func(*stand) {}, func(*Node) {}, func(f *Fleet) { f.Commanded = ago("a", 0, "b", 0, "c", 0, "d", 0, "e", 0) }},
+		"two are under way":    {func(*stand) {}, func(*Node) {}, func(f *Fleet) { f.InFlight = 2 }},
+		"its kubelet answers":  {func(*stand) {}, func(n *Node) { n.Endpoint = Yes }, func(*Fleet) {}},
 	} {
 		s := newCut(t)
 		s.seen.Source = Source{}
@@ -119,7 +119,7 @@ func TestHostileFlappingNodeKeepsItsIsolation(t *testing.T) {
 		c.node(&n)
 		fleet := Fleet{Nodes: []Node{n, {Boot: other, Heard: true, Limit: Default.Limit(0)}, {Heard: true, Limit: Default.Limit(0)}}}
 		c.fleet(&fleet)
-		if next := Suspect(s.now, Default, DefaultBrakes(), fleet, n); !s.seen.Isolated && !next.Suspected {
+		if next := Suspect(s.now, Default, DefaultBrakes(), fleet.Count(), n); !s.seen.Isolated && !next.Suspected {
 			t.Errorf("%s: %s, not isolated with %v mounted, and no other fence begins: %s", name, s.fence.Phase, s.seen.Mounted, next.Reason)
 		}
 	}

@@ -109,6 +109,35 @@ func TestNodeDeletedMachineOn(t *testing.T) {
 	}
 }
 
+// TestNodeDeletedNothingLeft: a fence whose Node was deleted ends when no pod and no VolumeAttachment is left that is not being deleted, whatever its switch
+// says. It does not while a command may still be carried out, nor after volumes were taken one by one.
+func TestNodeDeletedNothingLeft(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(*stand)
+		ends   bool
+	}{
+		"a pod and a VolumeAttachment": {func(*stand) {}, false},
+		"a pod":                        {func(s *stand) { s.seen.Attachments = nil }, false},
+		"a VolumeAttachment":           {func(s *stand) { s.seen.Pods = nil }, false},
+		"both are being deleted":       {func(s *stand) { s.seen.Pods[0].Leaving, s.seen.Attachments[0].Deleting = true, true }, true},
+		"nothing":                      {func(s *stand) { s.seen.Pods, s.seen.Attachments = nil, nil }, true},
+		"nothing, and no switch":       {func(s *stand) { s.seen.Pods, s.seen.Attachments, s.seen.Source = nil, nil, Source{} }, true},
+		"nothing, and the Node was deleted during the fence": {func(s *stand) { s.seen.Pods, s.seen.Attachments, s.fence.NodeDeleted = nil, nil, false }, true},
+		"nothing, and volumes were taken":                    {func(s *stand) { s.seen.Pods, s.seen.Attachments, s.fence.StorageProven = nil, nil, true }, false},
+		"nothing, and there is a Node": {func(s *stand) {
+			s.seen.Pods, s.seen.Attachments, s.seen.Source, s.fence.NodeDeleted = nil, nil, Source{}, false
+			s.seen.Exists, s.seen.Now, s.seen.Silent = Yes, boot1, true
+		}, false},
+	} {
+		s := deletedStand(t)
+		c.change(s)
+		s.waits()
+		if (s.fence.Phase == Cancelled) != c.ends || count[DeletePod](s)+count[DeleteAttachment](s)+count[Command](s) != 0 {
+			t.Errorf("%s: %s after %T", name, s.fence.Phase, s.did)
+		}
+	}
+}
+
 // alive reports whether the latest answer still shows that the boot runs, at any moment until the next one.
 func (s *stand) alive() bool {
 	at := s.seen.Source.Status.Asked
@@ -155,7 +184,7 @@ func TestSuspectDeleted(t *testing.T) {
 		"many":         {lost, Fleet{Nodes: []Node{lost, lost, lost, well("a")}}, TooManySilent},
 		"in flight":    {lost, Fleet{Nodes: fleet.Nodes, InFlight: 2}, TooManyInFlight},
 	} {
-		if s := Suspect(start, Default, DefaultBrakes(), c.fleet, c.node); s.Reason != c.want || s.Suspected != (c.want == Settled) {
+		if s := Suspect(start, Default, DefaultBrakes(), c.fleet.Count(), c.node); s.Reason != c.want || s.Suspected != (c.want == Settled) {
 			t.Errorf("%s: %+v, want %v", name, s, c.want)
 		}
 	}
@@ -194,10 +223,10 @@ func TestSuspectBesideDeleted(t *testing.T) {
 				fleet.Nodes = append(fleet.Nodes, node(i, 0))
 			}
 		}
-		if s := Suspect(start, Default, DefaultBrakes(), fleet, fleet.Nodes[c.deleted]); s.Reason != c.lost {
+		if s := Suspect(start, Default, DefaultBrakes(), fleet.Count(), fleet.Nodes[c.deleted]); s.Reason != c.lost {
 			t.Errorf("%s: a node that is there: %+v, want %v", name, s, c.lost)
 		}
-		if s := Suspect(start, Default, DefaultBrakes(), fleet, ghosts(0)); s.Reason != c.gone {
+		if s := Suspect(start, Default, DefaultBrakes(), fleet.Count(), ghosts(0)); s.Reason != c.gone {
 			t.Errorf("%s: a deleted one: %+v, want %v", name, s, c.gone)
 		}
 	}

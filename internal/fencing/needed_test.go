@@ -169,3 +169,30 @@ func TestInFlight(t *testing.T) {
 		}
 	}
 }
+
+// Without a power switch that may be asked, a fence commands nothing, however long it waits for a person: it holds back no other. One that has commanded
+// counts, whatever became of the switch.
+func TestMayCommand(t *testing.T) {
+	own := Source{Name: "node-1", SaidOn: boot1, Machine: boot1.Machine}
+	locked, shared := own, own
+	locked.Locked, shared.Shared = true, true
+	sent := Intent{Nonce: "1", NotAfter: start}
+	for name, c := range map[string]struct {
+		fence  Fence
+		source Source
+		want   bool
+	}{
+		"its own switch":            {Fence{Boot: boot1, Phase: Fencing}, own, true},
+		"no switch":                 {Fence{Boot: boot1, Phase: Fencing}, Source{}, false},
+		"one of another boot":       {Fence{Boot: boot2, Phase: Fencing}, own, false},
+		"locked":                    {Fence{Boot: boot1, Phase: Fencing}, locked, false},
+		"shared":                    {Fence{Boot: boot1, Phase: Fencing}, shared, false},
+		"locked, and commanded":     {Fence{Boot: boot1, Phase: Fencing, Intent: sent}, locked, true},
+		"its volumes are detached":  {Fence{Boot: boot1, Phase: Detaching, Intent: sent}, own, false},
+		"the Node of it is deleted": {Fence{Boot: boot1, Phase: Fencing, NodeDeleted: true}, own, false},
+	} {
+		if got := c.fence.MayCommand(c.source); got != c.want {
+			t.Errorf("%s: %t", name, got)
+		}
+	}
+}

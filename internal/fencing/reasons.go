@@ -24,8 +24,10 @@ const (
 	NodeIdentityUnknown decision.Reason = "NodeIdentityUnknown"
 	// NoSecondSignal: nothing but the lease says that the node is lost.
 	NoSecondSignal decision.Reason = "NoSecondSignal"
-	// SignOfLife: something shows that the machine runs with a working network.
+	// SignOfLife: something shows that the machine runs with a working network, or its stop was announced.
 	SignOfLife decision.Reason = "SignOfLife"
+	// NothingToLose: the node has no volume that another node could want.
+	NothingToLose decision.Reason = "NothingToLose"
 	// NotReadLive: the API server itself was not asked within the last second.
 	NotReadLive decision.Reason = "NotReadLive"
 	// DetectorCutOff: no node at all is heard, so the fault is more likely the detector's.
@@ -100,7 +102,7 @@ var Exits = decision.Exits{
 
 // notSuspected are the reasons for which a node is not suspected.
 var notSuspected = []decision.Reason{
-	NodeAlive, SilenceTooShort, NodeOptedOut, NodeUnderMaintenance, ControlPlaneNode, NodeIdentityUnknown, NoSecondSignal, SignOfLife, NotReadLive,
+	NodeAlive, SilenceTooShort, NodeOptedOut, NodeUnderMaintenance, ControlPlaneNode, NodeIdentityUnknown, NoSecondSignal, SignOfLife, NothingToLose, NotReadLive,
 	DetectorCutOff, TooManySilent, ZoneSilent, TooManyFenced, TooManyInFlight,
 }
 

@@ -67,12 +67,16 @@ type Intent struct {
 	Renewal string
 }
 
-// InFlight reports whether the fence may still switch a machine off, or take from it what it has: it counts against Brakes.InFlight. From
-// Detaching on it waits only for others, such as the owner of a pod's finalizer. One of a deleted Node commands nothing, and may wait for days.
+// InFlight reports whether the fence may still switch a machine off, or take from it what it has. From Detaching on it waits only for others, such as
+// the owner of a pod's finalizer. One of a deleted Node commands nothing, and may wait for days.
 func (f Fence) InFlight() bool {
 	waits := slices.Contains([]Phase{Detaching, Moved, Releasing, Released, Cancelled}, f.Phase)
 	return !waits && !f.NodeDeleted
 }
+
+// MayCommand reports whether the fence counts against Brakes.InFlight: it is in flight, and has a power switch to command, or has commanded it. One
+// that waits for a switch, or for a person, may wait for weeks.
+func (f Fence) MayCommand(s Source) bool { return f.InFlight() && (f.offSent() || s.answers(f.Boot)) }
 
 // Proven reports whether the fence has been through the bracket, after which it cannot be cancelled: its boot has ended.
 func (f Fence) Proven() bool {

@@ -119,13 +119,13 @@ func (r *Requested) Late(now time.Time) (nonce string, late bool) {
 }
 
 // MaySwitchOff decides whether a fencer that is asked to switch the machine of a boot off finds its node silent itself, and whether its brakes allow it.
-// The fleet is what it has heard itself, and Began the commands that it has sent: who can write a NodeFence may name any node, at any time.
+// The fleet is what it has heard itself: who can write a NodeFence may name any node, at any time.
 func MaySwitchOff(now time.Time, b Brakes, fleet Fleet, boot Boot, n Node) Suspicion {
 	replaced := n.Boot.Since(boot) == OtherMachine // what its lease says is another machine's
 	if !replaced && (!n.Heard || n.Silent < n.Limit) {
 		return Suspicion{Reason: SilenceTooShort, After: max(n.Limit-n.Silent, 0)}
 	}
-	if reason := b.hold(now, fleet, n); reason != Settled {
+	if reason := b.hold(now, fleet.Count(), n); reason != Settled {
 		return Suspicion{Reason: reason, After: MaxTickGap}
 	}
 	return Suspicion{Suspected: true, Reason: Settled}

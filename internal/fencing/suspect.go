@@ -26,10 +26,14 @@ type Node struct {
 	// Endpoint is whether the kubelet's port answers a request: Yes is a sign of life, No is silence; see the function Endpoint. Unknown if it was not
 	// asked.
 	Endpoint Knowledge
-	// Key is the public key of the kubelet's certificate, as it was seen while the boot lived; empty if unknown.
+	// Key is the public key of the kubelet's certificate, as it was seen while the boot lived; empty if unknown. Own is set when the answer came with it.
 	Key string
-	// Refused is set when the machine refused the connection: its network works.
-	Refused bool
+	Own bool
+	// Refused is set when the machine refused the connection: its network works. Leaving is set when its kubelet, or the owner of the machine, announced
+	// that it stops. GivenUp is set when the cluster has given the node up, as its pods show (GivesUp). See Node.chance.
+	Refused, Leaving, GivenUp bool
+	// Idle is Yes if nothing of the node has a volume that another node could want. Unknown if its pods were not read.
+	Idle Knowledge
 	// Deleted is set when there is no Node object, and VolumeAttachments of the boot are left.
 	Deleted bool
 	// OptedOut, Maintenance and ControlPlane keep the node from being fenced. ControlPlane is also set for the detector's own node.
@@ -47,10 +51,10 @@ func (n Node) quiet() bool { return n.Deleted || n.Heard && n.Silent >= n.Limit/
 type Brakes struct {
 	// Share of all nodes, and of the nodes of a zone, that may be silent at a time. One always may. Nodes that are never fenced do not count.
 	Share, ZoneShare float64
-	// Window is how long a fence counts against Fences: the most nodes that may be fenced in it, and the most often that one of them may be.
+	// Window is how long a command counts against Fences: the most nodes that may be switched off in it.
 	Window time.Duration
 	Fences int
-	// InFlight is the most fences at a time that Fence.InFlight reports.
+	// InFlight is the most fences at a time that Fence.MayCommand reports.
 	InFlight int
 }
 
@@ -62,56 +66,76 @@ func DefaultBrakes() Brakes {
 // Fleet is what the detector knows about all nodes.
 type Fleet struct {
 	Nodes []Node
-	// Began has each fence of the window, whatever became of it, and InFlight is how many are under way.
-	Began    []Start
-	InFlight int
+	// Commanded has the nodes to which a command to switch off was sent in the window, or perhaps was, and when; InFlight is how many fences may
+	// command (Fence.MayCommand).
+	Commanded map[string]time.Time
+	InFlight  int
 	// Fenced has the names of the nodes that have a NodeFence. They count as silent, unless they are in Back: those that are being released.
 	Fenced, Back map[string]bool
 }
 
-// Start is when the fence of a node was created.
-type Start struct {
-	Node string
-	At   time.Time
-	// Deleted is set if it began because the Node was deleted: its machine is asked, and never switched off.
-	Deleted bool
+// Counts is a fleet as the brakes see it, counted once for the decisions on all of its nodes. What a decision changes is counted with the next one.
+type Counts struct {
+	Fleet
+
+	// there has the Nodes that are there, all those that are deleted too. A Node that is deleted, or never was, holds back no fence of one that is
+	// there: all that is known of it is what VolumeAttachments say, and who can create those may name any node.
+	there, all tally
 }
 
-// counts reports whether what is known about the node is a reason to hold back the fence of another. A Node that is deleted, or never was, holds back no
-// fence of one that is there: all that is known of it is what VolumeAttachments say, and who can create those may name any node.
-func (n Node) counts(beside Node) bool { return beside.Deleted || !n.Deleted }
-
-// count counts the nodes, of a zone or of all, that may be fenced, and which of them are silent. The others count in neither: a kubelet writes the
-// annotations and the conditions of its own Node (kubernetes v1.36.3 plugin/pkg/admission/noderestriction/admission.go:545-561 refuses it taints,
-// owners and some labels), and what it writes there holds back the fence of no other node.
-func (f *Fleet) count(beside Node, which func(Node) bool) (all, silent int) {
-	for _, n := range f.Nodes {
-		if n.spared() != Settled || !n.counts(beside) || !which(n) {
-			continue
-		}
-		all++
-		if n.quiet() || f.Fenced[n.Boot.Node] && !f.Back[n.Boot.Node] {
-			silent++
-		}
-	}
-	return all, silent
+// tally is how many nodes there are of each kind.
+type tally struct {
+	nodes, quiet, heard int // by their leases, whatever else is known about them
+	may, silent         int // those that may be fenced, and of them those that are silent
+	zones               map[string]share
 }
 
-// leases counts all nodes, and which of them are silent and heard by their leases, whatever else is known about them.
-func (f *Fleet) leases(beside Node) (all, silent, heard int) {
-	for _, n := range f.Nodes {
-		if !n.counts(beside) {
-			continue
-		}
-		all++
-		switch {
-		case n.quiet():
-			silent++
-		case n.Heard:
-			heard++
+type share struct{ may, silent int }
+
+// Count counts the fleet.
+func (f Fleet) Count() Counts {
+	c := Counts{Fleet: f, there: tally{zones: map[string]share{}}, all: tally{zones: map[string]share{}}}
+	for i := range f.Nodes {
+		n := &f.Nodes[i]
+		silent := n.quiet() || f.Fenced[n.Boot.Node] && !f.Back[n.Boot.Node]
+		c.all.add(n, silent)
+		if !n.Deleted {
+			c.there.add(n, silent)
 		}
 	}
-	return all, silent, heard
+	return c
+}
+
+// beside are the nodes that count for the fence of another.
+func (c *Counts) beside(n Node) *tally {
+	if n.Deleted {
+		return &c.all
+	}
+	return &c.there
+}
+
+// add counts a node. One that is never fenced counts only by its lease: a kubelet writes the annotations and the conditions of its own Node
+// (kubernetes v1.36.3 plugin/pkg/admission/noderestriction/admission.go:545-561 refuses it taints, owners and some labels), and what it writes there
+// holds back the fence of no other node.
+func (t *tally) add(n *Node, silent bool) {
+	t.nodes++
+	switch {
+	case n.quiet():
+		t.quiet++
+	case n.Heard:
+		t.heard++
+	}
+	if n.spared() != Settled {
+		return
+	}
+	zone := t.zones[n.Zone]
+	zone.may++
+	t.may++
+	if silent {
+		zone.silent++
+		t.silent++
+	}
+	t.zones[n.Zone] = zone
 }
 
 // Suspicion is whether a node is to be fenced, and why not.
@@ -124,7 +148,7 @@ type Suspicion struct {
 }
 
 // Suspect decides whether a node is lost, on two signals, and whether the brakes allow to fence it.
-func Suspect(now time.Time, p Profile, b Brakes, fleet Fleet, n Node) Suspicion {
+func Suspect(now time.Time, p Profile, b Brakes, fleet Counts, n Node) Suspicion {
 	if s := n.suspicious(p); !s.Suspected {
 		return s
 	}
@@ -137,9 +161,17 @@ func Suspect(now time.Time, p Profile, b Brakes, fleet Fleet, n Node) Suspicion 
 	return Suspicion{Suspected: true, Reason: Settled}
 }
 
-// answers reports whether the machine shows a sign of life. A refusal has no key: another machine may have the address.
-func (n Node) answers(p Profile) bool {
-	return n.Endpoint == Yes || p.RefusedIsAlive && n.Refused && n.PowerOff != Yes
+// alive reports whether the machine shows a sign of life. Its own kubelet that answers is one for as long as it answers, whatever its power switch says.
+func (n Node) alive(p Profile) bool { return n.Endpoint == Yes && n.Own || n.chance(p) }
+
+// chance reports whether something speaks for the node, and still counts: an answer that may be another machine's, because the key of its kubelet is not
+// known; a refused connection, which is a kubelet that was stopped or an address that went to another machine; an announcement that the machine stops.
+// It counts for as long as the cluster itself gives the node a chance, or for Profile.Chance. After that, a node that is not Ready is silent as any
+// other: its containers may run on, so its machine is switched off before a volume moves.
+func (n Node) chance(p Profile) bool {
+	speaks := n.Endpoint == Yes || p.RefusedIsAlive && n.Refused || n.Leaving
+	spent := n.Ready == No && (n.GivenUp || p.Chance > 0 && n.Silent >= p.Chance)
+	return speaks && n.PowerOff != Yes && !spent
 }
 
 // suspicious decides on what is known about the node alone.
@@ -158,8 +190,10 @@ func (n Node) suspicious(p Profile) Suspicion {
 		return Suspicion{Reason: n.spared()}
 	case !n.Boot.Complete():
 		return Suspicion{Reason: NodeIdentityUnknown}
-	case n.answers(p):
+	case n.alive(p):
 		return Suspicion{Reason: SignOfLife, After: MaxTickGap}
+	case n.Idle == Yes:
+		return Suspicion{Reason: NothingToLose, After: MaxTickGap}
 	case n.Ready != No && n.PowerOff != Yes && n.Endpoint != No:
 		return Suspicion{Reason: NoSecondSignal, After: MaxTickGap}
 	}
@@ -180,16 +214,15 @@ func (n Node) spared() decision.Reason {
 }
 
 // hold returns why a node is not fenced now although it is suspicious.
-func (b Brakes) hold(now time.Time, fleet Fleet, n Node) decision.Reason {
-	nodes, quiet, heard := fleet.leases(n)
-	all, silent := fleet.count(n, func(Node) bool { return true })
-	zone, zoneSilent := fleet.count(n, func(other Node) bool { return n.Zone != "" && other.Zone == n.Zone })
+func (b Brakes) hold(now time.Time, fleet Counts, n Node) decision.Reason {
+	t := fleet.beside(n)
+	zone := t.zones[n.Zone]
 	switch {
-	case heard == 0:
+	case t.heard == 0:
 		return DetectorCutOff
-	case silent > allowed(b.Share, all) || b.half(quiet, nodes):
+	case t.silent > allowed(b.Share, t.may) || b.half(t.quiet, t.nodes):
 		return TooManySilent
-	case zoneSilent > allowed(b.ZoneShare, zone):
+	case n.Zone != "" && zone.silent > allowed(b.ZoneShare, zone.may):
 		return ZoneSilent
 	case b.spent(now, fleet, n):
 		return TooManyFenced
@@ -199,18 +232,16 @@ func (b Brakes) hold(now time.Time, fleet Fleet, n Node) decision.Reason {
 	return Settled
 }
 
-// spent reports whether as many other nodes were fenced lately as may be, or the node itself as often. A node whose fences begin and end one
-// after the other takes one place of its fleet, and one for a deleted Node takes none of a Node that is there, as in Node.counts.
-func (b Brakes) spent(now time.Time, fleet Fleet, n Node) bool {
-	lately := map[string]int{}
-	for _, s := range fleet.Began {
-		if now.Sub(s.At) < b.Window && (n.Deleted || !s.Deleted) {
-			lately[s.Node]++
+// spent reports whether as many other nodes were commanded lately as may be. What was not commanded counts for nothing, whatever a fence was begun
+// for: a node that is silent for a moment again and again, or one that has no power switch, holds back no other.
+func (b Brakes) spent(now time.Time, fleet Counts, n Node) bool {
+	lately := 0
+	for name, at := range fleet.Commanded {
+		if name != n.Boot.Node && now.Sub(at) < b.Window {
+			lately++
 		}
 	}
-	own := lately[n.Boot.Node]
-	delete(lately, n.Boot.Node)
-	return own >= b.Fences || len(lately) >= b.Fences
+	return lately >= b.Fences
 }
 
 // half reports whether at least half of all nodes are silent, also those that are never fenced: then the fault is not that of some machines. An

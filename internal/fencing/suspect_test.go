@@ -38,6 +38,9 @@ func fleet(silent, all int, zone func(int) string) Fleet {
 
 func noZone(int) string { return "" }
 
+// forever gives a node a chance for as long as the cluster does.
+var forever = func() Profile { p := Default; p.Chance = 0; return p }()
+
 // TestSuspicion: two signals, and no sign of life.
 func TestSuspicion(t *testing.T) {
 	for name, test := range map[string]struct {
@@ -45,33 +48,49 @@ func TestSuspicion(t *testing.T) {
 		profile Profile
 		want    decision.Reason
 	}{
-		"silent and not Ready":            {func(*Node) {}, Default, Settled},
-		"silent, Ready, power off":        {func(n *Node) { n.Ready, n.PowerOff = Yes, Yes }, Default, Settled},
-		"silent, Ready, port silent":      {func(n *Node) { n.Ready, n.Endpoint = Yes, No }, Default, Settled},
-		"silent and nothing else":         {func(n *Node) { n.Ready = Yes }, Default, NoSecondSignal},
-		"Ready unknown and nothing else":  {func(n *Node) { n.Ready = Unknown }, Default, NoSecondSignal},
-		"silent, the port answers":        {func(n *Node) { n.Endpoint = Yes }, Default, SignOfLife},
-		"silent, refuses connections":     {func(n *Node) { n.Refused = true }, Default, SignOfLife},
-		"it refuses, and is switched off": {func(n *Node) { n.Refused, n.PowerOff = true, Yes }, Default, Settled},
-		"the fast profile on refusal":     {func(n *Node) { n.Refused = true }, Fast, Settled},
-		"heard a moment ago, not Ready":   {func(n *Node) { n.Silent = time.Second }, Default, NodeAlive},
-		"a moment too early":              {func(n *Node) { n.Silent = 24 * time.Second }, Default, SilenceTooShort},
-		"never heard":                     {func(n *Node) { n.Heard = false }, Default, NodeAlive},
-		"opted out":                       {func(n *Node) { n.OptedOut = true }, Default, NodeOptedOut},
-		"under maintenance":               {func(n *Node) { n.Maintenance = true }, Default, NodeUnderMaintenance},
-		"of the control plane":            {func(n *Node) { n.ControlPlane = true }, Default, ControlPlaneNode},
-		"opted out, and alive":            {func(n *Node) { n.OptedOut, n.Silent = true, time.Second }, Default, NodeAlive},
-		"a control plane that is alive":   {func(n *Node) { n.ControlPlane, n.Silent = true, time.Second }, Default, NodeAlive},
-		"under maintenance, and alive":    {func(n *Node) { n.Maintenance, n.Silent = true, time.Second }, Default, NodeAlive},
-		"without a boot ID":               {func(n *Node) { n.Boot.ID = "" }, Default, NodeIdentityUnknown},
-		"without a system UUID":           {func(n *Node) { n.Boot.Machine = "" }, Default, NodeIdentityUnknown},
-		"read a moment too long ago":      {func(n *Node) { n.ReadAt = start.Add(-LiveFor - time.Millisecond) }, Default, NotReadLive},
-		"never read from the API server":  {func(n *Node) { n.ReadAt = time.Time{} }, Default, NotReadLive},
-		"opted out, power off, not Ready": {func(n *Node) { n.OptedOut, n.PowerOff = true, Yes }, Default, NodeOptedOut},
+		"silent and not Ready":                 {func(*Node) {}, Default, Settled},
+		"silent, Ready, power off":             {func(n *Node) { n.Ready, n.PowerOff = Yes, Yes }, Default, Settled},
+		"silent, Ready, port silent":           {func(n *Node) { n.Ready, n.Endpoint = Yes, No }, Default, Settled},
+		"silent and nothing else":              {func(n *Node) { n.Ready = Yes }, Default, NoSecondSignal},
+		"Ready unknown and nothing else":       {func(n *Node) { n.Ready = Unknown }, Default, NoSecondSignal},
+		"silent, the port answers":             {func(n *Node) { n.Endpoint = Yes }, Default, SignOfLife},
+		"silent, refuses connections":          {func(n *Node) { n.Refused = true }, Default, SignOfLife},
+		"it refuses, and is switched off":      {func(n *Node) { n.Refused, n.PowerOff = true, Yes }, Default, Settled},
+		"the fast profile on refusal":          {func(n *Node) { n.Refused = true }, Fast, Settled},
+		"its own key answers, given up":        {func(n *Node) { n.Endpoint, n.Own, n.GivenUp, n.Silent = Yes, true, true, time.Hour }, Default, SignOfLife},
+		"its own key answers, switched off":    {func(n *Node) { n.Endpoint, n.Own, n.PowerOff = Yes, true, Yes }, Default, SignOfLife},
+		"an unknown key answers, switched off": {func(n *Node) { n.Endpoint, n.PowerOff = Yes, Yes }, Default, Settled},
+		"an unknown key answers, given up":     {func(n *Node) { n.Endpoint, n.GivenUp = Yes, true }, Default, Settled},
+		"it refuses, and is given up":          {func(n *Node) { n.Refused, n.GivenUp = true, true }, Default, Settled},
+		"it refuses, is given up and Ready":    {func(n *Node) { n.Refused, n.GivenUp, n.Ready = true, true, Yes }, Default, SignOfLife},
+		"it refuses, a moment too short":       {func(n *Node) { n.Refused, n.Silent = true, 5*time.Minute-time.Millisecond }, Default, SignOfLife},
+		"it refuses for the chance":            {func(n *Node) { n.Refused, n.Silent = true, 5*time.Minute }, Default, Settled},
+		"it refuses for ever":                  {func(n *Node) { n.Refused, n.Silent = true, time.Hour }, forever, SignOfLife},
+		"for ever, and is given up":            {func(n *Node) { n.Refused, n.Silent, n.GivenUp = true, time.Hour, true }, forever, Settled},
+		"its stop was announced":               {func(n *Node) { n.Leaving = true }, Fast, SignOfLife},
+		"its stop was announced long ago":      {func(n *Node) { n.Leaving, n.Silent = true, 5*time.Minute }, Fast, Settled},
+		"it stops, and is switched off":        {func(n *Node) { n.Leaving, n.PowerOff = true, Yes }, Default, Settled},
+		"nothing to lose":                      {func(n *Node) { n.Idle = Yes }, Default, NothingToLose},
+		"nothing to lose, switched off":        {func(n *Node) { n.Idle, n.PowerOff = Yes, Yes }, Default, NothingToLose},
+		"something to lose":                    {func(n *Node) { n.Idle = No }, Default, Settled},
+		"heard a moment ago, not Ready":        {func(n *Node) { n.Silent = time.Second }, Default, NodeAlive},
+		"a moment too early":                   {func(n *Node) { n.Silent = 24 * time.Second }, Default, SilenceTooShort},
+		"never heard":                          {func(n *Node) { n.Heard = false }, Default, NodeAlive},
+		"opted out":                            {func(n *Node) { n.OptedOut = true }, Default, NodeOptedOut},
+		"under maintenance":                    {func(n *Node) { n.Maintenance = true }, Default, NodeUnderMaintenance},
+		"of the control plane":                 {func(n *Node) { n.ControlPlane = true }, Default, ControlPlaneNode},
+		"opted out, and alive":                 {func(n *Node) { n.OptedOut, n.Silent = true, time.Second }, Default, NodeAlive},
+		"a control plane that is alive":        {func(n *Node) { n.ControlPlane, n.Silent = true, time.Second }, Default, NodeAlive},
+		"under maintenance, and alive":         {func(n *Node) { n.Maintenance, n.Silent = true, time.Second }, Default, NodeAlive},
+		"without a boot ID":                    {func(n *Node) { n.Boot.ID = "" }, Default, NodeIdentityUnknown},
+		"without a system UUID":                {func(n *Node) { n.Boot.Machine = "" }, Default, NodeIdentityUnknown},
+		"read a moment too long ago":           {func(n *Node) { n.ReadAt = start.Add(-LiveFor - time.Millisecond) }, Default, NotReadLive},
+		"never read from the API server":       {func(n *Node) { n.ReadAt = time.Time{} }, Default, NotReadLive},
+		"opted out, power off, not Ready":      {func(n *Node) { n.OptedOut, n.PowerOff = true, Yes }, Default, NodeOptedOut},
 	} {
 		all := fleet(1, 3, noZone)
 		test.change(&all.Nodes[0])
-		got := Suspect(start, test.profile, DefaultBrakes(), all, all.Nodes[0])
+		got := Suspect(start, test.profile, DefaultBrakes(), all.Count(), all.Nodes[0])
 		if got.Reason != test.want || got.Suspected != (test.want == Settled) {
 			t.Errorf("%s: %+v, want %s", name, got, test.want)
 		}
@@ -84,7 +103,7 @@ func TestReadyNodeIsNeverSuspected(t *testing.T) {
 	n.PowerOff, n.Endpoint, n.Refused = Yes, No, true
 	all := fleet(0, 3, noZone)
 	for _, p := range []Profile{Default, Fast} {
-		if got := Suspect(start, p, DefaultBrakes(), all, n); got.Suspected {
+		if got := Suspect(start, p, DefaultBrakes(), all.Count(), n); got.Suspected {
 			t.Errorf("%s: %+v", p.Name, got)
 		}
 	}
@@ -97,52 +116,44 @@ func TestBrakes(t *testing.T) {
 		fleet Fleet
 		want  decision.Reason
 	}{
-		"one of three":                   {fleet(1, 3, noZone), Settled},
-		"one of two":                     {fleet(1, 2, noZone), Settled},
-		"the only node":                  {fleet(1, 1, noZone), DetectorCutOff},
-		"all of three":                   {fleet(3, 3, noZone), DetectorCutOff},
-		"six of ten":                     {fleet(6, 10, noZone), TooManySilent},
-		"four of ten":                    {fleet(4, 10, noZone), Settled},
-		"three of four in a zone":        {fleet(3, 12, zones), ZoneSilent},
-		"two of four in a zone":          {fleet(2, 12, zones), Settled},
-		"five fenced lately":             {fleet(1, 40, noZone).began("a", 1, "b", 2, "c", 3, "d", 4, "e", 9), TooManyFenced},
-		"five fenced, one of them early": {fleet(1, 40, noZone).began("a", 1, "b", 2, "c", 3, "d", 4, "e", 10), Settled},
-		"another one five times":         {fleet(1, 40, noZone).began("a", 1, "a", 1, "a", 2, "a", 2, "a", 3), Settled},
-		"one of five others, five times": {fleet(1, 40, noZone).began("a", 1, "a", 1, "b", 2, "b", 2, "c", 3, "d", 3, "e", 4), TooManyFenced},
-		"four others, and itself":        {fleet(1, 40, noZone).began("a", 1, "b", 1, "c", 2, "d", 2, "node-0", 3), Settled},
-		"itself five times":              {fleet(1, 40, noZone).began("node-0", 1, "node-0", 1, "node-0", 2, "node-0", 2, "node-0", 3), TooManyFenced},
-		"five deleted Nodes lately":      {fleet(1, 40, noZone).began("a", 1, "b", 2, "c", 3, "d", 4, "e", 5).ofDeleted(), Settled},
-		"two in flight":                  {fleet(1, 40, noZone).flying(2), TooManyInFlight},
-		"one in flight":                  {fleet(1, 40, noZone).flying(1), Settled},
-		"fenced nodes count as silent":   {fleet(1, 10, noZone).fenced("node-9", "node-8", "node-7", "node-6"), TooManySilent},
+		"one of three":                      {fleet(1, 3, noZone), Settled},
+		"one of two":                        {fleet(1, 2, noZone), Settled},
+		"the only node":                     {fleet(1, 1, noZone), DetectorCutOff},
+		"all of three":                      {fleet(3, 3, noZone), DetectorCutOff},
+		"six of ten":                        {fleet(6, 10, noZone), TooManySilent},
+		"four of ten":                       {fleet(4, 10, noZone), Settled},
+		"three of four in a zone":           {fleet(3, 12, zones), ZoneSilent},
+		"two of four in a zone":             {fleet(2, 12, zones), Settled},
+		"five commanded lately":             {fleet(1, 40, noZone).commanded("a", 1, "b", 2, "c", 3, "d", 4, "e", 9), TooManyFenced},
+		"five commanded, one of them early": {fleet(1, 40, noZone).commanded("a", 1, "b", 2, "c", 3, "d", 4, "e", 10), Settled},
+		"four others, and itself":           {fleet(1, 40, noZone).commanded("a", 1, "b", 1, "c", 2, "d", 2, "node-0", 3), Settled},
+		"two in flight":                     {fleet(1, 40, noZone).flying(2), TooManyInFlight},
+		"one in flight":                     {fleet(1, 40, noZone).flying(1), Settled},
+		"fenced nodes count as silent":      {fleet(1, 10, noZone).fenced("node-9", "node-8", "node-7", "node-6"), TooManySilent},
 	} {
-		if got := Suspect(start, Default, DefaultBrakes(), test.fleet, test.fleet.Nodes[0]); got.Reason != test.want {
+		if got := Suspect(start, Default, DefaultBrakes(), test.fleet.Count(), test.fleet.Nodes[0]); got.Reason != test.want {
 			t.Errorf("%s: %s, want %s", name, got.Reason, test.want)
 		}
-	}
-	gone := fleet(1, 40, noZone).began("a", 1, "b", 2, "c", 3, "d", 4, "e", 5).ofDeleted()
-	gone.Nodes[0].Deleted = true
-	if got := Suspect(start, Default, DefaultBrakes(), gone, gone.Nodes[0]); got.Reason != TooManyFenced {
-		t.Errorf("a sixth deleted Node: %s", got.Reason)
 	}
 	// Nodes that went silent together are seen together, before the first of them is suspected.
 	together := fleet(6, 10, noZone)
 	for i := 1; i < 6; i++ {
 		together.Nodes[i].Silent = 13 * time.Second
 	}
-	if got := Suspect(start, Default, DefaultBrakes(), together, together.Nodes[0]); got.Reason != TooManySilent {
+	if got := Suspect(start, Default, DefaultBrakes(), together.Count(), together.Nodes[0]); got.Reason != TooManySilent {
 		t.Errorf("six nodes that go silent within a renewal: %s", got.Reason)
 	}
 }
 
 func minutes(n int) time.Duration { return time.Duration(n) * time.Minute }
 
-// ago are the fences of nodes, each with the minutes since it began.
-func ago(nodes ...any) (began []Start) {
+// ago are nodes that were commanded, each with the minutes since.
+func ago(nodes ...any) map[string]time.Time {
+	at := map[string]time.Time{}
 	for i := 0; i < len(nodes); i += 2 {
-		began = append(began, Start{Node: nodes[i].(string), At: start.Add(-minutes(nodes[i+1].(int)))})
+		at[nodes[i].(string)] = start.Add(-minutes(nodes[i+1].(int)))
 	}
-	return began
+	return at
 }
 
 // TestBrakesCountWhoMayBeFenced: nodes that recovery never fences count neither as silent nor in the total, so that no node holds back the
@@ -179,20 +190,14 @@ func TestBrakesCountWhoMayBeFenced(t *testing.T) {
 		"six of ten, as the administrator allows": {fleet(6, 10, noZone), most, Settled},
 		"seven of ten":                            {fleet(7, 10, noZone), most, TooManySilent},
 	} {
-		if got := Suspect(start, Default, test.brakes, test.fleet, test.fleet.Nodes[0]); got.Reason != test.want {
+		if got := Suspect(start, Default, test.brakes, test.fleet.Count(), test.fleet.Nodes[0]); got.Reason != test.want {
 			t.Errorf("%s: %s, want %s", name, got.Reason, test.want)
 		}
 	}
 }
 
-func (f Fleet) began(nodes ...any) Fleet { f.Began = ago(nodes...); return f }
-func (f Fleet) flying(n int) Fleet       { f.InFlight = n; return f }
-func (f Fleet) ofDeleted() Fleet {
-	for i := range f.Began {
-		f.Began[i].Deleted = true
-	}
-	return f
-}
+func (f Fleet) commanded(nodes ...any) Fleet { f.Commanded = ago(nodes...); return f }
+func (f Fleet) flying(n int) Fleet           { f.InFlight = n; return f }
 func (f Fleet) fenced(names ...string) Fleet {
 	for _, name := range names {
 		f.Fenced[name] = true
@@ -252,5 +257,30 @@ func TestSilences(t *testing.T) {
 	s.Forget("a")
 	if _, _, known := s.Of(now, Default, "a"); known {
 		t.Error("a node is known without a lease")
+	}
+}
+
+// TestDecisionsOnASilentFleetAreLinear: a fault that silences a third of a large fleet is decided on within a tick: after a longer one the silence of all
+// nodes would count from the beginning (MaxTickGap). Ten times the nodes cost each of them ten times as much if each decision counts them all: both
+// sides are the best of several.
+func TestDecisionsOnASilentFleetAreLinear(t *testing.T) {
+	perNode := func(size int) (least float64) {
+		f := fleet(size/3, size, func(i int) string { return fmt.Sprint("zone-", i%3) })
+		for range 7 {
+			began := time.Now()
+			counts := f.Count()
+			for _, n := range f.Nodes {
+				if s := Suspect(start, Default, DefaultBrakes(), counts, n); s.Suspected != (n.Ready == No) {
+					t.Fatalf("%s of %d: %+v", n.Boot.Node, size, s)
+				}
+			}
+			if took := float64(time.Since(began)) / float64(size); least == 0 || took < least {
+				least = took
+			}
+		}
+		return least
+	}
+	if few, many := perNode(1_000), perNode(10_000); many > 5*few {
+		t.Errorf("a decision takes %.0f ns among 1,000 nodes and %.0f among 10,000", few, many)
 	}
 }

@@ -50,11 +50,16 @@ func CutsAtUnpublish(driver *storagev1.CSIDriver) bool {
 	return driver.Annotations[CutsAtUnpublishAnnotation] == "true" && AttachRequired(driver)
 }
 
-// ControlPlane reports whether the node runs the control plane. Its kubelet cannot write the label (kubernetes v1.36.3
+// controlPlaneLabels are the roles of Nodes that run the control plane or its etcd: of kubeadm now and before 1.24, of K3s and RKE2, whose members of etcd have
+// a role of their own, and of RKE. worker, infra, edge and others are roles of machines that only run pods.
+var controlPlaneLabels = []string{
+	"node-role.kubernetes.io/control-plane", "node-role.kubernetes.io/master", "node-role.kubernetes.io/etcd", "node-role.kubernetes.io/controlplane",
+}
+
+// ControlPlane reports whether the node runs the control plane, whatever the value of the label. Its kubelet cannot write the label (kubernetes v1.36.3
 // plugin/pkg/admission/noderestriction/admission.go:613-618).
 func ControlPlane(node *corev1.Node) bool {
-	_, ok := node.Labels[controlPlaneLabel]
-	return ok
+	return slices.ContainsFunc(controlPlaneLabels, func(name string) bool { _, has := node.Labels[name]; return has })
 }
 
 // UnderMaintenance reports whether a condition of the node says that its owner has planned for it to be silent (KEP-5683).

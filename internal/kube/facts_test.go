@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // TestOutOfServiceOfAFence: a taint that a fence of belay set counts only for the boot that was fenced, also as the cache has the Node. One
@@ -40,6 +41,22 @@ func TestOutOfServiceOfAFence(t *testing.T) {
 		node.Spec.Taints = append(node.Spec.Taints, corev1.Taint{Key: OutOfServiceTaint, Value: "nodeshutdown", Effect: corev1.TaintEffectNoSchedule})
 		if OutOfServiceByFence(node) {
 			t.Errorf("%s: a person's taint beside it is a fence's", name)
+		}
+	}
+}
+
+// TestControlPlane: every label that installers give to machines of the control plane, with any value, also as the caches keep the Node. Other roles are
+// those of machines that only run pods.
+func TestControlPlane(t *testing.T) {
+	for role, want := range map[string]bool{
+		"control-plane": true, "master": true, "etcd": true, "controlplane": true,
+		"worker": false, "infra": false, "edge": false, "ingress": false, "": false,
+	} {
+		for _, value := range []string{"", "true", "false"} {
+			node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"node-role.kubernetes.io/" + role: value}}}
+			if got, kept := ControlPlane(node), ControlPlane(StripNode(node)); got != want || kept != want {
+				t.Errorf("node-role.kubernetes.io/%s=%s: %t, in the cache %t", role, value, got, kept)
+			}
 		}
 	}
 }

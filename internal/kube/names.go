@@ -47,8 +47,6 @@ const (
 	CutsAtUnpublishAnnotation = "fencing.belay.dev/cuts-at-unpublish"
 	// MaintenanceInProgress is a condition of a Node (KEP-5683): its owner works on the machine, so its silence is expected.
 	MaintenanceInProgress = "MaintenanceInProgress"
-	// controlPlaneLabel is a label of Nodes that run the control plane (kubeadm).
-	controlPlaneLabel = "node-role.kubernetes.io/control-plane"
 
 	// FenceMachineAnnotation on a FenceSource is a person's word that its switches belong to the machine with this system UUID. It is
 	// needed where no switch reports the identity of its hardware.

@@ -56,6 +56,16 @@ func HasVolumes(pod *corev1.Pod) bool {
 	return false
 }
 
+// HasStorage reports whether the pod has a volume whose data is neither the node's own nor the API server's: one that may be attached, or that any node can
+// mount. A path of the node, what the kubelet makes, and images stay behind with the machine.
+func HasStorage(pod *corev1.Pod) bool {
+	return slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool {
+		own := v.EmptyDir != nil || v.HostPath != nil || v.ConfigMap != nil || v.Secret != nil || v.DownwardAPI != nil || v.Projected != nil ||
+			v.GitRepo != nil || v.Image != nil
+		return !own
+	})
+}
+
 func mayBeAttached(volume *corev1.Volume) bool {
 	return volume.PersistentVolumeClaim != nil || volume.Ephemeral != nil || hasInlineVolume(volume)
 }

@@ -3,7 +3,7 @@ package recovery
 import (
 	"context"
 	"fmt"
-	"slices"
+	"maps"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -50,7 +50,7 @@ func (f *fencer) reserve(ctx context.Context, source *fencingv1.FenceSource, fen
 	node := r.Fence.Boot.Node
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	fleet, err := f.heard(ctx, node)
+	fleet, err := f.heard(ctx)
 	if err != nil {
 		return fencing.Suspicion{}, err
 	}
@@ -63,9 +63,8 @@ func (f *fencer) reserve(ctx context.Context, source *fencingv1.FenceSource, fen
 	return s, nil
 }
 
-// heard returns how long each node has been silent for the fencer, and the commands that it, or an earlier process, has sent to the others: one that its
-// machine ignores is repeated.
-func (f *fencer) heard(ctx context.Context, node string) (fencing.Fleet, error) {
+// heard returns how long each node has been silent for the fencer, and the commands that it, or an earlier process, has sent.
+func (f *fencer) heard(ctx context.Context) (fencing.Fleet, error) {
 	fleet := fencing.Fleet{}
 	nodes, sources := &corev1.NodeList{}, &fencingv1.FenceSourceList{}
 	for _, list := range []client.ObjectList{nodes, sources} {
@@ -76,15 +75,12 @@ func (f *fencer) heard(ctx context.Context, node string) (fencing.Fleet, error) 
 	for i := range nodes.Items {
 		fleet.Nodes = append(fleet.Nodes, f.describe(&nodes.Items[i]))
 	}
+	fleet.Commanded = maps.Clone(f.commanded)
 	for i := range sources.Items {
-		if c := sources.Items[i].Status.Command; c != nil {
-			fleet.Began = append(fleet.Began, fencing.Start{Node: sources.Items[i].Name, At: c.Time.Time})
+		if c := sources.Items[i].Status.Command; c != nil && c.Time.After(fleet.Commanded[sources.Items[i].Name]) {
+			fleet.Commanded[sources.Items[i].Name] = c.Time.Time
 		}
 	}
-	for name, at := range f.commanded {
-		fleet.Began = append(fleet.Began, fencing.Start{Node: name, At: at})
-	}
-	fleet.Began = slices.DeleteFunc(fleet.Began, func(s fencing.Start) bool { return s.Node == node })
 	return fleet, nil
 }
 

@@ -12,7 +12,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/workqueue"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
@@ -38,14 +37,18 @@ type detector struct {
 	// departed has the boots of deleted Nodes with VolumeAttachments, as of searched.
 	departed map[string]fencing.Boot
 	searched time.Time
-	// began has each fence of the window, by the API server's time, also those that were deleted since.
-	began map[types.UID]fencing.Start
 	// unanswered has when a create of a NodeFence was sent whose outcome is unknown, by node.
 	unanswered map[string]time.Time
 
 	mu sync.Mutex
 	// answered has when the kubelet of a silent boot last answered.
-	answered map[fencing.Boot]time.Time
+	answered map[fencing.Boot]answer
+}
+
+// answer is an answer of a kubelet's port.
+type answer struct {
+	at  time.Time
+	own bool // with the key of the boot's kubelet
 }
 
 type hold struct {
@@ -87,14 +90,16 @@ func (d *detector) look(ctx context.Context) error {
 	if err := d.inspectAll(ctx, fleet); err != nil {
 		return err
 	}
+	counts := fleet.Count()
 	for i := range fleet.Nodes {
 		node := &fleet.Nodes[i]
-		s := fencing.Suspect(d.now(), d.Profile, d.Brakes, fleet, *node)
+		s := fencing.Suspect(d.now(), d.Profile, d.Brakes, counts, *node)
 		if s.Suspected && !d.DryRun && !fleet.Fenced[node.Boot.Node] {
 			if err := d.countLive(ctx, &fleet, node.Boot.Node); err != nil {
 				return err
 			}
-			s = fencing.Suspect(d.now(), d.Profile, d.Brakes, fleet, *node)
+			counts = fleet.Count()
+			s = fencing.Suspect(d.now(), d.Profile, d.Brakes, counts, *node)
 		}
 		if fleet.Fenced[node.Boot.Node] {
 			delete(d.held, node.Boot.Node)
@@ -111,10 +116,11 @@ func (d *detector) look(ctx context.Context) error {
 // inspectAll looks closer at the nodes for which that may change the answer, side by side: all must be done well within
 // fencing.MaxTickGap, or the silence of all nodes would count from the beginning.
 func (d *detector) inspectAll(ctx context.Context, fleet fencing.Fleet) error {
-	var chosen []*fencing.Node // all of them before the first is changed: each choice counts the whole fleet
+	var chosen []*fencing.Node
+	counts := fleet.Count() // before the first is changed: each choice counts the whole fleet
 	for i := range fleet.Nodes {
 		node := &fleet.Nodes[i]
-		if len(chosen) < inspections && !fleet.Fenced[node.Boot.Node] && closer(fencing.Suspect(d.now(), d.Profile, d.Brakes, fleet, *node).Reason) {
+		if len(chosen) < inspections && !fleet.Fenced[node.Boot.Node] && closer(fencing.Suspect(d.now(), d.Profile, d.Brakes, counts, *node).Reason) {
 			chosen = append(chosen, node)
 		}
 	}
@@ -139,12 +145,10 @@ func (d *detector) fleet(ctx context.Context) (fencing.Fleet, map[string]*corev1
 			return fleet, nil, fmt.Errorf("list nodes and fences in the cache: %w", err)
 		}
 	}
-	d.count(&fleet, fences)
-	maps.DeleteFunc(d.answered, func(_ fencing.Boot, at time.Time) bool { return d.now().Sub(at) >= d.Brakes.Window })
-	switches := map[string]*fencingv1.FenceSource{}
-	for i := range sources.Items {
-		switches[sources.Items[i].Name] = &sources.Items[i]
-	}
+	d.commanded(&fleet, sources)
+	maps.DeleteFunc(d.answered, func(_ fencing.Boot, a answer) bool { return d.now().Sub(a.at) >= d.Brakes.Window })
+	switches := byName(sources)
+	d.count(&fleet, fences, switches)
 	objects := make(map[string]*corev1.Node, len(nodes.Items))
 	for i := range nodes.Items {
 		node := &nodes.Items[i]
@@ -159,29 +163,35 @@ func (d *detector) fleet(ctx context.Context) (fencing.Fleet, map[string]*corev1
 	return fleet, objects, err
 }
 
-// count has the fleet count the fences of a list.
-func (d *detector) count(fleet *fencing.Fleet, fences *fencingv1.NodeFenceList) {
-	fleet.Fenced, fleet.Back, fleet.InFlight, fleet.Began = map[string]bool{}, map[string]bool{}, 0, nil
-	if d.began == nil {
-		d.began, d.unanswered = map[types.UID]fencing.Start{}, map[string]time.Time{}
+// commanded has the fleet count the commands that the fencer recorded before it sent them: no other part writes them, and they outlive the NodeFences.
+// Their times are compared with the API server's, not with the clock of this process.
+func (d *detector) commanded(fleet *fencing.Fleet, sources *fencingv1.FenceSourceList) {
+	ahead := d.now().Sub(d.serverTime())
+	fleet.Commanded = map[string]time.Time{}
+	for i := range sources.Items {
+		if c := sources.Items[i].Status.Command; c != nil {
+			fleet.Commanded[sources.Items[i].Name] = c.Time.Add(ahead)
+		}
 	}
+}
+
+// count has the fleet count the fences of a list.
+func (d *detector) count(fleet *fencing.Fleet, fences *fencingv1.NodeFenceList, switches map[string]*fencingv1.FenceSource) {
+	fleet.Fenced, fleet.Back, fleet.InFlight = map[string]bool{}, map[string]bool{}, 0
 	for i := range fences.Items {
 		f := &fences.Items[i]
-		d.began[f.UID] = fencing.Start{Node: f.Name, At: f.CreationTimestamp.Time, Deleted: f.Spec.Trigger == fencingv1.TriggerNodeDeleted}
 		if finished(f) {
 			continue
 		}
 		fleet.Fenced[f.Name] = true
 		fleet.Back[f.Name] = f.Status.Phase == fencingv1.Phase(fencing.Releasing)
-		if fenceState(f).InFlight() {
+		source := fencing.Source{}
+		if s := switches[f.Name]; s != nil {
+			source = boundSource(s)
+		}
+		if fenceState(f).MayCommand(source) {
 			fleet.InFlight++
 		}
-	}
-	now, ahead := d.now(), d.now().Sub(d.serverTime())
-	maps.DeleteFunc(d.began, func(_ types.UID, s fencing.Start) bool { return now.Sub(s.At.Add(ahead)) >= d.Brakes.Window })
-	for _, s := range d.began {
-		s.At = s.At.Add(ahead)
-		fleet.Began = append(fleet.Began, s)
 	}
 }
 
@@ -197,15 +207,26 @@ func (d *detector) countLive(ctx context.Context, fleet *fencing.Fleet, node str
 	if err := d.live.List(ctx, fences); err != nil {
 		return fmt.Errorf("list NodeFences: %w", err)
 	}
-	d.count(fleet, fences)
+	sources := &fencingv1.FenceSourceList{}
+	if err := d.client.List(ctx, sources, client.UnsafeDisableDeepCopy); err != nil {
+		return fmt.Errorf("list FenceSources in the cache: %w", err)
+	}
+	d.count(fleet, fences, byName(sources))
 	maps.DeleteFunc(d.unanswered, func(_ string, at time.Time) bool { return d.now().Sub(at) >= requestLifetime })
-	for name, at := range d.unanswered {
+	for name := range d.unanswered {
 		if name != node && !fleet.Fenced[name] {
 			fleet.InFlight++
-			fleet.Began = append(fleet.Began, fencing.Start{Node: name, At: at})
 		}
 	}
 	return nil
+}
+
+func byName(sources *fencingv1.FenceSourceList) map[string]*fencingv1.FenceSource {
+	named := make(map[string]*fencingv1.FenceSource, len(sources.Items))
+	for i := range sources.Items {
+		named[sources.Items[i].Name] = &sources.Items[i]
+	}
+	return named
 }
 
 // node returns what is known about a node without asking.
@@ -241,7 +262,7 @@ func (d *detector) inspect(ctx context.Context, n *fencing.Node) error {
 		defer cancel()
 		return d.absent(ctx, n)
 	}
-	n.Endpoint, n.Refused = d.answers(ctx, n)
+	d.answers(ctx, n)
 	ctx, cancel := context.WithTimeout(ctx, readWithin)
 	defer cancel()
 	name, at := n.Boot.Node, d.now()
@@ -259,26 +280,30 @@ func (d *detector) inspect(ctx context.Context, n *fencing.Node) error {
 	}
 	before := *n
 	*n = d.describe(node)
-	n.Zone, n.PowerOff, n.Endpoint, n.Refused, n.ReadAt, n.Renewal = before.Zone, before.PowerOff, before.Endpoint, before.Refused, at, said
+	n.Zone, n.PowerOff, n.Endpoint, n.Own, n.Refused, n.Key = before.Zone, before.PowerOff, before.Endpoint, before.Own, before.Refused, before.Key
+	n.Leaving = leaving(node)
+	if err := d.occupants(ctx, n, node); err != nil {
+		return err
+	}
+	n.ReadAt, n.Renewal = at, said
 	return nil
 }
 
 // answers asks the kubelet's port. An answer counts for as long as a renewal of the lease does: one that is slow after that is no silence.
-func (d *detector) answers(ctx context.Context, n *fencing.Node) (answers fencing.Knowledge, refused bool) {
+func (d *detector) answers(ctx context.Context, n *fencing.Node) {
 	k, _ := d.askKubelet(ctx, n.Boot.Node)
-	answers, refused = fencing.Endpoint(k.answers, k.key, n.Key), k.refused
+	n.Endpoint, n.Refused, n.Own = fencing.Endpoint(k.answers, k.key, n.Key), k.refused, n.Key != "" && k.key == n.Key
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if answers == fencing.Yes {
+	if n.Endpoint == fencing.Yes {
 		if d.answered == nil {
-			d.answered = map[fencing.Boot]time.Time{}
+			d.answered = map[fencing.Boot]answer{}
 		}
-		d.answered[n.Boot] = d.now()
+		d.answered[n.Boot] = answer{d.now(), n.Own}
 	}
-	if at, known := d.answered[n.Boot]; known && d.now().Sub(at) < n.Limit {
-		return fencing.Yes, refused
+	if a, known := d.answered[n.Boot]; known && d.now().Sub(a.at) < n.Limit {
+		n.Endpoint, n.Own = fencing.Yes, a.own
 	}
-	return answers, refused
 }
 
 // report says once why a node that has been silent for too long is not fenced, or that it would be.
@@ -335,6 +360,9 @@ func (d *detector) suspect(ctx context.Context, n fencing.Node) error {
 	}
 	if err := d.client.Create(ctx, fence); err != nil {
 		if kube.MayBeCommitted(err) {
+			if d.unanswered == nil {
+				d.unanswered = map[string]time.Time{}
+			}
 			d.unanswered[name] = d.now()
 		}
 		return client.IgnoreAlreadyExists(fmt.Errorf("create NodeFence %s: %w", name, err))

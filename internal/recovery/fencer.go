@@ -50,6 +50,10 @@ const (
 type fencer struct {
 	*parts
 
+	// exercises has a place for each exercise that may run at a time: fewer than there are workers, so that a fence is served while the switches of other
+	// nodes hang.
+	exercises chan struct{}
+
 	mu      sync.Mutex
 	sources map[string]*sourceState
 	// commanded has when this process was about to command each node.
@@ -57,7 +61,7 @@ type fencer struct {
 }
 
 func newFencer(p *parts) *fencer {
-	return &fencer{parts: p, sources: map[string]*sourceState{}, commanded: map[string]time.Time{}}
+	return &fencer{parts: p, exercises: make(chan struct{}, agents-agentsForFences), sources: map[string]*sourceState{}, commanded: map[string]time.Time{}}
 }
 
 // sourceState is what this process knows about the switch of a node.
@@ -323,6 +327,12 @@ func (f *fencer) exercise(ctx context.Context, state *sourceState, source *fenci
 	}
 	if wait := every - f.now().Sub(state.exercised); wait > 0 && !state.exercised.IsZero() && !changed(source) {
 		return min(wait, lookEvery), nil
+	}
+	select {
+	case f.exercises <- struct{}{}:
+		defer func() { <-f.exercises }()
+	default:
+		return lookEvery, nil
 	}
 	state.exercised = f.now()
 	node := &corev1.Node{}

@@ -11,7 +11,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
@@ -187,7 +186,7 @@ func TestHostileOneSlowAnswerOfAKubeletIsNoSilence(t *testing.T) {
 	p := partsOver(nil, objects...)
 	p.events, p.Profile, p.Brakes = events.NewFakeRecorder(100), fencing.Default, fencing.DefaultBrakes()
 	boot, began := bootOf(n1), time.Now() // it answered a moment ago: also the first look may be too slow
-	d := &detector{parts: p, held: map[string]hold{}, answered: map[fencing.Boot]time.Time{boot: began}}
+	d := &detector{parts: p, held: map[string]hold{}, answered: map[fencing.Boot]answer{boot: {at: began}}}
 	lease := leaseOf("n1")
 	must(t, p.client.Get(t.Context(), client.ObjectKeyFromObject(lease), lease))
 	p.ear.silences.Renewed(time.Now().Add(-time.Minute), "n1", renewal(lease), 40*time.Second)
@@ -207,7 +206,7 @@ func TestHostileOneSlowAnswerOfAKubeletIsNoSilence(t *testing.T) {
 			t.Fatal("fenced while its kubelet answers")
 		}
 	}
-	if !d.answered[boot].After(began) {
+	if !d.answered[boot].at.After(began) {
 		t.Fatalf("asked %d times, and no answer counted", asked.Load())
 	}
 	slow.Store(true)
@@ -266,17 +265,16 @@ func TestHostileFenceDeletedBeforeOff(t *testing.T) {
 	}
 }
 
-// The sliding window of the brake (hole 17) compares the creation of the fences, which is the API server's time, with the clock of the detector. One
-// that is ten minutes ahead sees no fence in the window: node after node is switched off as they fall silent one by one. docs/recovery/nodes-and-people.md asks for clocks
-// that agree of the actor and the fencer alone.
-// Expected: a fence counts from when this process first saw it, or on the time of the answers of the API server, as in attachdetach.
+// The sliding window of the brake (hole 17) compares the time of the commands with that of the API server, not with the clock of the detector. One that is
+// ten minutes ahead saw nothing in the window: node after node was switched off as they fell silent one by one. docs/recovery/nodes-and-people.md asks for
+// clocks that agree of the actor and the fencer alone.
 func TestHostileBrakeOnAClockThatIsAhead(t *testing.T) {
 	for _, ahead := range []time.Duration{0, fencing.DefaultBrakes().Window + time.Minute} {
 		var objects []client.Object
 		for _, name := range []string{"a", "b", "c", "d", "e"} {
-			f := &fencingv1.NodeFence{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(name), CreationTimestamp: metav1.Now()}}
-			f.Status.Phase = fencingv1.Phase(fencing.Released)
-			objects = append(objects, f, nodeOf(name, 0))
+			source := sourceOf(name, "bmc-of-"+name)
+			source.Status.Command = &fencingv1.SentCommand{Nonce: "1", Time: micro(time.Now())}
+			objects = append(objects, source, nodeOf(name, 0))
 		}
 		p := partsOver(nil, append(objects, nodeOf("n1", 0))...)
 		p.Profile, p.Brakes = fencing.Default, fencing.DefaultBrakes()
@@ -288,8 +286,8 @@ func TestHostileBrakeOnAClockThatIsAhead(t *testing.T) {
 		fleet, _, err := d.fleet(t.Context())
 		must(t, err)
 		n := fencing.Node{Boot: fencing.Boot{Node: "n1", NodeUID: "u", ID: "b", Machine: "m"}, Heard: true, Silent: time.Hour, Limit: time.Minute, Ready: fencing.No, Endpoint: fencing.No, ReadAt: p.now()}
-		if s := fencing.Suspect(p.now(), p.Profile, p.Brakes, fleet, n); s.Suspected {
-			t.Errorf("clock %v ahead: a sixth node is fenced within seconds of five others (%d in the window)", ahead, len(fleet.Began))
+		if s := fencing.Suspect(p.now(), p.Profile, p.Brakes, fleet.Count(), n); s.Suspected {
+			t.Errorf("clock %v ahead: a sixth node is fenced within seconds of five others (%d in the window)", ahead, len(fleet.Commanded))
 		}
 	}
 }

@@ -2,6 +2,7 @@ package recovery
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"strconv"
 	"testing"
@@ -168,31 +169,41 @@ func TestHostileSlowServerBetweenTheLiveReadAndOff(t *testing.T) {
 	}
 }
 
-// "Began is when each fence of the window was created, whatever became of it" (fencing.Fleet). What became of a finished one is that the
-// detector itself deletes it before the node's next fence, and that a person may delete it: then it is not counted. A node that is fenced
-// again and again, or a fleet whose records are cleaned up, is never braked.
-func TestHostileBrakeCountsFencesThatWereDeleted(t *testing.T) {
-	node := nodeOf("n1", 0)
-	p := partsOver(nil, node)
-	p.Brakes = fencing.DefaultBrakes()
-	d := &detector{parts: p, held: map[string]hold{}}
+// The brake counts the commands of the window, whatever became of the fences: the detector itself deletes a finished NodeFence before the node's next one,
+// and a person may delete it. What the fencer recorded stays.
+func TestHostileBrakeCountsCommandsOfFencesThatWereDeleted(t *testing.T) {
+	objects := []client.Object{nodeOf("n1", 0)}
 	for i := range 5 {
-		must(t, d.suspect(t.Context(), fencing.Node{Boot: bootOf(node)}))
-		f := &fencingv1.NodeFence{}
-		must(t, p.client.Get(t.Context(), client.ObjectKey{Name: "n1"}, f))
-		f.CreationTimestamp, f.UID = metav1.Now(), types.UID(strconv.Itoa(i)) // the fake client sets neither
-		must(t, p.client.Update(t.Context(), f))
-		_, _, err := d.fleet(t.Context())
-		must(t, err)
-		f.Finalizers = nil
-		must(t, p.client.Update(t.Context(), f))
-		f.Status.Phase = fencingv1.Phase(fencing.Released)
-		must(t, p.client.Status().Update(t.Context(), f))
+		source := sourceOf(fmt.Sprint("other-", i), fmt.Sprint("bmc-", i))
+		source.Status.Command = &fencingv1.SentCommand{Nonce: "1", Time: micro(time.Now())}
+		objects = append(objects, source)
 	}
+	d := &detector{parts: partsOver(nil, objects...), held: map[string]hold{}}
 	fleet, _, err := d.fleet(t.Context())
 	must(t, err)
-	if len(fleet.Began) != 5 {
-		t.Errorf("%d of 5 fences of the window count", len(fleet.Began))
+	if len(fleet.Commanded) != 5 {
+		t.Errorf("%d of 5 commands of the window count", len(fleet.Commanded))
+	}
+}
+
+// Fences that were cancelled before a command, and those of nodes without a power switch, take no place of another: two nodes without a switch held back the
+// recovery of all others for as long as they were silent, and a network card that flaps did for the window.
+func TestHostileFencesWithoutACommandHoldBackNoOther(t *testing.T) {
+	objects := []client.Object{nodeOf("n1", 0)}
+	for i := range 6 {
+		name := fmt.Sprint("other-", i)
+		f := &fencingv1.NodeFence{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(name), CreationTimestamp: metav1.Now()}}
+		f.Status.Phase = fencingv1.Phase(fencing.Cancelled)
+		if i < 2 {
+			f.Finalizers, f.Status.Phase = []string{finalizer}, fencingv1.Phase(fencing.Fencing)
+		}
+		objects = append(objects, f)
+	}
+	d := &detector{parts: partsOver(nil, objects...), held: map[string]hold{}}
+	fleet, _, err := d.fleet(t.Context())
+	must(t, err)
+	if fleet.InFlight != 0 || len(fleet.Commanded) != 0 {
+		t.Errorf("%d fences in flight and %d commands count", fleet.InFlight, len(fleet.Commanded))
 	}
 }
 
@@ -212,9 +223,6 @@ func TestHostileDeletedNodesThatRunDoNotStopAllRecovery(t *testing.T) {
 	must(t, err)
 	if fleet.InFlight >= fencing.DefaultBrakes().InFlight {
 		t.Errorf("%d fences are in flight, which command nothing: TooManyInFlight for days", fleet.InFlight)
-	}
-	if i := slices.IndexFunc(fleet.Began, func(s fencing.Start) bool { return !s.Deleted }); i >= 0 || len(fleet.Began) != 5 {
-		t.Errorf("%v of five deleted Nodes count for nodes that are there", fleet.Began)
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 
 	fencingv1 "belay.dev/belay/api/fencing/v1alpha1"
 	"belay.dev/belay/internal/fencing"
+	"belay.dev/belay/internal/testing/fixture"
 )
 
 // kubeletOf starts what answers at the address that a Node names.
@@ -43,7 +44,7 @@ func TestAnotherMachineAtTheAddress(t *testing.T) {
 		answers := keyOf(kubeletOf(t, n1).Certificate())
 		source := sourceOf("n1", "bmc")
 		source.Status.Bound = &fencingv1.Bound{NodeUID: "uid-n1", BootID: c.boot, KubeletKey: c.remembered(answers)}
-		p := partsOver(nil, n1, leaseOf("n1"), source, nodeOf("n2", 0), nodeOf("n3", 0), nodeOf("n4", 0))
+		p := partsOver(nil, n1, leaseOf("n1"), source, fixture.Pod("default", "db-0", "n1", "data"), nodeOf("n2", 0), nodeOf("n3", 0), nodeOf("n4", 0))
 		p.events, p.Profile, p.Brakes = events.NewFakeRecorder(100), fencing.Default, fencing.DefaultBrakes()
 		d := &detector{parts: p, held: map[string]hold{}}
 		lease := leaseOf("n1")

@@ -136,3 +136,26 @@ func TestLateCommandAtTheAPI(t *testing.T) {
 		t.Errorf("commanded %d times", offs)
 	}
 }
+
+// TestFenceBeforeExercises: while as many exercises as may be hang, no other begins, and a fence is served.
+func TestFenceBeforeExercises(t *testing.T) {
+	f, bmc, source, fence := commanded(t)
+	for range cap(f.exercises) {
+		f.exercises <- struct{}{}
+	}
+	if cap(f.exercises)+fencing.DefaultBrakes().InFlight > agents {
+		t.Errorf("%d exercises of %d workers", cap(f.exercises), agents)
+	}
+	if after, err := f.exercise(t.Context(), f.state("n1"), source); err != nil || after != lookEvery {
+		t.Errorf("an exercise: again after %v (%v)", after, err)
+	}
+	if asked, _ := bmc.count(); asked != 0 {
+		t.Errorf("asked %d times", asked)
+	}
+	if _, err := f.serve(t.Context(), f.state("n1"), source, fence); err != nil {
+		t.Fatal(err)
+	}
+	if _, offs := bmc.count(); offs != 1 {
+		t.Errorf("commanded %d times", offs)
+	}
+}

@@ -150,6 +150,7 @@ func (s *site) machine(name string) *machine {
 	ctx := s.Context()
 	must(s, s.client.Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}))
 	m.report(corev1.ConditionTrue)
+	must(s, s.client.Create(ctx, fixture.Pod("default", name+"-keeps", name, "data"))) // without a volume there is nothing to fence the node for
 	lease := leaseOf(name)
 	lease.Spec.LeaseDurationSeconds = new(living)
 	must(s, s.client.Create(ctx, lease))

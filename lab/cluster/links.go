@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/prometheus/procfs"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/tools/clientcmd"
 
@@ -78,6 +79,9 @@ func (c *Cluster) connect() error {
 		}
 		c.links[node].down = down
 	}
+	ctx, cancel := context.WithCancel(context.Background())
+	c.unfollow = cancel
+	go c.follow(ctx)
 	return nil
 }
 
@@ -104,9 +108,54 @@ func (c *Cluster) connectComponent(component, identity string) error {
 
 func kubeletAt(port int) string { return net.JoinHostPort(kubeletAddress, strconv.Itoa(port)) }
 
+// followEvery is how soon the port of a kubelet that has ended refuses connections, and that of one that has started takes them.
+const followEvery = 100 * time.Millisecond
+
+// follow has the port of each node refuse connections while no kubelet listens there and the machine runs with its network, as the kernel of a real one
+// does: a link that accepts and then resets would hide a stopped kubelet from who asks it. The sockets are read from the kernel: a connection that ends
+// before a request is an error in kubelet's log.
+func (c *Cluster) follow(ctx context.Context) {
+	proc, err := procfs.NewDefaultFS()
+	if err != nil {
+		c.options.Progress("cannot read which kubelets listen, so the port of one that is stopped resets connections: %v", err)
+		return
+	}
+	kubelets := net.ParseIP(kubeletAddress)
+	wait.UntilWithContext(ctx, func(context.Context) {
+		sockets, err := proc.NetTCP()
+		if err != nil {
+			return
+		}
+		listens := map[int]bool{}
+		for _, s := range sockets {
+			if s.St == tcpListen && s.LocalAddr.Equal(kubelets) {
+				listens[int(s.LocalPort)] = true
+			}
+		}
+		for node, port := range c.ports.Kubelets {
+			if l := c.links[node]; l != nil && l.down != nil {
+				_ = l.refuse(!listens[port]) // it is tried again
+			}
+		}
+	}, followEvery)
+}
+
+// tcpListen is the state of a socket that listens (include/net/tcp_states.h of Linux).
+const tcpListen = 10
+
+// refuse has the kubelet's port refuse connections, unless nothing arrives there at all.
+func (l *links) refuse(refuse bool) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.down.Refuse(refuse && !l.dark())
+}
+
 // disconnect takes up the links.
 func (c *Cluster) disconnect() error {
 	var errs []error
+	if c.unfollow != nil {
+		c.unfollow()
+	}
 	for _, l := range c.links {
 		errs = append(errs, l.up.Close())
 		if l.down != nil {
@@ -120,9 +169,15 @@ func (c *Cluster) disconnect() error {
 func (l *links) set() {
 	pass(l.up, !l.off && l.partitioned != Both && l.partitioned != ToAPI)
 	if l.down != nil {
-		pass(l.down, !l.off && l.partitioned != Both && l.partitioned != FromAPI)
+		if l.dark() {
+			_ = l.down.Refuse(false) // what asks gets no answer at all
+		}
+		pass(l.down, !l.dark())
 	}
 }
+
+// dark reports whether nothing arrives at the kubelet's port. mu is held.
+func (l *links) dark() bool { return l.off || l.partitioned == Both || l.partitioned == FromAPI }
 
 func pass(link *proxy.Link, traffic bool) {
 	if traffic {

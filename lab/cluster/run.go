@@ -48,6 +48,7 @@ type Cluster struct {
 	down      bool
 	frozen    map[string]bool // by Freeze
 	links     map[string]*links
+	unfollow  context.CancelFunc // ends follow
 }
 
 // Up starts a lab and returns when its nodes are Ready and their drivers are registered. If it

@@ -22,11 +22,12 @@ const linkBuffer = 64 << 10
 // Link passes TCP connections on to a target and can be cut as a cable is: while it is, connections stay as they are and carry nothing, and
 // new ones get no answer. Unlike Proxy it looks into nothing. Its methods may be called from any goroutine.
 type Link struct {
-	target   string
-	listener net.Listener
-	running  sync.WaitGroup
+	address, target string
+	running         sync.WaitGroup
 
 	mu sync.Mutex
+	// listener is nil while the link refuses connections.
+	listener net.Listener
 	// open is closed while the link passes data, and replaced when it is cut.
 	open        chan struct{}
 	closed      chan struct{}
@@ -40,12 +41,36 @@ func NewLink(ctx context.Context, address, target string) (*Link, error) {
 		return nil, fmt.Errorf("listen for connections to %s: %w", target, err)
 	}
 	l := &Link{
-		target: target, listener: listener,
+		address: listener.Addr().String(), target: target, listener: listener,
 		open: make(chan struct{}), closed: make(chan struct{}), connections: map[*net.TCPConn]struct{}{},
 	}
 	close(l.open)
-	l.running.Go(l.accept)
+	l.running.Go(func() { l.accept(listener) })
 	return l, nil
+}
+
+// Refuse has the kernel refuse connections, as it does for a machine that runs and where no process listens, or lets them pass again. What is connected stays.
+func (l *Link) Refuse(refuse bool) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case isClosed(l.closed) || refuse == (l.listener == nil):
+		return nil
+	case refuse:
+		err := l.listener.Close()
+		l.listener = nil
+		if err != nil {
+			return fmt.Errorf("refuse connections to %s: %w", l.target, err)
+		}
+		return nil
+	}
+	listener, err := (&net.ListenConfig{}).Listen(context.Background(), "tcp", l.address)
+	if err != nil {
+		return fmt.Errorf("listen again for connections to %s: %w", l.target, err)
+	}
+	l.listener = listener
+	l.running.Go(func() { l.accept(listener) })
+	return nil
 }
 
 // Cut stops the traffic. What has been passed on already may still arrive.
@@ -83,8 +108,11 @@ func (l *Link) Close() error {
 		return nil
 	}
 	close(l.closed)
+	var err error
+	if l.listener != nil {
+		err = l.listener.Close()
+	}
 	l.mu.Unlock()
-	err := l.listener.Close()
 	l.Reset()
 	l.running.Wait()
 	if err != nil {
@@ -107,9 +135,9 @@ func reset(c *net.TCPConn) {
 	_ = c.Close()
 }
 
-func (l *Link) accept() {
+func (l *Link) accept(listener net.Listener) {
 	for {
-		c, err := l.listener.Accept()
+		c, err := listener.Accept()
 		switch {
 		case errors.Is(err, net.ErrClosed):
 			return

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -55,7 +56,7 @@ type caller struct {
 
 func call(t *testing.T, l *Link) *caller {
 	t.Helper()
-	c, err := net.Dial("tcp", l.listener.Addr().String())
+	c, err := net.Dial("tcp", l.address)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -155,7 +156,7 @@ func TestTargetThatIsGone(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = listener.Close()
-	c, err := net.Dial("tcp", newLink(t, listener.Addr().String()).listener.Addr().String())
+	c, err := net.Dial("tcp", newLink(t, listener.Addr().String()).address)
 	if err != nil {
 		return // reset before the caller looked
 	}
@@ -164,4 +165,26 @@ func TestTargetThatIsGone(t *testing.T) {
 	if _, err := c.Read(make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("a connection to nothing lives: %v", err)
 	}
+}
+
+// TestRefuse: the kernel refuses connections while no process listens at the target, and what is connected stays.
+func TestRefuse(t *testing.T) {
+	l := newLink(t, echo(t))
+	c := call(t, l)
+	c.say("one")
+	c.hears("one")
+	for _, refuse := range []bool{true, true, false, false, true, false} {
+		if err := l.Refuse(refuse); err != nil {
+			t.Fatal(err)
+		}
+		again, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", l.address)
+		if err == nil {
+			_ = again.Close()
+		}
+		if errors.Is(err, syscall.ECONNREFUSED) != refuse {
+			t.Errorf("refuse %t: %v", refuse, err)
+		}
+	}
+	c.say("two")
+	c.hears("two")
 }

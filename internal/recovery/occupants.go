@@ -1,0 +1,79 @@
+package recovery
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"belay.dev/belay/internal/decision"
+	"belay.dev/belay/internal/fencing"
+	"belay.dev/belay/internal/kube"
+)
+
+// occupants finds out what the pods of a silent node say: whether it has anything to lose, and whether the cluster has given it up. Nothing but a list that
+// the API server has answered says that there are none.
+func (d *detector) occupants(ctx context.Context, n *fencing.Node, node *corev1.Node) error {
+	pods := &corev1.PodList{}
+	if err := d.live.List(ctx, pods, client.MatchingFields{"spec.nodeName": node.Name}); err != nil {
+		return fmt.Errorf("list the pods of node %s: %w", node.Name, err)
+	}
+	attached, err := d.attached(ctx, node)
+	if err != nil {
+		return err
+	}
+	for i := range pods.Items {
+		o := d.occupant(&pods.Items[i])
+		n.GivenUp = n.GivenUp || o.GivesUp(n.Silent)
+		attached = attached || o.Keeps()
+	}
+	n.Idle = decision.Known(!attached)
+	return nil
+}
+
+// attached reports whether a volume is attached to the node, or in use there, as a VolumeAttachment or the Node says.
+func (d *detector) attached(ctx context.Context, node *corev1.Node) (bool, error) {
+	if len(node.Status.VolumesAttached)+len(node.Status.VolumesInUse) > 0 {
+		return true, nil
+	}
+	attachments := &storagev1.VolumeAttachmentList{}
+	if err := d.client.List(ctx, attachments, client.UnsafeDisableDeepCopy); err != nil {
+		return false, fmt.Errorf("list VolumeAttachments in the cache: %w", err)
+	}
+	return slices.ContainsFunc(attachments.Items, func(va storagev1.VolumeAttachment) bool { return va.Spec.NodeName == node.Name }), nil
+}
+
+// occupant returns what a pod says of its node.
+func (d *detector) occupant(pod *corev1.Pod) fencing.Occupant {
+	o := fencing.Occupant{
+		Storage: kube.HasStorage(pod), Ended: pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed,
+		Evicted: slices.ContainsFunc(pod.Status.Conditions, evicted),
+	}
+	if pod.DeletionTimestamp != nil && pod.DeletionGracePeriodSeconds != nil {
+		o.Expired, o.Grace = d.serverTime().Sub(pod.DeletionTimestamp.Time), time.Duration(*pod.DeletionGracePeriodSeconds)*time.Second
+	}
+	return o
+}
+
+// evicted reports whether a condition of a pod says that the taint manager has evicted it (k/k v1.36.3
+// pkg/controller/tainteviction/taint_eviction.go:136-141, KEP-3329).
+func evicted(c corev1.PodCondition) bool {
+	return c.Type == corev1.DisruptionTarget && c.Status == corev1.ConditionTrue && c.Reason == "DeletionByTaintManager"
+}
+
+// announcements are the annotations of a Node by which the owner of its machine says that it reboots: kured, with --annotate-nodes (kubereboot/kured
+// cmd/kured/main.go KuredRebootInProgressAnnotation).
+var announcements = []string{"weave.works/kured-reboot-in-progress"}
+
+// leaving reports whether the kubelet said that its machine shuts down (k/k v1.36.3 pkg/kubelet/nodeshutdown/nodeshutdown_manager_linux.go:308, which
+// becomes the message of the condition Ready), or the owner of the machine that it reboots. The caches keep neither.
+func leaving(node *corev1.Node) bool {
+	return slices.ContainsFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {
+		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionFalse && strings.Contains(c.Message, "node is shutting down")
+	}) || slices.ContainsFunc(announcements, func(name string) bool { return node.Annotations[name] != "" })
+}
