@@ -40,8 +40,8 @@ type detector struct {
 	searched time.Time
 	// began has each fence of the window, by the API server's time, also those that were deleted since.
 	began map[types.UID]fencing.Start
-	// unanswered has when a create of a NodeFence was sent whose outcome is unknown, by node.
-	unanswered map[string]time.Time
+	// unanswered has the fences whose create was sent and has an unknown outcome, by node.
+	unanswered map[string]fencing.Start
 
 	mu sync.Mutex
 	// answered has when the kubelet of a silent boot last answered.
@@ -163,7 +163,7 @@ func (d *detector) fleet(ctx context.Context) (fencing.Fleet, map[string]*corev1
 func (d *detector) count(fleet *fencing.Fleet, fences *fencingv1.NodeFenceList) {
 	fleet.Fenced, fleet.Back, fleet.InFlight, fleet.Began = map[string]bool{}, map[string]bool{}, 0, nil
 	if d.began == nil {
-		d.began, d.unanswered = map[types.UID]fencing.Start{}, map[string]time.Time{}
+		d.began, d.unanswered = map[types.UID]fencing.Start{}, map[string]fencing.Start{}
 	}
 	for i := range fences.Items {
 		f := &fences.Items[i]
@@ -198,11 +198,14 @@ func (d *detector) countLive(ctx context.Context, fleet *fencing.Fleet, node str
 		return fmt.Errorf("list NodeFences: %w", err)
 	}
 	d.count(fleet, fences)
-	maps.DeleteFunc(d.unanswered, func(_ string, at time.Time) bool { return d.now().Sub(at) >= requestLifetime })
-	for name, at := range d.unanswered {
-		if name != node && !fleet.Fenced[name] {
+	maps.DeleteFunc(d.unanswered, func(_ string, s fencing.Start) bool { return d.now().Sub(s.At) >= requestLifetime })
+	for name, s := range d.unanswered {
+		if name == node || fleet.Fenced[name] {
+			continue
+		}
+		fleet.Began = append(fleet.Began, s)
+		if !s.Deleted { // as in Fence.InFlight
 			fleet.InFlight++
-			fleet.Began = append(fleet.Began, fencing.Start{Node: name, At: at})
 		}
 	}
 	return nil
@@ -335,7 +338,7 @@ func (d *detector) suspect(ctx context.Context, n fencing.Node) error {
 	}
 	if err := d.client.Create(ctx, fence); err != nil {
 		if kube.MayBeCommitted(err) {
-			d.unanswered[name] = d.now()
+			d.unanswered[name] = fencing.Start{Node: name, At: d.now(), Deleted: trigger == fencingv1.TriggerNodeDeleted}
 		}
 		return client.IgnoreAlreadyExists(fmt.Errorf("create NodeFence %s: %w", name, err))
 	}
