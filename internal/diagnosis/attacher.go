@@ -104,6 +104,16 @@ func (x *state) removed(driver string) bool {
 	return true
 }
 
+// neverAttaches is NeverAttaches, looked for once for each driver: all its VolumeAttachments ask, and the answer needs all of them.
+func (x *state) neverAttaches(driver string) bool {
+	never, known := x.never[driver]
+	if !known {
+		never = x.NeverAttaches(driver)
+		x.never[driver] = never
+	}
+	return never
+}
+
 // NeverAttaches reports whether a driver has VolumeAttachments that no attacher has ever worked on, runs on nodes, and has no CSIDriver object: it
 // is taken to need an attach, and has no attacher. That of a driver that has one puts its finalizer on each and has a lease.
 func (s *Snapshot) NeverAttaches(driver string) bool {
@@ -258,7 +268,7 @@ func (x *state) failed(w wait, va *storagev1.VolumeAttachment, call drivers.Call
 func (x *state) silent(va *storagev1.VolumeAttachment, w wait, age time.Duration, unanswered decision.Reason) wait {
 	runs, lease := x.attacherState(va.Spec.Attacher)
 	switch {
-	case age > usual && va.DeletionTimestamp == nil && x.NeverAttaches(va.Spec.Attacher):
+	case age > usual && va.DeletionTimestamp == nil && x.neverAttaches(va.Spec.Attacher):
 		w.reason = explain.CSIDriverMissing
 	case runs == decision.No:
 		w.reason, w.detail = explain.AttacherNotRunning, lease

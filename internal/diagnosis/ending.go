@@ -74,7 +74,10 @@ func (x *state) keepersOf(claim *corev1.PersistentVolumeClaim) (pods []PodState)
 		pods = append(pods, podState(pod))
 	}
 	slices.SortFunc(pods, func(a, b PodState) int { // those that run decide
-		return cmp.Or(cmp.Compare(fmt.Sprint(podEnded(a)), fmt.Sprint(podEnded(b))), cmp.Compare(a.Name, b.Name))
+		if ended := podEnded(a); ended != podEnded(b) {
+			return map[bool]int{true: 1, false: -1}[ended]
+		}
+		return cmp.Compare(a.Name, b.Name)
 	})
 	return pods
 }

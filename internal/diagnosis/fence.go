@@ -294,7 +294,7 @@ func (x *state) recoveryFacts(node string) []Fact {
 		return nil
 	}
 	phase := fencing.Phase(object.Status.Phase)
-	return []Fact{{Component: "recovery", Message: string(phase) + ": " + explain.FencePhase(phase, ""), At: timePointer(object.CreationTimestamp.Time)}}
+	return []Fact{{Component: "recovery", Message: string(phase) + ": " + explain.FencePhase(phase, ""), At: timePointer(conditionSince(object, kube.ConditionEnded))}}
 }
 
 // recoveryKnows reports whether recovery is installed and has something to say about a node that it does not fence.

@@ -100,10 +100,8 @@ func (r *report) causeFor(v *podVolume) string {
 	return r.cause
 }
 
-// names reports whether a text has a name as a word.
-func names(text, name string) bool {
-	return regexp.MustCompile(`(^|[^\w.-])` + regexp.QuoteMeta(name) + `($|[^\w.-])`).MatchString(text)
-}
+// names reports whether a text has a name as a word. A dot joins words: volume a is not volume a.b.
+func names(text, name string) bool { return indexJoined(text, name, "-_.") >= 0 }
 
 // failing returns the newest cause that a node agent reports for a volume. One that names no volume counts for all. over is set if a later list of
 // what is not mounted leaves the volume out, or if reports are about other volumes only: it waits for nothing then.

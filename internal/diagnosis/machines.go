@@ -108,14 +108,17 @@ func (x *state) mentions(text, node, driver string) bool {
 	})
 }
 
-// indexWord is where a text has a name that is no part of a longer one; -1 if nowhere.
-func indexWord(text, name string) int {
+// indexWord is where a text has a name that is no part of a longer one; -1 if nowhere. A dot ends a name: that of a host may have its domain.
+func indexWord(text, name string) int { return indexJoined(text, name, "-_") }
+
+// indexJoined is where a text has a name that is no part of a longer one of letters, digits and what joins them; -1 if nowhere.
+func indexJoined(text, name, joins string) int {
 	part := func(i int) bool {
 		if i < 0 || i >= len(text) {
 			return false
 		}
 		c := text[i]
-		return c == '-' || c == '_' || c >= '0' && c <= '9' || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z'
+		return strings.IndexByte(joins, c) >= 0 || c >= '0' && c <= '9' || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z'
 	}
 	for at := 0; ; at++ {
 		i := strings.Index(text[at:], name)

@@ -300,6 +300,11 @@ func notFencedNext(r decision.Reason, node string) []Step {
 			{Text: "If the node may be fenced, remove the annotation. Its value may say why the node has it.", Command: "kubectl describe node " + node},
 			{Text: "Remove the annotation.", Command: "kubectl annotate node " + node + " fencing.belay.dev/opt-out-"},
 		}
+	case fencing.ControlPlaneNode:
+		return []Step{
+			{Text: "Find out whether the machine is off, at its BMC, hypervisor or cloud, and bring it back: recovery never fences this node.", Command: "kubectl get node " + node},
+			{Text: "If it is off and stays off, declare it out of service, as without recovery."},
+		}
 	case fencing.NodeUnderMaintenance:
 		return []Step{{Text: "Wait for the end of the maintenance, or ask its owner.", Command: "kubectl describe node " + node}}
 	case fencing.NodeIdentityUnknown:
@@ -379,7 +384,7 @@ func sourceNext(reason, node string) []Step {
 		SourceTooManyFailures:  "Correct the Secret of the FenceSource, or the FenceSource: the power switch is asked again after that.",
 		sourceSecretUnreadable: "Create the Secret that the FenceSource names, or allow the fencer to read it.",
 		sourceNoIdentity:       "Find out by other means whose power switch it is, and state it with the annotation fencing.belay.dev/machine on the FenceSource.",
-		sourceOtherMachine:     "Correct the address or the plug: the power switch belongs to another machine.",
+		sourceOtherMachine:     "Correct the address or the plug: the power switch belongs to another machine. If the message names a suspect, look at that kubelet first: a Node shows what its kubelet writes.",
 		sourceNotOn:            "Correct the address or the plug: the power switch says Off while the node runs.",
 		sourceShared:           "Correct the FenceSources: two nodes have the same power switch, or the hardware of both has the same system UUID.",
 		string(AgentUnusable):  "Install the agent in the image of the fencer, name its directory with --recovery-agent-path, or correct the name of the agent in the FenceSource.",

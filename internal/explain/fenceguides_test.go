@@ -39,6 +39,10 @@ func TestFenceWaitsAreExplained(t *testing.T) {
 			}
 		}
 	}
+	// Recovery never begins by itself here, and the cause is no brake.
+	if steps := GuideTo(fencing.ControlPlaneNode).Steps(Situation{Node: "node-1"}); !strings.Contains(steps[0].Text, "bring it back") || strings.Contains(steps[0].Text, "common cause") {
+		t.Errorf("a node of the control plane: %+v", steps)
+	}
 	if FenceWaitReason("a text of another version") != "" || FenceWaitReason("") != "" {
 		t.Error("an unknown text has a reason")
 	}

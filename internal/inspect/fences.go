@@ -131,6 +131,16 @@ func (r *run) recoveryEvents(ctx context.Context) {
 
 // Evidence reads what is known about the machine of a node.
 func (r *Reader) Evidence(ctx context.Context, node string) *diagnosis.Snapshot {
+	return r.aboutMachine(ctx, node, true)
+}
+
+// Fenced reads what a person's word about the fence of a node needs. What recovery reported of the node matters only where it does not fence a node
+// that is lost: who may confirm need not read events.
+func (r *Reader) Fenced(ctx context.Context, node string) *diagnosis.Snapshot {
+	return r.aboutMachine(ctx, node, false)
+}
+
+func (r *Reader) aboutMachine(ctx context.Context, node string, events bool) *diagnosis.Snapshot {
 	ctx, cancel := context.WithTimeout(ctx, Timeout)
 	defer cancel()
 	x := r.start()
@@ -138,9 +148,13 @@ func (r *Reader) Evidence(ctx context.Context, node string) *diagnosis.Snapshot 
 		func() { x.node(ctx, node) },
 		func() { x.heartbeat(ctx, node) },
 		func() { x.leasesIn(ctx, metav1.NamespaceSystem) },
-		func() { x.recovery(ctx, true) },
+		func() { x.recovery(ctx, events) },
 		func() { x.source(ctx, node) },
 	)
+	fenced := func(f *fencingv1.NodeFence) bool { return f.Name == node && !kube.FenceFinished(f) }
+	if !events && slices.Contains(x.into.Whole, diagnosis.Fences) && x.anyLost() && !slices.ContainsFunc(x.into.Fences, fenced) {
+		x.recoveryEvents(ctx)
+	}
 	x.othersSilent(ctx, node)
 	return x.finish()
 }

@@ -25,6 +25,8 @@ const (
 	ConditionVolumesReleased = "VolumesReleased"
 	ConditionContradicted    = "Contradicted"
 	ConditionStorageFenced   = "StorageFenced"
+	// ConditionEnded says since when a fence is over, which its phase does not.
+	ConditionEnded = "Ended"
 )
 
 // ConditionFenceReady is the condition of a FenceSource.

@@ -118,7 +118,7 @@ func (p *plugin) fence(ctx context.Context, node, verb string, o *fenceOptions, 
 		return err
 	}
 	answered := p.waitsForServer()
-	snapshot, author := reader.Evidence(ctx, node), reader.Author(ctx, verb, node)
+	snapshot, author := reader.Fenced(ctx, node), reader.Author(ctx, verb, node)
 	answered()
 	made, err := plan(snapshot, author)
 	if ctx.Err() != nil {

@@ -236,6 +236,7 @@ var fencedScenes = map[string]struct {
 		s.node.Status.Conditions[0].Status = corev1.ConditionTrue
 		s.lease.Spec.RenewTime = &metav1.MicroTime{Time: fencedNow.Add(-2 * time.Second)}
 		s.fence.Status.Phase, s.fence.Finalizers = fencingv1.Phase(fencing.Cancelled), nil
+		s.is(kube.ConditionEnded, string(fencing.Cancelled), 15*time.Second)
 		s.answers("On", 20*time.Second)
 		s.waits(fencing.NotOff)
 		s.fence.Spec.Statement = &fencingv1.Statement{By: "alice", Reason: "pulled both plugs", MachineID: uuidOfA, Expires: metav1.NewTime(fencedNow.Add(time.Hour))}

@@ -108,6 +108,9 @@ func TestFence(t *testing.T) {
 		if got.status != tc.status || !strings.Contains(got.out+got.err, tc.says) {
 			t.Errorf("%s: exit status %d, want %d and %q:\n%s%s", name, got.status, tc.status, tc.says, got.out, got.err)
 		}
+		if strings.Contains(got.out, "You lack permission") {
+			t.Errorf("%s: the ClusterRole lacks what the command reads:\n%s", name, got.out)
+		}
 		if stored(t, "stated").Spec.Statement != nil {
 			t.Fatalf("%s: a statement was written", name)
 		}

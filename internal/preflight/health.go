@@ -3,6 +3,7 @@ package preflight
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -424,7 +425,7 @@ func (h *health) checkVolumes() Check {
 	case lacks && !broken:
 		return c.unreadable(u)
 	case len(c.Objects) > 0:
-		c.Result, c.Message = Warning, fmt.Sprintf("blocked: %d; kubectl belay stuck -A lists them", len(h.stuck.Items))
+		c.Result, c.Message = Warning, fmt.Sprintf("blocked: %d%s; kubectl belay stuck -A lists them", len(h.stuck.Items), kindsOf(h.stuck.Items))
 		if broken {
 			c.Result = Failed
 		}
@@ -449,4 +450,20 @@ func (h *health) failed(u diagnosis.Unread, err error) {
 	if !slices.Contains(h.unread, u) {
 		h.unread = append(h.unread, u)
 	}
+}
+
+// kindsOf counts findings by the kinds of their subjects; empty if all are VolumeAttachments, which the check is called after.
+func kindsOf(found []diagnosis.Finding) string {
+	of := map[diagnosis.Resource]int{}
+	for i := range found {
+		of[found[i].Subject.Resource]++
+	}
+	if of[diagnosis.Attachments] == len(found) {
+		return ""
+	}
+	var kinds []string
+	for _, resource := range slices.Sorted(maps.Keys(of)) {
+		kinds = append(kinds, fmt.Sprintf("%s: %d", resource, of[resource]))
+	}
+	return " (" + strings.Join(kinds, ", ") + ")"
 }

@@ -174,6 +174,14 @@ func illnesses() map[string]illness {
 			va.DeletionTimestamp, va.Status.DetachError = &va.CreationTimestamp, &storagev1.VolumeError{Message: "no"}
 			s.Attachments = []*storagev1.VolumeAttachment{va}
 		}, "VolumeAttachments", Failed, "blocked: 1"},
+		"a claim and a detach are blocked": {nil, func(s *diagnosis.Snapshot) {
+			va := attachmentOf("n")
+			va.CreationTimestamp, va.Status.Attached = metav1.NewTime(time.Now().Add(-time.Hour)), false
+			va.DeletionTimestamp, va.Status.DetachError = &va.CreationTimestamp, &storagev1.VolumeError{Message: "no"}
+			s.Attachments = []*storagev1.VolumeAttachment{va}
+			claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "ends", DeletionTimestamp: &va.CreationTimestamp, Finalizers: []string{"example.com/keeps"}}}
+			s.Claims = append(s.Claims, claim)
+		}, "VolumeAttachments", Failed, "blocked: 2 (persistentvolumeclaims: 1, volumeattachments: 1)"},
 		"permissions": {nil, lacking(diagnosis.Events), "read", Warning, "lack permissions"},
 		"errors": {nil, func(s *diagnosis.Snapshot) {
 			s.Unread = append(s.Unread, diagnosis.Unread{Ref: diagnosis.Ref{Resource: diagnosis.Events}, Verb: "list", Message: "timeout"})

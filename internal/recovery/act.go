@@ -95,6 +95,9 @@ func (t *turn) enter(ctx context.Context, s fencing.Enter) error {
 		if s.Phase == fencing.Moved {
 			setCondition(status, conditionVolumesReleased, metav1.ConditionTrue, "Detached", "no VolumeAttachment of the boot is left")
 		}
+		if s.Phase == fencing.Released || s.Phase == fencing.Cancelled {
+			setCondition(status, conditionEnded, metav1.ConditionTrue, string(s.Phase), "the fence is over")
+		}
 	})
 	t.mem.waits = ""
 	if err != nil || string(before) == string(s.Phase) {

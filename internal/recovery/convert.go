@@ -50,6 +50,7 @@ const (
 	conditionContradicted    = kube.ConditionContradicted
 	conditionUpstreamForces  = "UpstreamForces"
 	conditionStorageFenced   = kube.ConditionStorageFenced
+	conditionEnded           = kube.ConditionEnded
 )
 
 // Conditions of a FenceSource. conditionHeld is there while a command is held back.

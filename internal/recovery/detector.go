@@ -37,7 +37,7 @@ type detector struct {
 	// departed has the boots of deleted Nodes with VolumeAttachments, as of searched.
 	departed map[string]fencing.Boot
 	searched time.Time
-	// unanswered has when a create of a NodeFence was sent whose outcome is unknown, by node.
+	// unanswered has when a create of a NodeFence was sent whose outcome is unknown, by node: not of a deleted Node, which is never commanded.
 	unanswered map[string]time.Time
 
 	mu sync.Mutex
@@ -359,7 +359,7 @@ func (d *detector) suspect(ctx context.Context, n fencing.Node) error {
 		},
 	}
 	if err := d.client.Create(ctx, fence); err != nil {
-		if kube.MayBeCommitted(err) {
+		if kube.MayBeCommitted(err) && trigger != fencingv1.TriggerNodeDeleted {
 			if d.unanswered == nil {
 				d.unanswered = map[string]time.Time{}
 			}

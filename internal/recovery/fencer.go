@@ -484,7 +484,7 @@ func (f *fencer) bind(ctx context.Context, source *fencingv1.FenceSource, node *
 	case hardware == "":
 		set(metav1.ConditionFalse, reasonNoIdentity, "no switch reports the identity of its hardware: state it with the annotation "+fenceMachine)
 	case !boot.Complete() || hardware != boot.Machine:
-		set(metav1.ConditionFalse, reasonOtherNode, "the hardware has the system UUID "+hardware+", and the Node "+boot.Machine)
+		set(metav1.ConditionFalse, reasonOtherNode, "the hardware has the system UUID "+hardware+", and the Node "+boot.Machine+f.claimedOf(ctx, boot))
 	case a.power != fencing.PowerOn:
 		if !again { // a machine that has just lost its power is not silent for long enough yet
 			source.Status.Bound = bound

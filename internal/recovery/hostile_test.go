@@ -2,6 +2,7 @@ package recovery
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -223,6 +224,29 @@ func TestHostileDeletedNodesThatRunDoNotStopAllRecovery(t *testing.T) {
 	must(t, err)
 	if fleet.InFlight >= fencing.DefaultBrakes().InFlight {
 		t.Errorf("%d fences are in flight, which command nothing: TooManyInFlight for days", fleet.InFlight)
+	}
+}
+
+// The create of a fence for a deleted Node that has no answer counts as that fence would: it commands nothing, and takes no place.
+func TestHostileUnansweredFencesOfDeletedNodesTakeNoPlace(t *testing.T) {
+	va := fixture.Attachment("va-of-gone", "disk.test", "gone", "pv-1")
+	va.Annotations = map[string]string{kube.NodeUIDAnnotation: "uid-gone", kube.BootIDAnnotation: "boot-gone", kube.SystemUUIDAnnotation: "hw-gone"}
+	va.Status.Attached = true
+	d := &detector{parts: partsOver(nil, nodeOf("n1", 0), va), held: map[string]hold{}}
+	d.client = interceptor.NewClient(d.client.(client.WithWatch), interceptor.Funcs{
+		Create: func(context.Context, client.WithWatch, client.Object, ...client.CreateOption) error {
+			return context.DeadlineExceeded
+		},
+	})
+	fleet := fencing.Fleet{}
+	must(t, d.countLive(t.Context(), &fleet, "n1"))
+	boot := fencing.Boot{Node: "gone", NodeUID: "uid-gone", ID: "boot-gone", Machine: "hw-gone"}
+	if err := d.suspect(t.Context(), fencing.Node{Boot: boot, Deleted: true}); !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatalf("no create was sent: %v", err)
+	}
+	must(t, d.countLive(t.Context(), &fleet, "n1"))
+	if fleet.InFlight != 0 || len(fleet.Commanded) != 0 {
+		t.Errorf("in flight %d, commanded %v", fleet.InFlight, fleet.Commanded)
 	}
 }
 

@@ -1,6 +1,7 @@
 package recovery
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -110,6 +111,14 @@ func TestClaimedUUIDSharesNoSwitch(t *testing.T) {
 		}
 		if one, two := check(n1, c.quiet), check(n2, false); one != c.one || two != c.two {
 			t.Errorf("%s: %q and %q, want %q and %q", name, one, two, c.one, c.two)
+		}
+		if c.two == reasonOtherNode {
+			claims := &fencingv1.FenceSource{}
+			must(t, f.client.Get(t.Context(), client.ObjectKeyFromObject(n2), claims))
+			const says = "as does the Node n1, whose own hardware has it: the kubelet of node n2 is the suspect"
+			if m := meta.FindStatusCondition(claims.Status.Conditions, conditionFenceReady).Message; !strings.Contains(m, says) {
+				t.Errorf("%s: the message names no suspect: %s", name, m)
+			}
 		}
 		source := &fencingv1.FenceSource{}
 		must(t, f.client.Get(t.Context(), client.ObjectKeyFromObject(n1), source))

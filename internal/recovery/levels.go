@@ -252,6 +252,34 @@ func (p *parts) twin(ctx context.Context, source *fencingv1.FenceSource) (bool, 
 	return slices.ContainsFunc(nodes.Items, func(n corev1.Node) bool { return confirms[n.Name] && bootOf(&n).Machine == hardware }), nil
 }
 
+// claimedOf names a Node that shows the system UUID of this one too. Where the hardware of that Node has it, the kubelet of this one is the suspect: it
+// writes what its Node shows. This is a text for a person, and decides nothing.
+func (p *parts) claimedOf(ctx context.Context, boot fencing.Boot) string {
+	all, nodes := &fencingv1.FenceSourceList{}, &corev1.NodeList{}
+	if p.client.List(ctx, all, client.UnsafeDisableDeepCopy) != nil || p.client.List(ctx, nodes, client.UnsafeDisableDeepCopy) != nil || boot.Machine == "" {
+		return ""
+	}
+	confirms := map[string]bool{}
+	for i := range all.Items {
+		confirms[all.Items[i].Name] = boundSource(&all.Items[i]).Machine == boot.Machine
+	}
+	var rest []string
+	for i := range nodes.Items {
+		switch n := &nodes.Items[i]; {
+		case n.Name == boot.Node || bootOf(n).Machine != boot.Machine:
+		case confirms[n.Name]:
+			return ", as does the Node " + n.Name + ", whose own hardware has it: the kubelet of node " + boot.Node + " is the suspect, because it writes what its Node shows"
+		default:
+			rest = append(rest, n.Name)
+		}
+	}
+	if len(rest) == 0 {
+		return ""
+	}
+	slices.Sort(rest)
+	return ", as does the Node " + rest[0] + ", whose hardware is unknown"
+}
+
 // carried reports whether another Node has the system UUID of a boot, which then does not say that two machines are the same.
 func carried(nodes *corev1.NodeList, boot fencing.Boot) bool {
 	return slices.ContainsFunc(nodes.Items, func(n corev1.Node) bool {

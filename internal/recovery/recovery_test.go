@@ -101,7 +101,9 @@ func TestPartition(t *testing.T) {
 	m.silent = false
 	m.mu.Unlock()
 	m.report(corev1.ConditionTrue)
-	m.until(fencing.Cancelled)
+	if f := m.until(fencing.Cancelled); !meta.IsStatusConditionTrue(f.Status.Conditions, conditionEnded) {
+		t.Errorf("nothing says when the fence ended: %+v", f.Status.Conditions)
+	}
 	wait.Until(t, "the isolation is removed", func() bool { return !m.tainted(kube.IsolationTaint) })
 	if m.moved() {
 		t.Error("the workload is gone")

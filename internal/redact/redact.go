@@ -76,6 +76,13 @@ var table = []struct {
 	{[]string{"akia", "asia"}, regexp.MustCompile(`\b((?:AKIA|ASIA)[A-Z0-9]{16})\b`), group},
 }
 
+// A value may come before its name: the order of flags is free. With other programs, -v is how much they report.
+var (
+	valueHints = []string{"iscsiadm", "--op", "--value"}
+	valueFlag  = regexp.MustCompile(flag + `(?:-v|--value)` + to)
+	valueFirst = regexp.MustCompile(`(?i)` + flag + `(?:-v|--value)` + to + `.*[^\w-](?:-n|--[\w-]*(?:name|key))` + to + `\\*["']?` + secretOption)
+)
+
 func snmp(name string) *regexp.Regexp {
 	return regexp.MustCompile(`(?i:snmp)\w*\\*["']?[\s,](?:.*?[^\w-])??-` + name + next)
 }
@@ -147,6 +154,9 @@ func inLine(line string) string {
 		if slices.ContainsFunc(row.hints, func(hint string) bool { return strings.Contains(lower, hint) }) {
 			line = without(line, row.match, row.reach)
 		}
+	}
+	if slices.ContainsFunc(valueHints, func(hint string) bool { return strings.Contains(lower, hint) }) && valueFirst.MatchString(line) {
+		line = without(line, valueFlag, word)
 	}
 	return line
 }

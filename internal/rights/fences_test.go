@@ -41,7 +41,7 @@ type fleet struct {
 // newFleet has enough nodes for the shares of silent ones that the brakes allow.
 func newFleet(t *testing.T) *fleet {
 	t.Helper()
-	server.Start(t)
+	start(t)
 	server.Apply(t, recoveryFiles+"fencing.belay.dev_nodefences.yaml", recoveryFiles+"fencing.belay.dev_fencesources.yaml", recoveryFiles+"admission.yaml")
 	scheme := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{clientscheme.AddToScheme, fencingv1.AddToScheme} {

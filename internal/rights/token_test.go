@@ -92,7 +92,7 @@ func attempts(t *testing.T, token client.Client, all ...attempt) {
 // tokenOf applies files of deploy/, and returns the configuration and a client of a ServiceAccount in belay-system.
 func tokenOf(tb testing.TB, account string, files ...string) (*rest.Config, client.Client) {
 	tb.Helper()
-	server.Start(tb)
+	start(tb)
 	create(tb, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "belay-system"}}) // not all files have it
 	config := server.ServiceAccount(tb, "belay-system", account, files...)
 	return config, withFences(tb, config)
@@ -101,7 +101,7 @@ func tokenOf(tb testing.TB, account string, files ...string) (*rest.Config, clie
 // bound returns a client of a user with a ClusterRole of a file.
 func bound(tb testing.TB, user, file, role string) client.Client {
 	tb.Helper()
-	server.Start(tb)
+	start(tb)
 	for _, r := range apiserver.Decode[rbacv1.ClusterRole](tb, apiserver.Manifests(tb, file), "ClusterRole") {
 		if r.Name == role {
 			r.Name = user
@@ -121,14 +121,14 @@ func policies(t *testing.T, prefix, file string, words ...string) {
 	changed := strings.NewReplacer(append(words, "name: belay-", "name: belay-"+prefix+"-", "policyName: belay-", "policyName: belay-"+prefix+"-")...).Replace(string(text))
 	copied := filepath.Join(t.TempDir(), filepath.Base(file))
 	must(t, os.WriteFile(copied, []byte(changed), 0o600))
-	server.Start(t)
+	start(t)
 	server.Apply(t, copied)
 }
 
 // fencingServed has the API server know the kinds of recovery, and the policy that guards statements.
 func fencingServed(t *testing.T) {
 	t.Helper()
-	server.Start(t)
+	start(t)
 	installCRDs(t, deployed+"fencing.belay.dev_nodefences.yaml", deployed+"fencing.belay.dev_fencesources.yaml")
 	server.Apply(t, deployed+"admission.yaml")
 }

@@ -104,7 +104,7 @@ func dropFence(tb testing.TB, name string) {
 // TestUninstall (point 11): with the rights of the hook alone, `belay-controller leave` refuses for each unfinished phase and changes nothing,
 // and releases a fence that was cancelled or released, and whose actor was gone before it could.
 func TestUninstall(t *testing.T) {
-	server.Start(t)
+	start(t)
 	installCRDs(t, deployed+"fencing.belay.dev_nodefences.yaml", deployed+"fencing.belay.dev_fencesources.yaml")
 	create(t, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "belay-system"}})
 	hook := withFences(t, server.ServiceAccount(t, "belay-system", "belay-recovery-leave", deployed+"leave.yaml"))
@@ -152,7 +152,7 @@ func TestUninstall(t *testing.T) {
 // TestVersionsOfCRDs (point 11): a fence that was stored under the NodeFence of the version before is read and carried on under this one, and one
 // of this version under the one before. What only the newer one knows is gone once the older one has written, and nothing else is.
 func TestVersionsOfCRDs(t *testing.T) {
-	server.Start(t)
+	start(t)
 	const older, newer = "testdata/nodefences-previous.yaml", deployed + "fencing.belay.dev_nodefences.yaml"
 	c := withFences(t, server.Config())
 	f := &fencingv1.NodeFence{ObjectMeta: metav1.ObjectMeta{Name: "versions"}}

@@ -86,6 +86,15 @@ func TestLifeOfAPod(t *testing.T) {
 	if got := phase(t, client, "foreign"); got != corev1.PodPending {
 		t.Errorf("the pod whose driver is on no node is %s", got)
 	}
+	create(t, client, "lun", "h-1")
+	boundTo(t, client, "lun", corev1.PersistentVolumeSource{FC: &corev1.FCVolumeSource{TargetWWNs: []string{"5009"}, Lun: new(int32(1))}})
+	fibre := "kubernetes.io/fc/[5009]:1"
+	eventually(t, "the Fibre Channel volume to be listed in use", func() bool { return inUse(t, client, "h-1") == fibre })
+	if got := fleet.MountedOn(fibre); len(got) != 0 {
+		t.Fatalf("mounted on %v before it was attached", got)
+	}
+	report(t, client, "h-1", fibre)
+	eventually(t, "the pod with a Fibre Channel volume to run", func() bool { return phase(t, client, "lun") == corev1.PodRunning })
 }
 
 func apiServer(t *testing.T) *rest.Config {
@@ -124,11 +133,16 @@ func create(t *testing.T, client kubernetes.Interface, name, node string) {
 // bound makes a claim and its volume and returns the volume's unique name.
 func bound(t *testing.T, client kubernetes.Interface, name, driver string) string {
 	t.Helper()
+	boundTo(t, client, name, corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: driver, VolumeHandle: name}})
+	return kube.UniqueVolumeName(driver, name)
+}
+
+func boundTo(t *testing.T, client kubernetes.Interface, name string, source corev1.PersistentVolumeSource) {
+	t.Helper()
 	size := corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Mi")}
 	modes := []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}
 	pv := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.PersistentVolumeSpec{
-		Capacity: size, AccessModes: modes,
-		PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: driver, VolumeHandle: name}},
+		Capacity: size, AccessModes: modes, PersistentVolumeSource: source,
 	}}
 	if _, err := client.CoreV1().PersistentVolumes().Create(t.Context(), pv, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
@@ -146,7 +160,6 @@ func bound(t *testing.T, client kubernetes.Interface, name, driver string) strin
 	if _, err := client.CoreV1().PersistentVolumeClaims("default").UpdateStatus(t.Context(), claim, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	return kube.UniqueVolumeName(driver, name)
 }
 
 func report(t *testing.T, client kubernetes.Interface, node, unique string) {

@@ -55,11 +55,12 @@ func (o objects) volumeOf(namespace, name string) (v volume, attachable, ok bool
 	if err != nil {
 		return volume{}, false, false
 	}
-	if pv.Spec.CSI == nil {
+	key, attachable := kube.KeyOfVolume(pv)
+	if !attachable {
 		return volume{}, false, true
 	}
 	return volume{
-		name: kube.UniqueVolumeName(pv.Spec.CSI.Driver, pv.Spec.CSI.VolumeHandle),
+		name: kube.UniqueVolumeName(key.Driver, key.Handle),
 		exclusive: !slices.Contains(pv.Spec.AccessModes, corev1.ReadWriteMany) &&
 			!slices.Contains(pv.Spec.AccessModes, corev1.ReadOnlyMany),
 	}, true, true

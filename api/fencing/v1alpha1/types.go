@@ -165,7 +165,7 @@ type NodeFenceStatus struct {
 	// Statement records when the statement of the spec was written, as it was when it was first seen.
 	// +optional
 	Statement *StatementRecord `json:"statement,omitempty"`
-	// Conditions are Proven, Tainted, VolumesReleased, Contradicted and UpstreamForces.
+	// Conditions are Proven, Tainted, StorageFenced, VolumesReleased, Contradicted, UpstreamForces and Ended.
 	// +kubebuilder:validation:MaxItems=16
 	// +listType=map
 	// +listMapKey=type

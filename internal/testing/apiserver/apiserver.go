@@ -100,6 +100,14 @@ func (s *Server) stop() error {
 	return err
 }
 
+// Renew stops the server, if it runs: the next Start starts another one, without an object.
+func (s *Server) Renew() error {
+	err := s.stop()
+	s.once, s.plane, s.ready, s.dir, s.guard, s.Client = sync.Once{}, envtest.ControlPlane{}, false, "", nil, nil
+	s.done = make(chan struct{})
+	return err
+}
+
 // Done is closed after the last test, or after that of StartFor, before the server stops.
 func (s *Server) Done() <-chan struct{} { return s.done }
 
