@@ -196,46 +196,56 @@ func (x *state) schedulingVolume(pod *corev1.Pod, w *wait) (*Volume, *Holder) {
 		return x.misplaced(pod, w), nil
 	case explain.NotEnoughStorage, explain.NoVolumeToBind:
 		return x.withoutSpace(pod, w), nil
+	case explain.ReadWriteOncePodInUse:
+		return x.usedByAnother(pod, w)
 	case explain.DriverNotOnNode:
 		driver := notInstalledDriver(pod)
 		w.fill = func(s *explain.Situation) { s.Driver, s.NotInstalled = x.foreign(driver), x.removed(driver) }
 		return nil, nil
 	}
+	if w.reason != explain.AttachLimitReached {
+		return nil, nil
+	}
 	for i := range pod.Spec.Volumes {
-		name := kube.ClaimName(pod, &pod.Spec.Volumes[i])
-		key, pv, ok := x.volumeOfClaim(pod.Namespace, name)
-		v := x.describe(key, pv)
-		switch claim := x.claims[join(pod.Namespace, name)]; {
-		case name == "" || claim == nil:
-			continue
-		case !ok && w.reason == explain.ReadWriteOncePodInUse && slices.Contains(claim.Spec.AccessModes, corev1.ReadWriteOncePod):
-			v = &Volume{Namespace: pod.Namespace, Claim: name, PersistentVolume: claim.Spec.VolumeName}
-		case !ok:
-			continue
-		}
-		switch w.reason {
-		case explain.ReadWriteOncePodInUse:
-			for _, other := range x.byClaim[join(pod.Namespace, name)] {
-				if other.UID != pod.UID && other.Spec.NodeName != "" && !kube.PodEnded(other) {
-					h := Holder{Node: x.node(other.Spec.NodeName), Pods: []PodState{podState(other)}}
-					if ok {
-						h = x.holder(key, other.Spec.NodeName)
-					}
-					x.lostHolder(w, &h)
-					return v, &h
-				}
-			}
-			if !ok {
-				return v, nil
-			}
-		case explain.AttachLimitReached:
+		if key, pv, ok := x.volumeOfClaim(pod.Namespace, kube.ClaimName(pod, &pod.Spec.Volumes[i])); ok {
 			if nodes := x.filledByOrphans(key.Driver); len(nodes) > 0 {
 				w.reason, w.detail = explain.OrphansFillNode, strings.Join(nodes, ", ")
 			}
-			return v, nil
+			return x.describe(key, pv), nil
 		}
 	}
 	return nil, nil
+}
+
+// usedByAnother is the claim of a pod that only one pod may use, also if its PersistentVolume could not be read, and the node of the pod that does.
+func (x *state) usedByAnother(pod *corev1.Pod, w *wait) (found *Volume, _ *Holder) {
+	for i := range pod.Spec.Volumes {
+		claim := x.claims[join(pod.Namespace, kube.ClaimName(pod, &pod.Spec.Volumes[i]))]
+		if claim == nil {
+			continue
+		}
+		key, pv, ok := x.volumeOfClaim(pod.Namespace, claim.Name)
+		v := x.describe(key, pv)
+		if !ok {
+			if !slices.Contains(claim.Spec.AccessModes, corev1.ReadWriteOncePod) {
+				continue
+			}
+			v = &Volume{Namespace: pod.Namespace, Claim: claim.Name, PersistentVolume: claim.Spec.VolumeName}
+			found = v
+		}
+		for _, other := range x.byClaim[join(pod.Namespace, claim.Name)] {
+			if other.UID == pod.UID || other.Spec.NodeName == "" || kube.PodEnded(other) {
+				continue
+			}
+			h := Holder{Node: x.node(other.Spec.NodeName), InUse: "unknown", Reported: "unknown", Pods: []PodState{podState(other)}}
+			if ok {
+				h = x.holder(key, other.Spec.NodeName)
+			}
+			x.lostHolder(w, &h)
+			return v, &h
+		}
+	}
+	return found, nil
 }
 
 // misplaced finds the volumes of a pod that can be used on some nodes only, says on which, and returns the first: one that no node can have, or

@@ -315,7 +315,6 @@ var attachGuides = map[decision.Reason]Guide{
 			return fmt.Sprintf("%s is being deleted on node %s%s", subject(s), s.Node, because(s.Detail))
 		},
 		Next: func(s Situation) []Step {
-			const force = " Do not delete the pod with --force: its containers may still run and write."
 			switch s.Cause {
 			case VolumesStay:
 				return []Step{
@@ -330,8 +329,12 @@ var attachGuides = map[decision.Reason]Guide{
 				}
 			case HasFinalizers:
 				return []Step{{Text: "See whether the controllers run that set the finalizers: each removes its own.", Command: in(s.Namespace, "kubectl describe pod "+s.Pod)}}
+			default: // it is in its grace period, or a container does not end
+				return []Step{{
+					Text:    "Once its grace period is over, read the log of kubelet on node " + s.Node + ". Do not delete the pod with --force: its containers may still run and write.",
+					Command: in(s.Namespace, "kubectl describe pod "+s.Pod),
+				}}
 			}
-			return []Step{{Text: "Once its grace period is over, read the log of kubelet on node " + s.Node + "." + force, Command: in(s.Namespace, "kubectl describe pod "+s.Pod)}}
 		},
 	},
 	OrphanAttachment: {

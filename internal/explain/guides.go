@@ -175,7 +175,7 @@ var holderGuides = map[decision.Reason]Guide{
 		Next: func(s Situation) []Step {
 			return []Step{
 				{Text: "Wait: terminating pods of the node are deleted within about 20 s, then its volumes are detached.", Command: "kubectl get node " + s.Node},
-				{Text: "Make sure that the machine is really off, and remove the taint before it is started again.", Command: "kubectl taint node " + s.Node + " node.kubernetes.io/out-of-service-"},
+				removeTaint(s, "Make sure that the machine is really off, and remove the taint before it is started again."),
 			}
 		},
 	},
@@ -299,10 +299,8 @@ var holderGuides = map[decision.Reason]Guide{
 			return fmt.Sprintf("node %s has the taint node.kubernetes.io/out-of-service, but it is Ready and uses the volume: it is not shut down", s.Node)
 		},
 		Next: func(s Situation) []Step {
-			return []Step{
-				{Text: "If the node is meant to run, remove the taint; if it is not, shut the machine down.", Command: "kubectl describe node " + s.Node},
-				{Text: "Remove the taint.", Command: "kubectl taint node " + s.Node + " node.kubernetes.io/out-of-service-"},
-			}
+			see := Step{Text: "If the node is meant to run, remove the taint; if it is not, shut the machine down.", Command: "kubectl describe node " + s.Node}
+			return []Step{see, removeTaint(s, "Remove the taint.")}
 		},
 	},
 	attachment.ForeignAttachment: {
@@ -475,6 +473,11 @@ func forceDetach(s Situation, danger string) Step {
 		step.Command = ""
 	}
 	return step
+}
+
+// removeTaint ends that a node counts as out of service.
+func removeTaint(s Situation, text string) Step {
+	return Step{Text: text, Command: "kubectl taint node " + s.Node + " node.kubernetes.io/out-of-service-"}
 }
 
 const outOfService = "node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"
