@@ -35,7 +35,7 @@ type one struct {
 // says why none does.
 func TestEachReasonIsAnswered(t *testing.T) {
 	all := map[decision.Reason]one{}
-	for _, scenes := range []map[decision.Reason]one{podScenes, claimScenes, mountScenes, nodeScenes, attachmentScenes, answerScenes, fenceScenes(), heldScenes()} {
+	for _, scenes := range []map[decision.Reason]one{podScenes, claimScenes, mountScenes, nodeScenes, attachmentScenes, answerScenes, callScenes(), fenceScenes(), heldScenes()} {
 		maps.Copy(all, scenes)
 	}
 	for _, r := range explain.Guides() {
