@@ -100,34 +100,43 @@ func (p *pendingCalls) due(key publication.Key, uid types.UID) *pendingCall {
 // writePending writes which calls of a key take long. They are for a reader: nothing is decided by them, and what cannot be written now is
 // written later.
 func (a *Attacher) writePending(ctx context.Context, snap snapshot, waits []publication.Wait) {
-	reasons, byName := map[types.UID]publication.Reason{}, map[string]*subject{}
-	for _, subj := range snap.subjects {
-		if subj.attachment != nil && (!subj.seen.Attached || subj.seen.Deleting) {
-			byName[subj.seen.Name] = subj
-		}
+	if len(waits) == 0 {
+		a.longCalls.hold(snap.key, nil)
+		return
 	}
+	waiting, reasons := snap.waiting(), map[types.UID]publication.Reason{}
 	for _, w := range waits {
-		subj := byName[w.Attachment]
-		if subj != nil && slices.Contains(holdsBack, w.Reason) && !subj.record.call.InFlight {
+		if subj := waiting[w.Attachment]; subj != nil && !subj.record.call.InFlight && slices.Contains(holdsBack, w.Reason) {
 			reasons[subj.uid()] = w.Reason
 		}
 	}
 	if a.longCalls.hold(snap.key, reasons) {
 		a.queue.AddAfter(snap.key, slowAfter)
 	}
-	for _, subj := range byName {
+	if a.draining.Load() {
+		return
+	}
+	for _, subj := range waiting {
 		one := a.longCalls.due(snap.key, subj.uid())
-		if one == nil || a.draining.Load() || subj.record.call.Cancelled {
-			continue
-		}
-		again := slowAfter
-		if a.writePendingCall(ctx, subj, one) {
-			again = heldFor
-		}
-		if again == slowAfter || one.verb == publication.NoCall {
-			a.queue.AddAfter(snap.key, again)
+		switch {
+		case one == nil || subj.record.call.Cancelled:
+		case !a.writePendingCall(ctx, subj, one):
+			a.queue.AddAfter(snap.key, slowAfter)
+		case one.verb == publication.NoCall:
+			a.queue.AddAfter(snap.key, heldFor)
 		}
 	}
+}
+
+// waiting returns the attachments that have to be attached or detached, by name.
+func (s snapshot) waiting() map[string]*subject {
+	found := make(map[string]*subject, len(s.subjects))
+	for _, subj := range s.subjects {
+		if subj.attachment != nil && (!subj.seen.Attached || subj.seen.Deleting) {
+			found[subj.seen.Name] = subj
+		}
+	}
+	return found
 }
 
 // writePendingCall writes one of them, unless other requests have to wait for the rate limit.

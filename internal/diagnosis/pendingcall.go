@@ -30,10 +30,21 @@ func (x *state) pendingCall(w wait, va *storagev1.VolumeAttachment, call drivers
 	w.answer.Call, w.answer.NotSent = operations[call], pending.Call == ""
 	if !w.answer.NotSent {
 		w.detail, w.answer.Until = "the call has been in flight since "+stamp(pending.Since), stamp(pending.Until)
+		if before := lastError(va, call); before != nil && abandoned.MatchString(hear(before.Message).own) {
+			w.detail += ", and the one before it had no answer"
+		}
 	}
 	key, _ := x.volumeOf(va)
 	x.askable(&w, va.Spec.Attacher, key.Handle)
 	return w, true
+}
+
+// lastError is the error of the last attempt that has ended.
+func lastError(va *storagev1.VolumeAttachment, call drivers.Call) *storagev1.VolumeError {
+	if call == drivers.Unpublish {
+		return va.Status.DetachError
+	}
+	return va.Status.AttachError
 }
 
 // askable adds how the storage can be asked about a volume.

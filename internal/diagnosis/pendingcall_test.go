@@ -67,7 +67,7 @@ func TestPendingCall(t *testing.T) {
 			s.detaches(7*time.Minute, "no answer (DeadlineExceeded); next attempt at "+stamp(s.Now.Add(-20*time.Second)))
 			s.va.Status.DetachError.Time.Time = s.Now.Add(-time.Minute)
 			s.pendingCall(publication.CallInFlight, unpublished, 20*time.Second)
-		}, publication.CallInFlight, "has not answered the detach from node a yet: the call has been in flight since ", "is still in use on node a"},
+		}, publication.CallInFlight, ", and the one before it had no answer", "is still in use on node a"},
 		"a detach that no call was sent for": {func(s *scene) {
 			s.detaches(time.Minute, "")
 			s.pendingCall(publication.DriverBusy, "", 30*time.Second)

@@ -296,6 +296,7 @@ var attachmentScenes = map[decision.Reason]one{
 	explain.OrphanAttachment:        {Ref{Resource: Attachments, Name: newScene().va.Name}, func(s *scene) { s.idle() }},
 	explain.NoDetachController:      {theWaiter, func(s *scene) { s.idle(); s.Pods = []*corev1.Pod{s.waiter} }},
 	explain.TwoAttachments:          {theVolume, func(s *scene) { s.Attachments = append(s.Attachments, s.second()) }},
+	explain.PublishedElsewhere:      {theHolder, func(s *scene) { s.listedElsewhere(time.Minute) }},
 	explain.SharedAttachments: {theVolume, func(s *scene) {
 		s.Volumes[0].Spec.AccessModes[0] = corev1.ReadWriteMany
 		s.Attachments = append(s.Attachments, s.onB())

@@ -44,6 +44,7 @@ type Answer struct {
 	AskSource string
 	NotSent   bool   // the attacher did not call the driver
 	Until     string // when it ends the call that is in flight
+	ListedAt  string // the other node that the driver lists the volume at
 	RetryNow  bool   // the VolumeAttachment has an attacher that takes a request for an attempt
 	SharedID  string // the node ID that the driver has for several Nodes
 	Affinity  bool   // the PersistentVolume has a node affinity

@@ -2,6 +2,7 @@ package kube
 
 import (
 	"encoding/json"
+	"fmt"
 	"slices"
 	"time"
 
@@ -14,8 +15,11 @@ import (
 // PendingCallOf says whether it still counts.
 const PendingCallAnnotation = "belay.dev/pending-call"
 
-// publishCall is the name of the call that attaches, in the CSI specification.
-const publishCall = "ControllerPublishVolume"
+// The calls, by their names in the CSI specification.
+const (
+	publishCall   = "ControllerPublishVolume"
+	unpublishCall = "ControllerUnpublishVolume"
+)
 
 // PendingCall is a call to the driver that has not returned, or that is held back.
 type PendingCall struct {
@@ -42,10 +46,27 @@ func (c PendingCall) Encode() string {
 // pendingAtMost is how long in the future the end of a pending call may be. Charts of drivers allow ten minutes for a call.
 const pendingAtMost = time.Hour
 
+// String says in an event what is known about the call.
+func (c PendingCall) String() string {
+	if c.Call != "" {
+		return c.Call + " has been in flight since " + c.Since.UTC().Format(time.RFC3339)
+	}
+	return fmt.Sprintf("the call has been held back since %s (%s)", c.Since.UTC().Format(time.RFC3339), c.Reason)
+}
+
 // PendingCallOf returns the pending call of a VolumeAttachment, unless it is over by now: the attacher has ended it, or has recorded an attempt since.
 func PendingCallOf(va *storagev1.VolumeAttachment, now time.Time) (call PendingCall, pending bool) {
+	call, ok := pendingCallOf(va)
+	if !ok || now.After(call.Until) || call.Until.After(now.Add(pendingAtMost)) { // by a process that was killed, or by no attacher
+		return PendingCall{}, false
+	}
+	return call, true
+}
+
+// pendingCallOf is PendingCallOf at a time at which it counts.
+func pendingCallOf(va *storagev1.VolumeAttachment) (call PendingCall, ok bool) {
 	text, deleting := va.Annotations[PendingCallAnnotation], va.DeletionTimestamp != nil
-	if text == "" || json.Unmarshal([]byte(text), &call) != nil {
+	if text == "" || json.Unmarshal([]byte(text), &call) != nil || !slices.Contains([]string{"", publishCall, unpublishCall}, call.Call) {
 		return PendingCall{}, false
 	}
 	for _, e := range []*storagev1.VolumeError{va.Status.AttachError, va.Status.DetachError} {
@@ -54,12 +75,10 @@ func PendingCallOf(va *storagev1.VolumeAttachment, now time.Time) (call PendingC
 		}
 	}
 	switch {
-	case now.After(call.Until), call.Until.After(now.Add(pendingAtMost)):
-		return PendingCall{}, false // by a process that was killed, or by no attacher
-	case !deleting && va.Status.Attached, deleting && call.Call == publishCall:
-		return PendingCall{}, false // the deletion ends an attach
-	case !slices.Contains(va.Finalizers, AttacherFinalizer(va.Spec.Attacher)) && (deleting || call.Call != ""):
-		return PendingCall{}, false // no call is sent without it (S10)
+	case !deleting && va.Status.Attached, deleting && call.Call == publishCall: // the deletion ends an attach
+	case !UnpublishPrecedesRemoval(va) && (deleting || call.Call != ""): // no call is sent without the finalizer (S10)
+	default:
+		return call, true
 	}
-	return call, true
+	return PendingCall{}, false
 }
