@@ -62,7 +62,7 @@ func (r *reconciler) elsewhereOf(va *storagev1.VolumeAttachment, resolved bool) 
 	} else if ok {
 		return noted
 	}
-	return "" // no attacher wrote it, or one did that did not run for hours: the next lists say it anew
+	return "" // no attacher wrote it, or one did that did not run for hours: the next lists show it again
 }
 
 func (a *Attacher) writeElsewhere(ctx context.Context, va *storagev1.VolumeAttachment, value string) error {

@@ -9,6 +9,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	storagev1 "k8s.io/api/storage/v1"
 
 	"belay.dev/belay/internal/kube"
 	"belay.dev/belay/internal/publication"
@@ -159,7 +160,7 @@ func TestPendingCallsLeaveTheRateLimitToOthers(t *testing.T) {
 	})
 }
 
-// A process that was killed says nothing for ever: the next one says what it does itself.
+// What a process that was killed wrote does not count forever: the next one writes what it does itself.
 func TestPendingCallOfAKilledProcess(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBubble(t)
@@ -180,4 +181,34 @@ func TestPendingCallOfAKilledProcess(t *testing.T) {
 			t.Errorf("after the answer to the next process: %+v", got)
 		}
 	})
+}
+
+// A real API server stores the annotation, and the writes of the status leave it as it is: the result ends that it counts.
+func TestPendingCallAtAnAPIServer(t *testing.T) {
+	w := newWorld(t)
+	answer := make(chan struct{})
+	w.driver.SetAnswer(func(ctx context.Context, c call, _ int) (map[string]string, error) {
+		if c.Method == "Publish" {
+			select {
+			case <-answer:
+			case <-ctx.Done():
+			}
+		}
+		return nil, nil
+	})
+	w.node("node1")
+	w.volume("pv1")
+	w.start()
+	va := w.attachment("pv1", "node1")
+	says := func(va *storagev1.VolumeAttachment) bool {
+		_, ok := kube.PendingCallOf(va, time.Now())
+		return ok
+	}
+	w.until(va, "says that its call is in flight", says)
+	close(answer)
+	if stored := w.until(va, "attached", isAttached); says(stored) || stored.Annotations[kube.PendingCallAnnotation] == "" {
+		t.Errorf("after the attach: annotations %v, want one that does not count", stored.Annotations)
+	}
+	w.delete(va)
+	w.until(va, "gone", isGone)
 }

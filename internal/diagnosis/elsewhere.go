@@ -21,14 +21,17 @@ func (x *state) listedElsewhere(key attachment.VolumeKey, v *Volume) (found []Fi
 		if e.Node != "" {
 			at = "node " + x.foreign(e.Node) + " (node ID " + x.foreign(e.NodeID) + ")"
 		}
+		known := x.nodes[e.Node] != nil
 		w := wait{reason: explain.PublishedElsewhere, since: e.Since, detail: "as its lists have shown since " + stamp(e.Since)}
 		x.askable(&w, key.Driver, key.Handle)
-		w.answer.ListedAt = at
+		if w.answer.ListedAt = at; known {
+			w.answer.OtherNode = e.Node
+		}
 		h := x.holder(key, va.Spec.NodeName)
 		h.Attachment = va.Name
 		f := x.finding(nil, w, v, &h)
 		f.Subject, f.Holders = Ref{Resource: Volumes, Name: v.PersistentVolume}, []Holder{h}
-		if e.Node != "" && e.Node != va.Spec.NodeName {
+		if known && e.Node != va.Spec.NodeName {
 			f.Holders = append(f.Holders, x.holder(key, e.Node))
 		}
 		found = append(found, f)

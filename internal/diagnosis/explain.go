@@ -300,15 +300,15 @@ func (x *state) ofAttachment(va *storagev1.VolumeAttachment) ([]Finding, string)
 // usedAttachment explains the VolumeAttachment of a volume that pods use: it was removed under them meanwhile, or others wait for it, or
 // the node is lost.
 func (x *state) usedAttachment(key attachment.VolumeKey, va *storagev1.VolumeAttachment, users []*corev1.Pod, clear string) ([]Finding, string) {
-	lost := append(x.ofUsers(key, users), x.listedElsewhere(key, x.describe(key, x.volume(key)))...)
+	lost, elsewhere := x.ofUsers(key, users), x.listedElsewhere(key, x.describe(key, x.volume(key)))
 	waiters := x.waitersElsewhere(key, va.Spec.NodeName)
 	switch {
 	case slices.ContainsFunc(lost, func(f Finding) bool { return f.Reason == explain.UsedWithoutAttachment }), len(waiters) == 0:
-		return lost, clear
+		return append(lost, elsewhere...), clear
 	case x.alive(va.Spec.NodeName):
-		return lost, clear + "; pods on other nodes wait for the volume"
+		return elsewhere, clear + "; pods on other nodes wait for the volume"
 	}
-	return waiters, clear
+	return append(waiters, elsewhere...), clear
 }
 
 // ofUsers returns what is wrong with a volume under the pods that have mounted it.

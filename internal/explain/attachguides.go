@@ -344,8 +344,12 @@ var attachGuides = map[decision.Reason]Guide{
 			return fmt.Sprintf("the driver lists volume %s, which may be attached to one node, at two: node %s and %s. Both machines may write to it%s", cmp.Or(s.Volume, s.Handle), s.Node, s.ListedAt, because(s.Detail))
 		},
 		Next: func(s Situation) []Step {
+			stop := Step{Text: "Find what uses the volume on both machines, and stop what is not meant to have it: two writers destroy the data."}
+			if s.OtherNode != "" {
+				stop.Command = podsOn(s.OtherNode)
+			}
 			return []Step{
-				{Text: "Stop what uses the volume on the machine that is not meant to have it: every second of two writers destroys data. Find its pods, or the program beside Kubernetes.", Command: "kubectl get volumeattachments -o wide"},
+				stop,
 				{Text: "Ask the storage where the volume is attached: its list may be wrong." + documented(s), Command: s.Ask},
 				{Text: "Detach the volume from that machine at the storage once nothing uses it there, and check the file system.", Danger: "if that machine still has the volume mounted, its writes are lost"},
 			}
