@@ -214,12 +214,7 @@ func (w *work) emitUnconfirmed() {
 func (w *work) warnTorn(one *attachment.Attachment) {
 	text := explain.DetachedInUse(w.now.volumeNameAt(one.Node), one.Node)
 	w.loggerAt(one.Node).Error(nil, "VolumeAttachment was deleted by another client while the volume is in use", "attachment", one.Name, "remedy", explain.RecreatePods)
-	for _, pod := range w.now.pods[one.Node] {
-		w.events().warn(pod, explain.VolumeDetachedInUse, attachment.StillInUse, text)
-	}
-	if about := w.state.ownerOf(w.now.volumeNameAt(one.Node)); about != nil {
-		w.events().warn(about, explain.VolumeDetachedInUse, attachment.StillInUse, text)
-	}
+	w.warnUsers(one.Node, explain.VolumeDetachedInUse, attachment.StillInUse, text)
 }
 
 // emitDetachFailed emits a new cause of a failing detach on the claim.
@@ -237,7 +232,7 @@ func (w *work) emitDetachFailed(hold attachment.Wait) {
 	case attachment.DetachFailed:
 		text = explain.DetachFailed(d.name, hold.Node, cause)
 	case attachment.DetachUnanswered:
-		cause = explain.Unanswered(w.key, explain.Detach, hold.Node, hold.Since)
+		cause = explain.Unanswered(w.key, explain.Detach, hold.Node, hold.Since, hold.Detail)
 		text = explain.DetachUnanswered(d.name, hold.Node, cause)
 	}
 	if d.lastFailure == cause {
@@ -315,4 +310,36 @@ func (w *clusterState) ownerOf(name string) *corev1.ObjectReference {
 func (w *clusterState) stillThere(d detach) bool {
 	va, ok := w.attachments.Get(d.attachment)
 	return ok && va.UID == d.uid
+}
+
+// emitElsewhere warns if the driver lists the volume at another node too, each time that its attacher says so.
+func (w *work) emitElsewhere() {
+	a := w.events()
+	said := a.elsewhere[w.key]
+	delete(a.elsewhere, w.key)
+	for i := range w.now.seen.Attachments {
+		one := &w.now.seen.Attachments[i]
+		if one.Elsewhere == "" {
+			continue
+		}
+		if a.elsewhere[w.key] == nil {
+			a.elsewhere[w.key] = map[attachment.NodeName]time.Time{}
+		}
+		if a.elsewhere[w.key][one.Node] = one.ElsewhereSeen; said[one.Node].Equal(one.ElsewhereSeen) {
+			continue
+		}
+		name := w.now.volumeNameAt(one.Node)
+		w.loggerAt(one.Node).Error(nil, "The driver lists the volume at another node too", "attachment", one.Name, "publishedAt", one.Elsewhere)
+		w.warnUsers(one.Node, explain.VolumePublishedElsewhere, explain.PublishedElsewhere, explain.ListedElsewhere(name, one.Node, one.Elsewhere))
+	}
+}
+
+// warnUsers emits a warning on the pods that use the volume on a node, and on the claim.
+func (w *work) warnUsers(node attachment.NodeName, event string, why attachment.Reason, text string) {
+	for _, pod := range w.now.pods[node] {
+		w.events().warn(pod, event, why, text)
+	}
+	if about := w.state.ownerOf(w.now.volumeNameAt(node)); about != nil {
+		w.events().warn(about, event, why, text)
+	}
 }

@@ -42,6 +42,8 @@ type eventShard struct {
 	detachedInUse map[attachment.VolumeKey]map[attachment.NodeName]bool
 	// stillRuns holds the nodes from which a detach by force is held, because their boot is known to run.
 	stillRuns map[attachment.VolumeKey]map[attachment.NodeName]bool
+	// elsewhere holds, for volumes that the driver lists at another node too, when the attacher said what an event has said.
+	elsewhere map[attachment.VolumeKey]map[attachment.NodeName]time.Time
 }
 
 // emittedEvent is an event that was emitted.
@@ -67,6 +69,7 @@ func newEventEmitter(recorder record.EventRecorder) *eventEmitter {
 		a.detaches = map[attachment.VolumeKey]map[attachment.NodeName]detach{}
 		a.detachedInUse = map[attachment.VolumeKey]map[attachment.NodeName]bool{}
 		a.stillRuns = map[attachment.VolumeKey]map[attachment.NodeName]bool{}
+		a.elsewhere = map[attachment.VolumeKey]map[attachment.NodeName]time.Time{}
 	}
 	return e
 }
@@ -112,6 +115,7 @@ func (w *work) emitEvents(steps []attachment.Step, refusal error) (again time.Ti
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	w.emitUnconfirmed()
+	w.emitElsewhere()
 	w.emitClaimEvents(steps)
 	return w.emitPodEvents(steps, refusal)
 }
@@ -232,11 +236,11 @@ func (w *work) newEventText(hold attachment.Wait, namespace string, refusal erro
 	case attachment.AttachFailed:
 		return explain.AttachFailed(name, hold.Detail)
 	case attachment.AttachUnanswered:
-		return explain.AttachFailed(name, explain.Unanswered(w.key, explain.Attach, hold.Node, hold.Since))
+		return explain.AttachFailed(name, explain.Unanswered(w.key, explain.Attach, hold.Node, hold.Since, hold.Detail))
 	case attachment.DetachFailed:
 		return explain.AttachFailed(name, explain.BeingDeleted(hold.Detail))
 	case attachment.DetachUnanswered:
-		return explain.AttachFailed(name, explain.BeingDeleted(explain.Unanswered(w.key, explain.Detach, hold.Node, hold.Since)))
+		return explain.AttachFailed(name, explain.BeingDeleted(explain.Unanswered(w.key, explain.Detach, hold.Node, hold.Since, hold.Detail)))
 	case attachment.OtherWriterAttached, attachment.OtherWriterDetaching:
 	default:
 		return explain.AttachFailed(name, explain.Wait(driver, hold.Node, hold.Cause(), w.now.seen.Nodes[hold.Node].Healthy))

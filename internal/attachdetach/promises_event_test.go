@@ -2,6 +2,7 @@ package attachdetach
 
 import (
 	"fmt"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -9,6 +10,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"belay.dev/belay/internal/explain"
+	"belay.dev/belay/internal/kube"
 )
 
 // Scenarios of TestPromises about the events on the pod that waits.
@@ -22,6 +24,7 @@ func eventCases() []scenario {
 		play("event: attach elsewhere failed", eventAttachFailed),
 		play("event: attach elsewhere unanswered", eventAttachUnanswered),
 		play("event: VolumeAttachment deleted in use", eventDetachedInUse),
+		play("event: the driver lists the volume at another node too", eventListedElsewhere),
 	}
 }
 
@@ -144,19 +147,34 @@ func eventDetachedInUse(l *lab) {
 	l.awaitUsing("v", "a", "b")
 	before := l.read("v", "a").UID
 	l.must(client.IgnoreNotFound(l.Delete(l.ctx, l.read("v", "a"))))
+	l.awaitWarnings(explain.VolumeDetachedInUse)
+	l.await("attached again", func() bool {
+		va := l.attachment("v", "a")
+		return va != nil && va.UID != before && va.Status.Attached
+	})
+}
+
+// awaitWarnings waits for a warning on pod p and on the claim.
+func (l *lab) awaitWarnings(reason string) {
+	l.Helper()
 	for _, about := range []struct{ kind, name string }{{"Pod", "p"}, {"PersistentVolumeClaim", "v"}} {
 		l.await("a warning on "+about.kind+" "+about.name, func() bool {
 			for _, e := range l.events {
-				if e.InvolvedObject.Kind == about.kind && e.InvolvedObject.Name == about.name &&
-					e.Reason == "VolumeDetachedInUse" && e.Type == corev1.EventTypeWarning {
+				if e.InvolvedObject.Kind == about.kind && e.InvolvedObject.Name == about.name && e.Reason == reason && e.Type == corev1.EventTypeWarning {
 					return true
 				}
 			}
 			return false
 		})
 	}
-	l.await("attached again", func() bool {
-		va := l.attachment("v", "a")
-		return va != nil && va.UID != before && va.Status.Attached
-	})
+}
+
+// The attacher says on the VolumeAttachment that the driver lists the volume at another node too.
+func eventListedElsewhere(l *lab) {
+	l.attachedOnA()
+	now := time.Now()
+	value := kube.Elsewhere{NodeID: "id-b", Node: l.name("b"), Since: now, Seen: now}.Encode()
+	patch := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%q}}}`, kube.PublishedElsewhereAnnotation, value)
+	l.must(l.Patch(l.ctx, l.read("v", "a"), client.RawPatch(types.MergePatchType, patch)))
+	l.awaitWarnings(explain.VolumePublishedElsewhere)
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/flowcontrol"
@@ -90,6 +91,7 @@ type Attacher struct {
 	throttle       *throttle
 	deciding       sync.Map // publication.Keys that a worker decides on now
 	absence        absence
+	longCalls      pendingCalls
 	pendingSecrets pendingSecrets
 	turns          turns // of the workers of queue
 	queue          workqueue.TypedRateLimitingInterface[publication.Key]
@@ -122,7 +124,8 @@ func New(c Config) (*Attacher, error) {
 		reconcileSync: c.ReconcileSync, maxEntries: c.MaxEntries, reconcileMetrics: c.ReconcileMetrics, metrics: c.Metrics,
 		objects: watched, calls: newLedger(), limit: requestLimit(c.QPS, c.Burst), workers: workersFor(c.QPS),
 		throttle: newThrottle(c.RetryStart), traces: c.Traces, turns: newTurns(), attachmentHandled: make(chan struct{}, 1),
-		newBoot: make(chan struct{}, 1),
+		newBoot:   make(chan struct{}, 1),
+		longCalls: pendingCalls{slow: map[types.UID]*pendingCall{}, held: map[publication.Key]map[types.UID]*pendingCall{}},
 	}
 	a.calls.doubtful = c.EarlyOKFor
 	watched.keepTraceparents = c.Traces != nil

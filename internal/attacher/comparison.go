@@ -88,6 +88,7 @@ func (r *reconciler) pass(ctx context.Context) {
 	a.reconcileMetrics.Compared(took, entries, result)
 	logger.V(1).Info("Compared VolumeAttachments with the driver's list", "attachments", expected.all, "entries", entries, "took", took)
 	r.act(logger, result, expected.attachments, asOf)
+	r.noteElsewhere(ctx, result.Resolved, expected.attachments)
 	r.hold(ctx, result.Held, expected.attachments, nodes)
 	r.settleDoubts(logger, list, expected.attachments)
 }
@@ -239,7 +240,7 @@ func (r *reconciler) expected(volumes map[string]*publication.Entry) expectation
 	plain := func(va *storagev1.VolumeAttachment, handle string) bool {
 		return r.comparison.Confirms(list, handle, publication.Attachment{
 			UID: string(va.UID), Attached: va.Status.Attached, Deleting: va.DeletionTimestamp != nil,
-			RecordedNodeID: r.attacher.boundNodeID(va), Drift: r.attacher.calls.of(va.UID).drift,
+			RecordedNodeID: r.attacher.boundNodeID(va), Drift: driftOf(va, r.attacher.calls.of(va.UID)),
 		})
 	}
 	e := r.expectedBut(plain)
@@ -282,7 +283,7 @@ func (a *Attacher) expectedAttachment(va *storagev1.VolumeAttachment, from sourc
 			Finalizer:      finalizer,
 			RecordedNodeID: va.Annotations[kube.NodeIDAnnotation], NodeID: nodeID,
 			AttachError: messageOf(va.Status.AttachError), DetachError: messageOf(va.Status.DetachError),
-			Call: record.call, Drift: record.currentDrift(),
+			Call: record.call, Drift: driftOf(va, record),
 		},
 		Version: contentOf(va), Handle: handle, Exclusive: func() bool { return a.objects.exclusive(from.handle) },
 		// The answers to an earlier process are not known, and it stored the finalizer.

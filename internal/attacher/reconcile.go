@@ -39,6 +39,7 @@ func (a *Attacher) reconcile(ctx context.Context, key publication.Key, pass func
 		if a.isOutdated(snap) {
 			a.rekey(key)
 			a.metrics.Waits(time.Now(), key, nil)
+			a.longCalls.hold(key, nil)
 			return nil, nil
 		}
 		queue := a.queueOfCall(snap, &decision)
@@ -129,6 +130,7 @@ func (a *Attacher) scheduleRecheck(ctx context.Context, snap snapshot, decision 
 		waiting = append(waiting, telemetry.Waiting{Attachment: w.Attachment, Detach: detaches[w.Attachment], Reason: w.Reason})
 	}
 	snap.logWaits(ctx, decision.Waits, a.metrics.Waits(time.Now(), snap.key, waiting))
+	a.writePending(ctx, snap, decision.Waits)
 	if !decision.RecheckAt.IsZero() {
 		a.queue.AddAfter(snap.key, time.Until(decision.RecheckAt))
 	}

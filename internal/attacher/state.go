@@ -249,7 +249,7 @@ func isAttacher(manager string) bool { return strings.Contains(manager, "attache
 
 // keptAnnotations are read. All attachments of a node mostly have the same values, so that they share one map.
 var keptAnnotations = []string{kube.NodeIDAnnotation, kube.PublishSecretAnnotation, kube.DetachRequestedAnnotation, kube.BootIDAnnotation,
-	kube.SameMachineAnnotation}
+	kube.SameMachineAnnotation, kube.PublishedElsewhereAnnotation}
 
 // trimAnnotations keeps the annotations that are read, and a digest of those of other components. belay's own
 // annotations are not part of the digest: a change of them must not end a back-off.

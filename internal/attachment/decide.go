@@ -215,21 +215,23 @@ func (p *plan) keepUnconfirmed(a *Attachment, node Node) {
 	case a.AttachError != "":
 		wait.Reason, wait.Detail = AttachFailed, a.AttachError
 	default:
-		p.awaitAnswer(&wait, AttachUnanswered)
+		p.awaitAnswer(a, &wait, AttachUnanswered)
 	}
 	p.do(wait)
 }
 
 // awaitAnswer changes the reason of a wait if the attacher has not answered for too long, or requests another decision for when
 // that will be so.
-func (p *plan) awaitAnswer(wait *Wait, unanswered Reason) {
+func (p *plan) awaitAnswer(a *Attachment, wait *Wait, unanswered Reason) {
 	if wait.Since.IsZero() {
 		return
 	}
 	if at := wait.Since.Add(AnswerTimeout); p.now.Before(at) {
 		p.recheck(at)
-	} else {
-		wait.Reason = unanswered
+		return
+	}
+	if wait.Reason = unanswered; p.now.Before(a.PendingUntil) {
+		wait.Detail = a.Pending
 	}
 }
 

@@ -307,7 +307,22 @@ func TestTaintOnReadyNode(t *testing.T) {
 func TestSilentAttacher(t *testing.T) {
 	in, after := t0.Add(AnswerTimeout-1), t0.Add(AnswerTimeout)
 	since := func(a *Attachment) { a.Deleting, a.DeletingSince = true, t0 }
+	says := func(until time.Time) func(a *Attachment) {
+		return func(a *Attachment) { a.Pending, a.PendingUntil = "in flight", until }
+	}
 	runTimed(t, map[string]timed{
+		"attach, too long, and the attacher says why": {
+			at: after, want: wantAt("a"), seen: onA(attached("a", unconfirmed, says(after.Add(1))), node("a")),
+			steps: []Step{Wait{Node: "a", Attachment: "csi-a", Reason: AttachUnanswered, Wanted: true, Detail: "in flight"}},
+		},
+		"detach, too long, and the attacher said why": {
+			at: after, seen: onA(attached("a", since, says(after)), node("a")),
+			steps: []Step{Wait{Node: "a", Attachment: "csi-a", Reason: DetachUnanswered}},
+		},
+		"detach, too long, and the attacher says why": {
+			at: after, seen: onA(attached("a", since, says(after.Add(1))), node("a")),
+			steps: []Step{Wait{Node: "a", Attachment: "csi-a", Reason: DetachUnanswered, Detail: "in flight"}},
+		},
 		"attach, not long": {
 			at: in, want: wantAt("a"), seen: onA(attached("a", unconfirmed), node("a")),
 			steps: []Step{Wait{Node: "a", Attachment: "csi-a", Reason: Attaching, Wanted: true}}, recheck: after,

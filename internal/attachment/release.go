@@ -40,7 +40,7 @@ func (p *plan) awaitDetach(a *Attachment, node Node, wait Wait) {
 	if a.DetachError != "" {
 		wait.Reason, wait.Detail = DetachFailed, a.DetachError
 	} else {
-		p.awaitAnswer(&wait, DetachUnanswered)
+		p.awaitAnswer(a, &wait, DetachUnanswered)
 	}
 	gone := node.goneFor(a)
 	// The empty list of a recreated Node proves nothing yet (see use). Another machine, which took over the report and does not

@@ -135,6 +135,14 @@ type Attachment struct {
 	// AttachError and DetachError are the driver's messages in the status.
 	AttachError string
 	DetachError string
+	// Pending says, as the attacher does, which call has had no answer and since when, or that none was sent; empty for none. It counts until
+	// PendingUntil.
+	Pending      string
+	PendingUntil time.Time
+	// Elsewhere is another node that the driver lists the volume at, as its attacher says, and ElsewhereSeen when it said so last; empty for none. Nothing
+	// is decided by it: an event says it.
+	Elsewhere     string
+	ElsewhereSeen time.Time
 }
 
 // Node is what is known about one node with regard to the volume.

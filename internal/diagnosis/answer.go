@@ -219,10 +219,7 @@ func (x *state) answered(w wait, call drivers.Call, key attachment.VolumeKey, no
 	if said != "" {
 		w.detail += " (" + said + ")"
 	}
-	if facts, ok := drivers.Of(key.Driver); ok {
-		w.answer.Ask, w.answer.AskSource = explain.AskWith(facts.Ask.Command, key.Handle), facts.Ask.Documentation
-	}
-	w.answer.Handle = x.foreign(key.Handle)
+	x.askable(&w, key.Driver, key.Handle)
 	return w
 }
 

@@ -201,6 +201,9 @@ func (x *state) attachWait(va *storagev1.VolumeAttachment) wait {
 		w.answer.SharedID = id
 		return w
 	}
+	if pending, ok := x.pendingCall(w, va, drivers.Publish); ok {
+		return pending
+	}
 	if e := va.Status.AttachError; e != nil {
 		return x.failed(w, va, drivers.Publish, e)
 	}
@@ -228,6 +231,9 @@ func (x *state) detachWait(va *storagev1.VolumeAttachment) wait {
 		return w
 	}
 	w.answer.Works = x.worksElsewhere(va, w)
+	if pending, ok := x.pendingCall(w, va, drivers.Unpublish); ok {
+		return pending
+	}
 	if e := va.Status.DetachError; e != nil {
 		w = x.failed(w, va, drivers.Unpublish, e)
 		if w.reason == attachment.DetachFailed && hearError(e).code == "NotFound" && x.machineGone(va) {

@@ -260,7 +260,7 @@ func (x *state) usedElsewhere(pod *corev1.Pod) (found []Finding) {
 			continue
 		}
 		for _, f := range x.irregular(v.key) {
-			if f.Subject.Resource == Nodes && f.Subject.Name != pod.Spec.NodeName && f.Verdict == Unsafe {
+			if f.Reason == explain.PublishedElsewhere || f.Subject.Resource == Nodes && f.Subject.Name != pod.Spec.NodeName && f.Verdict == Unsafe {
 				found = append(found, f)
 			}
 		}
@@ -306,15 +306,15 @@ func (x *state) ofAttachment(va *storagev1.VolumeAttachment) ([]Finding, string)
 // usedAttachment explains the VolumeAttachment of a volume that pods use: it was removed under them meanwhile, or others wait for it, or
 // the node is lost.
 func (x *state) usedAttachment(key attachment.VolumeKey, va *storagev1.VolumeAttachment, users []*corev1.Pod, clear string) ([]Finding, string) {
-	lost := x.ofUsers(key, users)
+	lost, elsewhere := x.ofUsers(key, users), x.listedElsewhere(key, x.describe(key, x.volume(key)))
 	waiters := x.waitersElsewhere(key, va.Spec.NodeName)
 	switch {
 	case slices.ContainsFunc(lost, func(f Finding) bool { return f.Reason == explain.UsedWithoutAttachment }), len(waiters) == 0:
-		return lost, clear
+		return append(lost, elsewhere...), clear
 	case x.alive(va.Spec.NodeName):
-		return nil, clear + "; pods on other nodes wait for the volume"
+		return elsewhere, clear + "; pods on other nodes wait for the volume"
 	}
-	return waiters, clear
+	return append(waiters, elsewhere...), clear
 }
 
 // ofUsers returns what is wrong with a volume under the pods that have mounted it.
@@ -458,6 +458,7 @@ func (x *state) irregular(key attachment.VolumeKey) []Finding {
 		f.Subject = Ref{Resource: Volumes, Name: v.PersistentVolume}
 		found = append(found, f)
 	}
+	found = append(found, x.listedElsewhere(key, v)...)
 	for _, name := range x.listed[kube.UniqueVolumeName(key.Driver, key.Handle)] {
 		var reason decision.Reason
 		switch x.without(key, name) {

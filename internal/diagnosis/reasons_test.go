@@ -35,7 +35,7 @@ type one struct {
 // says why none does.
 func TestEachReasonIsAnswered(t *testing.T) {
 	all := map[decision.Reason]one{}
-	for _, scenes := range []map[decision.Reason]one{podScenes, claimScenes, mountScenes, nodeScenes, attachmentScenes, answerScenes, fenceScenes(), heldScenes()} {
+	for _, scenes := range []map[decision.Reason]one{podScenes, claimScenes, mountScenes, nodeScenes, attachmentScenes, answerScenes, callScenes(), fenceScenes(), heldScenes()} {
 		maps.Copy(all, scenes)
 	}
 	for _, r := range explain.Guides() {
@@ -296,6 +296,7 @@ var attachmentScenes = map[decision.Reason]one{
 	explain.OrphanAttachment:        {Ref{Resource: Attachments, Name: newScene().va.Name}, func(s *scene) { s.idle() }},
 	explain.NoDetachController:      {theWaiter, func(s *scene) { s.idle(); s.Pods = []*corev1.Pod{s.waiter} }},
 	explain.TwoAttachments:          {theVolume, func(s *scene) { s.Attachments = append(s.Attachments, s.second()) }},
+	explain.PublishedElsewhere:      {theHolder, func(s *scene) { s.listedElsewhere(time.Minute) }},
 	explain.SharedAttachments: {theVolume, func(s *scene) {
 		s.Volumes[0].Spec.AccessModes[0] = corev1.ReadWriteMany
 		s.Attachments = append(s.Attachments, s.onB())

@@ -43,6 +43,9 @@ type Answer struct {
 	Ask       string    // a command of the storage's own client that shows where it is, and its documentation
 	AskSource string
 	NotSent   bool   // the attacher did not call the driver
+	Until     string // when it ends the call that is in flight
+	ListedAt  string // the other node that the driver lists the volume at, in words
+	OtherNode string // and its name; empty if no node of the cluster has that ID
 	RetryNow  bool   // the VolumeAttachment has an attacher that takes a request for an attempt
 	SharedID  string // the node ID that the driver has for several Nodes
 	Affinity  bool   // the PersistentVolume has a node affinity

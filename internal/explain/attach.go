@@ -22,6 +22,9 @@ const (
 	// VolumeDetachedInUse is on the pods and the claim of a volume whose VolumeAttachment was deleted while a node uses it.
 	VolumeDetachedInUse = "VolumeDetachedInUse"
 
+	// VolumePublishedElsewhere is on the pods and the claim of a volume for one node that its driver lists at another one too.
+	VolumePublishedElsewhere = "VolumePublishedElsewhere"
+
 	// VolumeDetachUnconfirmed is on the claim of a volume whose VolumeAttachment was removed before the detach was confirmed.
 	VolumeDetachUnconfirmed = "VolumeDetachUnconfirmed"
 )
@@ -131,17 +134,20 @@ const (
 )
 
 // Unanswered is the cause, for AttachFailed and DetachFailed, if the attacher has not answered for attachment.AnswerTimeout (k/k
-// pkg/volume/csi csi_attacher.go): upstream's text, followed by the node, since when, and what to do.
-func Unanswered(volume attachment.VolumeKey, asked Operation, node attachment.NodeName, at time.Time) string {
+// pkg/volume/csi csi_attacher.go): upstream's text, followed by the node, since when, and what to do, or what the attacher says about the call.
+func Unanswered(volume attachment.VolumeKey, asked Operation, node attachment.NodeName, at time.Time, pending string) string {
 	direction := "to"
 	if asked == Detach {
 		direction = "from"
 	}
 	return fmt.Sprintf("timed out waiting for external-attacher of %s CSI driver to %s volume %s %s node %q,%s. %s",
-		volume.Driver, asked, volume.Handle, direction, node, requested(at), checkAttacher(asked))
+		volume.Driver, asked, volume.Handle, direction, node, requested(at), checkAttacher(asked, pending))
 }
 
-func checkAttacher(asked Operation) string {
+func checkAttacher(asked Operation, pending string) string {
+	if pending != "" { // so its pod runs
+		return fmt.Sprintf("As the attacher says, %s: ask the storage what it does with the volume, and read the log of the driver's controller", pending)
+	}
 	return fmt.Sprintf("Check that its pod is running: the %s continues as soon as it is", asked)
 }
 

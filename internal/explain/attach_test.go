@@ -49,11 +49,11 @@ func TestTextsAreUpstreams(t *testing.T) {
 			`Multi-Attach error for volume "pv-1" Volume is already used by 1 pod(s) in different namespaces`,
 		},
 		"attacher silent": {
-			AttachFailed("pv-1", Unanswered(attachment.VolumeKey{Driver: "disk.example", Handle: "h"}, Attach, "node-1", since)),
+			AttachFailed("pv-1", Unanswered(attachment.VolumeKey{Driver: "disk.example", Handle: "h"}, Attach, "node-1", since, "")),
 			`AttachVolume.Attach failed for volume "pv-1" : timed out waiting for external-attacher of disk.example CSI driver to attach volume h to node "node-1", requested at 2026-01-01T10:00:00Z. Check that its pod is running: the attach continues as soon as it is`,
 		},
 		"attacher silent about an old attachment": {
-			AttachFailed("pv-1", BeingDeleted(Unanswered(attachment.VolumeKey{Driver: "disk.example", Handle: "h"}, Detach, "node-1", since))),
+			AttachFailed("pv-1", BeingDeleted(Unanswered(attachment.VolumeKey{Driver: "disk.example", Handle: "h"}, Detach, "node-1", since, ""))),
 			`AttachVolume.Attach failed for volume "pv-1" : volume attachment is being deleted: timed out waiting for external-attacher of disk.example CSI driver to detach volume h from node "node-1", requested at 2026-01-01T10:00:00Z. Check that its pod is running: the detach continues as soon as it is`,
 		},
 		"detach begins": {
@@ -102,8 +102,18 @@ func TestTextsAreUpstreams(t *testing.T) {
 			DetachFailed("pv-1", "node-1", DriverError(publication.MayStillAttach+": the volume is detached again at 2026-01-01T12:00:01Z")),
 			`DetachVolume.Detach has not ended for volume "pv-1" from node "node-1" : the driver has confirmed the detach, but may still carry out an attach that it gave no final answer to: the volume is detached again at 2026-01-01T12:00:01Z`,
 		},
+		"attacher has called the driver": {
+			DetachUnanswered("pv-1", "node-1", Unanswered(attachment.VolumeKey{Driver: "disk.example", Handle: "h"}, Detach, "node-1", since, "ControllerUnpublishVolume has been in flight since 2026-01-01T10:00:01Z")),
+			`DetachVolume.Detach failed for volume "pv-1" from node "node-1" : timed out waiting for external-attacher of disk.example CSI driver to detach volume h from node "node-1", requested at 2026-01-01T10:00:00Z. ` +
+				`As the attacher says, ControllerUnpublishVolume has been in flight since 2026-01-01T10:00:01Z: ask the storage what it does with the volume, and read the log of the driver's controller`,
+		},
+		"listed elsewhere": {
+			ListedElsewhere("pv-1", "node-1", `node "node-2" (node ID "i-2")`),
+			`Volume "pv-1" may be attached to one node only, and its driver lists it at node "node-2" (node ID "i-2") too, beside node "node-1": both machines may write to it, which destroys data. ` +
+				`Nothing is changed. Find out which of them is meant to have it, stop what uses it on the other one, and detach it there at the storage`,
+		},
 		"attacher does not detach": {
-			DetachUnanswered("pv-1", "node-1", Unanswered(attachment.VolumeKey{Driver: "disk.example", Handle: "h"}, Detach, "node-1", since)),
+			DetachUnanswered("pv-1", "node-1", Unanswered(attachment.VolumeKey{Driver: "disk.example", Handle: "h"}, Detach, "node-1", since, "")),
 			`DetachVolume.Detach failed for volume "pv-1" from node "node-1" : timed out waiting for external-attacher of disk.example CSI driver to detach volume h from node "node-1", requested at 2026-01-01T10:00:00Z. Check that its pod is running: the detach continues as soon as it is`,
 		},
 	} {

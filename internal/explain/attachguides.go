@@ -379,6 +379,24 @@ var attachGuides = map[decision.Reason]Guide{
 			return []Step{{Text: "Find out which pod is meant to have it, and delete the others.", Command: "kubectl belay explain pv/" + s.Volume}}
 		},
 	},
+	PublishedElsewhere: {
+		Title: "The driver lists a volume for one node at two",
+		Page:  pageLeftovers, Event: VolumePublishedElsewhere, Verdict: Unsafe,
+		Summary: func(s Situation) string {
+			return fmt.Sprintf("the driver lists volume %s, which may be attached to one node, at two: node %s and %s. Both machines may write to it%s", cmp.Or(s.Volume, s.Handle), s.Node, s.ListedAt, because(s.Detail))
+		},
+		Next: func(s Situation) []Step {
+			stop := Step{Text: "Find what uses the volume on both machines, and stop what is not meant to have it: two writers destroy the data."}
+			if s.OtherNode != "" {
+				stop.Command = podsOn(s.OtherNode)
+			}
+			return []Step{
+				stop,
+				{Text: "Ask the storage where the volume is attached: its list may be wrong." + documented(s), Command: s.Ask},
+				{Text: "Detach the volume from that machine at the storage once nothing uses it there, and check the file system.", Danger: "if that machine still has the volume mounted, its writes are lost"},
+			}
+		},
+	},
 	Incomplete: {
 		Title: "Too little could be read for an answer",
 		Page:  pageControlPlane, Silence: onlyAsked, Verdict: Unknown,

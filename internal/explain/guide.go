@@ -220,6 +220,8 @@ const (
 	ReportedWithoutAttachment decision.Reason = "ReportedWithoutAttachment"
 	// TwoAttachments: an exclusive volume has VolumeAttachments for several nodes.
 	TwoAttachments decision.Reason = "TwoAttachments"
+	// PublishedElsewhere: the driver lists a volume for one node at two.
+	PublishedElsewhere decision.Reason = "PublishedElsewhere"
 	// SharedAttachments: a volume that allows several nodes is attached to several: as it should be.
 	SharedAttachments decision.Reason = "SharedAttachments"
 	// RecoveryNotRunning: a part of recovery holds no lease.

@@ -145,7 +145,7 @@ func detaching(driver string, node attachment.NodeName, c attachment.Cause) stri
 	}
 	text := fmt.Sprintf("waiting%s for the attacher of CSI driver %s to detach it from node %q", since(c), driver, node)
 	if c.Reason == attachment.DetachUnanswered {
-		text += "; the attacher has not answered. " + checkAttacher(Detach)
+		text += "; the attacher has not answered. " + checkAttacher(Detach, c.Detail)
 	}
 	return text
 }
@@ -232,4 +232,10 @@ func DetachedInUse(volume string, node attachment.NodeName) string {
 	return fmt.Sprintf("The VolumeAttachment of volume %q was deleted by another client while the volume was in use on node %q. "+
 		"The volume may have been detached under its mounts, where reads and writes then fail. If a pod needs it there, it is attached again, which does not repair the mounts. "+
 		"Delete the pods that use it on this node: pods created after that mount it again", volume, node)
+}
+
+// ListedElsewhere reports that the driver lists a volume for one node at another one too, and what to do.
+func ListedElsewhere(volume string, node attachment.NodeName, elsewhere string) string {
+	return fmt.Sprintf("Volume %q may be attached to one node only, and its driver lists it at %s too, beside node %q: both machines may write to it, which destroys data. "+
+		"Nothing is changed. Find out which of them is meant to have it, stop what uses it on the other one, and detach it there at the storage", volume, elsewhere, node)
 }

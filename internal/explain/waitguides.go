@@ -22,13 +22,8 @@ const (
 // waitGuides are the reasons of belay-attacher and belay-node that their metrics, logs and events name.
 var waitGuides = map[decision.Reason]Guide{
 	publication.RecordingFailed:   {Title: "The API server does not accept a write about the VolumeAttachment", Page: pageAttacher, Silence: inLog, Unanswered: inErrors},
-	publication.DriverGone:        {Title: "The connection to the driver is lost", Page: pageAttacher, Silence: inLog, Unanswered: inErrors},
 	publication.RequestImpossible: {Title: "Something that a request needs is missing or wrong", Page: pageAttacher, Silence: onObject, Unanswered: inErrors},
-	publication.CallInFlight:      {Title: "The driver has not answered a call", Page: pageAttacher, Event: FailedMount, Unanswered: inErrors},
-	publication.DriverBusy:        {Title: "As many calls are in flight as the attacher allows", Page: pageAttacher, Silence: inLog, Unanswered: inErrors},
 	publication.BackingOff:        {Title: "The last attempt failed, and the next one is due later", Page: pageAttacher, Event: FailedMount, Unanswered: inErrors},
-	publication.NodeHeldBack:      {Title: "The node is full, and attaches to it are tried one at a time", Page: pageAttacher, Silence: inLog, Unanswered: inErrors},
-	publication.VolumeHeldBack:    {Title: "The driver is busy with the shared volume, and its nodes are tried one at a time", Page: pageAttacher, Silence: inLog, Unanswered: inErrors},
 	publication.DetachRequested:   {Title: "The controller is about to delete the VolumeAttachment", Page: pageAttacher, Silence: inLog, Unanswered: inErrors},
 	publication.ShuttingDown:      {Title: "The attacher is shutting down", Page: pageAttacher, Silence: inLog, Unanswered: inErrors},
 

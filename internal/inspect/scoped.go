@@ -4,6 +4,7 @@ import (
 	"context"
 	"slices"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -416,10 +417,14 @@ func namedAfter(va *storagev1.VolumeAttachment, keys map[attachment.VolumeKey]bo
 	return false
 }
 
+// nodesOf returns the nodes of VolumeAttachments, and those that a driver lists their volumes at too.
 func nodesOf(attachments []*storagev1.VolumeAttachment) []string {
 	var nodes []string
 	for _, va := range attachments {
 		nodes = append(nodes, va.Spec.NodeName)
+		if e, ok := kube.ElsewhereOf(va, time.Now()); ok && e.Node != "" {
+			nodes = append(nodes, e.Node)
+		}
 	}
 	return nodes
 }

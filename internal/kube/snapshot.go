@@ -65,6 +65,12 @@ func AttachmentFacts(va *storagev1.VolumeAttachment, key attachment.VolumeKey) a
 		a.Confirmed = attachment.Yes
 	}
 	a.AttachError, a.DetachError = ErrorText(va.Status.AttachError), ErrorText(va.Status.DetachError)
+	if call, ok := pendingCallOf(va); ok {
+		a.Pending, a.PendingUntil = call.String(), call.Until
+	}
+	if e, ok := elsewhereOf(va); ok {
+		a.Elsewhere, a.ElsewhereSeen = e.String(), e.Seen
+	}
 	return a
 }
 

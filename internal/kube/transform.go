@@ -260,6 +260,9 @@ func StripAttachment(attachment *storagev1.VolumeAttachment) *storagev1.VolumeAt
 		kept.Spec.Source.InlineVolumeSpec = short
 	}
 	for _, name := range attachmentAnnotations {
+		if name == PendingCallAnnotation && attachment.Status.Attached && attachment.DeletionTimestamp == nil {
+			continue // over, and never removed
+		}
 		if value, ok := attachment.Annotations[name]; ok && (name != TraceparentAnnotation || len(value) == TraceparentLength) {
 			if kept.Annotations == nil {
 				kept.Annotations = map[string]string{}
@@ -301,15 +304,16 @@ func CalledByBelay(attachment *storagev1.VolumeAttachment) bool {
 var attachmentAnnotations = []string{
 	DetachRequestedAnnotation, VolumeHandleAnnotation, NodeUIDAnnotation, BootIDAnnotation, SystemUUIDAnnotation,
 	ProviderIDAnnotation, UnfencedBootAnnotation, TraceparentAnnotation, NodeIDAnnotation, SameMachineAnnotation,
+	PendingCallAnnotation, PublishedElsewhereAnnotation,
 }
 
 // SameAnnotations compares what the cache keeps of two versions of an attachment, except the CSI node ID, which its attacher records with the
-// finalizer: the controller has nothing to do with most of them.
+// finalizer, and what it says about a call: the controller has nothing to do with most of them.
 func SameAnnotations(a, b *storagev1.VolumeAttachment) bool {
 	return !slices.ContainsFunc(attachmentAnnotations, func(name string) bool {
 		was, had := a.Annotations[name]
 		is, has := b.Annotations[name]
-		return name != NodeIDAnnotation && (had != has || was != is)
+		return name != NodeIDAnnotation && name != PendingCallAnnotation && (had != has || was != is)
 	})
 }
 

@@ -106,7 +106,8 @@ func TestRecordsOfAMachine(t *testing.T) {
 		attempt{"takes the boot away", "patch", own, says(kube.BootIDAnnotation, "null"), "belay-driver-attachments"},
 		attempt{"takes all annotations away", "patch", own, `{"metadata":{"annotations":null}}`, "belay-driver-attachments"},
 	)
-	for _, name := range []string{kube.NodeIDAnnotation, kube.PublishedHandleAnnotation, kube.PublishSecretAnnotation, kube.UnpublishedFromAnnotation, kube.LeadingSinceAnnotation} {
+	for _, name := range []string{kube.NodeIDAnnotation, kube.PublishedHandleAnnotation, kube.PublishSecretAnnotation, kube.UnpublishedFromAnnotation, kube.LeadingSinceAnnotation,
+		kube.PendingCallAnnotation, kube.PublishedElsewhereAnnotation} {
 		all = append(all, attempt{"says " + name + ", which is the attacher's", "patch", own, says(name, `"x"`), byNone})
 	}
 	attempts(t, token, all...)

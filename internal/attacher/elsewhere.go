@@ -1,0 +1,80 @@
+package attacher
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+
+	"belay.dev/belay/internal/kube"
+	"belay.dev/belay/internal/publication"
+)
+
+// driftOf returns how lists contradict an attachment. That a volume is PublishedElsewhere is stored on it, and so known to the next process.
+func driftOf(va *storagev1.VolumeAttachment, r record) publication.Drift {
+	drift := r.currentDrift()
+	if _, noted := va.Annotations[kube.PublishedElsewhereAnnotation]; noted && drift == publication.NoDrift {
+		return publication.PublishedElsewhere
+	}
+	return drift
+}
+
+// noteElsewhere writes on the VolumeAttachments which exclusive volumes the driver lists at another node too, and removes that where a list no longer
+// has it. Nothing is decided by it. What could not be written follows the next list.
+func (r *reconciler) noteElsewhere(ctx context.Context, resolved []string, expected []publication.ExpectedAttachment) {
+	for i := range expected { // they are large
+		want := &expected[i]
+		va, ok := r.attacher.objects.attachments.Get(want.Name)
+		if !ok || string(va.UID) != want.UID {
+			continue
+		}
+		value := r.elsewhereOf(va, slices.Contains(resolved, want.UID))
+		if value == va.Annotations[kube.PublishedElsewhereAnnotation] {
+			continue
+		}
+		if err := r.attacher.writeElsewhere(ctx, va, value); err != nil && ctx.Err() == nil {
+			log.FromContext(ctx).Error(err, "Failed to write on the VolumeAttachment where the driver lists the volume", r.attacher.expectedLogValues(*want)...)
+		}
+	}
+}
+
+// elsewhereOf is the value that the annotation has to have; empty for none.
+func (r *reconciler) elsewhereOf(va *storagev1.VolumeAttachment, resolved bool) string {
+	noted := va.Annotations[kube.PublishedElsewhereAnnotation]
+	record, now := r.attacher.calls.of(va.UID), time.Now()
+	found := record.finding()
+	switch {
+	case resolved, driftOf(va, record) != publication.PublishedElsewhere:
+		return ""
+	case record.drift == publication.PublishedElsewhere && noted == "":
+		e := kube.Elsewhere{NodeID: found.nodeID, Since: found.asOf, Seen: now}
+		if nodes := r.attacher.objects.csiNodes.byIndex(indexNodeID, found.nodeID); len(nodes) > 0 {
+			e.Node = nodes[0].Name
+		}
+		return e.Encode()
+	}
+	if e, ok := kube.ElsewhereOf(va, now); ok && now.Sub(e.Seen) >= kube.ElsewhereAgain {
+		e.Seen = now
+		return e.Encode()
+	} else if ok {
+		return noted
+	}
+	return "" // no attacher wrote it, or one did that did not run for hours: the next lists show it again
+}
+
+func (a *Attacher) writeElsewhere(ctx context.Context, va *storagev1.VolumeAttachment, value string) error {
+	annotation := any(value)
+	if value == "" {
+		annotation = nil
+	}
+	patch := object{"metadata": object{"uid": va.UID, "annotations": object{kube.PublishedElsewhereAnnotation: annotation}}}
+	stored, err := a.patchAttachment(ctx, va.Name, types.MergePatchType, patch)
+	if err != nil {
+		return err
+	}
+	a.objects.attachments.Wrote(a.objects.trimAttachment(stored))
+	return nil
+}

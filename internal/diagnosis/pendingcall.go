@@ -1,0 +1,56 @@
+package diagnosis
+
+import (
+	"slices"
+
+	storagev1 "k8s.io/api/storage/v1"
+
+	"belay.dev/belay/internal/decision"
+	"belay.dev/belay/internal/drivers"
+	"belay.dev/belay/internal/explain"
+	"belay.dev/belay/internal/kube"
+	"belay.dev/belay/internal/publication"
+)
+
+// holdsCallBack are the reasons for which belay-attacher has not sent a call, as it writes on the VolumeAttachment.
+var holdsCallBack = []decision.Reason{publication.CallInFlight, publication.DriverBusy, publication.NodeHeldBack, publication.VolumeHeldBack, publication.DriverGone}
+
+// pendingCall explains a call that is in flight, or is held back, as belay-attacher has written on the VolumeAttachment: what failed before is not what
+// it waits for now. It counts as long as the attacher that wrote it may still have the call.
+func (x *state) pendingCall(w wait, va *storagev1.VolumeAttachment, call drivers.Call) (wait, bool) {
+	pending, ok := kube.PendingCallOf(va, x.Now)
+	if !ok || !slices.Contains(holdsCallBack, pending.Reason) {
+		return w, false
+	}
+	runs, _ := x.attacherState(va.Spec.Attacher)
+	if lease := x.attacherLease(va.Spec.Attacher); runs == decision.No || lease != nil && lease.Spec.AcquireTime != nil && lease.Spec.AcquireTime.After(pending.Since) {
+		return w, false // another process leads, or none
+	}
+	w.reason, w.detail = pending.Reason, "held back since "+stamp(pending.Since)
+	w.answer.Call, w.answer.NotSent = operations[call], pending.Call == ""
+	if !w.answer.NotSent {
+		w.detail, w.answer.Until = "the call has been in flight since "+stamp(pending.Since), stamp(pending.Until)
+		if before := lastError(va, call); before != nil && abandoned.MatchString(hear(before.Message).own) {
+			w.detail += ", and the one before it had no answer"
+		}
+	}
+	key, _ := x.volumeOf(va)
+	x.askable(&w, va.Spec.Attacher, key.Handle)
+	return w, true
+}
+
+// lastError is the error of the last attempt that has ended.
+func lastError(va *storagev1.VolumeAttachment, call drivers.Call) *storagev1.VolumeError {
+	if call == drivers.Unpublish {
+		return va.Status.DetachError
+	}
+	return va.Status.AttachError
+}
+
+// askable adds how the storage can be asked about a volume.
+func (x *state) askable(w *wait, driver, handle string) {
+	if facts, ok := drivers.Of(driver); ok {
+		w.answer.Ask, w.answer.AskSource = explain.AskWith(facts.Ask.Command, handle), facts.Ask.Documentation
+	}
+	w.answer.Handle = x.foreign(handle)
+}
