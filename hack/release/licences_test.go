@@ -66,3 +66,31 @@ func TestDebianCopyright(t *testing.T) {
 		t.Error("hack/fencer-rootfs leaves the copyright files out, or does not look for them")
 	}
 }
+
+// TestDebianPackagesAreListed: the list of the packages in the fencer's image is an input of a release, beside the files.
+func TestDebianPackagesAreListed(t *testing.T) {
+	raw, err := os.ReadFile("../fencer-rootfs")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(string(raw), `PACKAGES=$(realpath "$out")/$arch.packages`) || !strings.Contains(string(raw), `>"$PACKAGES"`) {
+		t.Error("hack/fencer-rootfs writes no list of packages")
+	}
+	dir := t.TempDir()
+	for _, name := range []string{"amd64.tar", "amd64.packages", "commit"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(name), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	inputs, err := rootfsInputs(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, i := range inputs {
+		names = append(names, i.GetName())
+	}
+	if !slices.Equal(names, []string{"fencer-rootfs/amd64.tar", "fencer-rootfs/amd64.packages"}) {
+		t.Errorf("the inputs are %v", names)
+	}
+}

@@ -83,17 +83,11 @@ func (o options) predicate() (*structpb.Struct, error) {
 	}
 	of := []*intoto.ResourceDescriptor{source}
 	if o.rootfs != "" {
-		archives, err := filepath.Glob(filepath.Join(o.rootfs, "*.tar"))
+		inputs, err := rootfsInputs(o.rootfs)
 		if err != nil {
 			return nil, err
 		}
-		for _, archive := range archives {
-			sum, err := digest(archive)
-			if err != nil {
-				return nil, err
-			}
-			of = append(of, &intoto.ResourceDescriptor{Name: "fencer-rootfs/" + filepath.Base(archive), Digest: map[string]string{"sha256": sum}})
-		}
+		of = append(of, inputs...)
 	}
 	p := &slsa.Provenance{
 		BuildDefinition: &slsa.BuildDefinition{
@@ -127,4 +121,22 @@ func readImages(dist string) (map[string]string, error) {
 		found[name] = of
 	}
 	return found, nil
+}
+
+// rootfsInputs are the files of the fencer's image for each architecture, and the lists of the packages that they come from.
+func rootfsInputs(dir string) (inputs []*intoto.ResourceDescriptor, err error) {
+	for _, pattern := range []string{"*.tar", "*.packages"} {
+		found, err := filepath.Glob(filepath.Join(dir, pattern))
+		if err != nil {
+			return nil, err
+		}
+		for _, file := range found {
+			sum, err := digest(file)
+			if err != nil {
+				return nil, err
+			}
+			inputs = append(inputs, &intoto.ResourceDescriptor{Name: "fencer-rootfs/" + filepath.Base(file), Digest: map[string]string{"sha256": sum}})
+		}
+	}
+	return inputs, nil
 }

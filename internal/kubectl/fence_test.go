@@ -21,6 +21,7 @@ import (
 	"belay.dev/belay/internal/inspect"
 	"belay.dev/belay/internal/kube"
 	"belay.dev/belay/internal/testing/apiserver"
+	"belay.dev/belay/internal/testing/hostile"
 )
 
 // fenceOn is the NodeFence of a node, which waits for evidence.
@@ -132,12 +133,14 @@ func TestEvidenceOfALongStatement(t *testing.T) {
 	server.Start(t)
 	lost(t, "stated-long")
 	f := fenceOn("stated-long", 1)
-	f.Spec.Statement = &fencingv1.Statement{By: "admin", Reason: "r", MachineID: uuidOfA, Expires: metav1.NewTime(time.Now().Add(48 * time.Hour))}
+	f.Spec.Statement = &fencingv1.Statement{By: "admin", Reason: "r" + hostile.Text, MachineID: uuidOfA, Expires: metav1.NewTime(time.Now().Add(48 * time.Hour))}
 	create(t, f)
 	kubeconfig := apiserver.Kubeconfig(t, server.Config())
-	if got := run(t, kubeconfig, "evidence", "stated-long"); !strings.Contains(got.out, "expires too late: no evidence") {
+	got := run(t, kubeconfig, "evidence", "stated-long")
+	if !strings.Contains(got.out, "expires too late: no evidence") || !strings.Contains(got.out, "Statement by admin: r") || !strings.Contains(got.out, hostile.Shown) {
 		t.Errorf("exit status %d:\n%s%s", got.status, got.out, got.err)
 	}
+	hostile.Check(t, "a person's statement", got.out)
 	if got := run(t, kubeconfig, "evidence", "stated-long", "-o", "json"); !strings.Contains(got.out, `"statementTooLong": true`) {
 		t.Errorf("exit status %d:\n%s%s", got.status, got.out, got.err)
 	}
