@@ -58,13 +58,19 @@ func keepPod(pod *corev1.Pod, volumes []corev1.Volume, history bool) *corev1.Pod
 	if history {
 		kept.Spec.ReadinessGates = first(pod.Spec.ReadinessGates)
 	}
-	for _, c := range pod.Status.Conditions {
-		if c.Type == corev1.PodScheduled || c.Type == corev1.PodReadyToStartContainers || history {
-			kept.Status.Conditions = append(kept.Status.Conditions, c)
-		}
-	}
+	kept.Status.Conditions = keepConditions(pod.Status.Conditions, history)
 	kept.Status.InitContainerStatuses, kept.Status.ContainerStatuses = keepStatuses(pod.Status.InitContainerStatuses), keepStatuses(pod.Status.ContainerStatuses)
 	kept.Status.EphemeralContainerStatuses = keepStatuses(pod.Status.EphemeralContainerStatuses)
+	return kept
+}
+
+// keepConditions keeps how far the pod has come, and with history all conditions.
+func keepConditions(conditions []corev1.PodCondition, history bool) (kept []corev1.PodCondition) {
+	for _, c := range conditions {
+		if c.Type == corev1.PodScheduled || c.Type == corev1.PodReadyToStartContainers || history {
+			kept = append(kept, c)
+		}
+	}
 	return kept
 }
 

@@ -1,16 +1,17 @@
 package cluster
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"net"
 	"net/http"
+	"os"
 	"strconv"
 	"sync"
 	"time"
 
-	"github.com/prometheus/procfs"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/tools/clientcmd"
 
@@ -115,33 +116,27 @@ const followEvery = 100 * time.Millisecond
 // does: a link that accepts and then resets would hide a stopped kubelet from who asks it. The sockets are read from the kernel: a connection that ends
 // before a request is an error in kubelet's log.
 func (c *Cluster) follow(ctx context.Context) {
-	proc, err := procfs.NewDefaultFS()
-	if err != nil {
-		c.options.Progress("cannot read which kubelets listen, so the port of one that is stopped resets connections: %v", err)
-		return
-	}
-	kubelets := net.ParseIP(kubeletAddress)
 	wait.UntilWithContext(ctx, func(context.Context) {
-		sockets, err := proc.NetTCP()
+		sockets, err := os.ReadFile("/proc/net/tcp")
 		if err != nil {
 			return
 		}
-		listens := map[int]bool{}
-		for _, s := range sockets {
-			if s.St == tcpListen && s.LocalAddr.Equal(kubelets) {
-				listens[int(s.LocalPort)] = true
-			}
-		}
 		for node, port := range c.ports.Kubelets {
 			if l := c.links[node]; l != nil && l.down != nil {
-				_ = l.refuse(!listens[port]) // it is tried again
+				_ = l.refuse(!listens(sockets, port)) // it is tried again
 			}
 		}
 	}, followEvery)
 }
 
-// tcpListen is the state of a socket that listens (include/net/tcp_states.h of Linux).
-const tcpListen = 10
+// listens reports whether a process listens at the port of kubeletAddress, as /proc/net/tcp has the sockets: local address and port in hexadecimal, the
+// address in the machine's byte order, the remote address, and the state 0A for TCP_LISTEN (Linux Documentation/networking/proc_net_tcp.rst).
+func listens(sockets []byte, port int) bool {
+	return bytes.Contains(sockets, fmt.Appendf(nil, ": %s:%04X 00000000:0000 0A ", kubeletHex, port))
+}
+
+// kubeletHex is kubeletAddress, as /proc/net/tcp has it on machines with the low byte first.
+const kubeletHex = "0200007F"
 
 // refuse has the kubelet's port refuse connections, unless nothing arrives there at all.
 func (l *links) refuse(refuse bool) error {

@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"net"
+	"os"
 	"testing"
 )
 
@@ -37,5 +38,24 @@ func TestPortWithServerIsNotChosen(t *testing.T) {
 	if claim, err := claimPort(port); err == nil {
 		_ = claim.Close()
 		t.Errorf("claimed port %d, on which a server listens", port)
+	}
+}
+
+// TestListens: the kernel's list of sockets says whether a kubelet listens.
+func TestListens(t *testing.T) {
+	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", kubeletAddress+":0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	port := listener.Addr().(*net.TCPAddr).Port
+	for _, want := range []bool{true, false} {
+		sockets, err := os.ReadFile("/proc/net/tcp")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if listens(sockets, port) != want {
+			t.Errorf("port %d listens: %t", port, !want)
+		}
+		_ = listener.Close()
 	}
 }
