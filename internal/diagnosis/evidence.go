@@ -272,7 +272,11 @@ func (x *state) judge(e *NodeEvidence) {
 		return
 	}
 	if r, _ := x.heldBack(e.Node); r != "" {
-		e.say(Held, Blocked, r, explain.Situation{Node: e.Node})
+		v := Blocked
+		if r == fencing.NothingToLose {
+			v = NotVolume
+		}
+		e.say(Held, v, r, explain.Situation{Node: e.Node})
 		return
 	}
 	if r := x.excepted(e.Node); r != "" {

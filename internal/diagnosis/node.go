@@ -8,6 +8,7 @@ import (
 	"belay.dev/belay/internal/attachment"
 	"belay.dev/belay/internal/decision"
 	"belay.dev/belay/internal/explain"
+	"belay.dev/belay/internal/fencing"
 	"belay.dev/belay/internal/kube"
 )
 
@@ -125,6 +126,10 @@ func (x *state) lost(n NodeState, reason decision.Reason, attached int) Finding 
 	}
 	f.Summary = fmt.Sprintf("node %s %s; volumes attached to it: %d%s", n.Name, state, attached, x.attachedTo(n.Name))
 	f.Clock = x.fenceClock(n.Name)
+	if held == fencing.NothingToLose && attached == 0 {
+		f.Verdict = NotVolume
+		return f
+	}
 	if attached == 0 && f.Verdict == Unsafe {
 		f.Verdict = Blocked
 		if reason != attachment.OutOfServiceNodeReady && held == "" { // the taint stays until it is removed

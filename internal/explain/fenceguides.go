@@ -217,13 +217,14 @@ var heldClocks = map[decision.Reason]string{
 	fencing.NodeUnderMaintenance: "when its maintenance has ended",
 	fencing.NodeIdentityUnknown:  "when its status has a bootID and a systemUUID",
 	fencing.NoSecondSignal:       "when a second signal agrees with the lease: the node is not Ready, its kubelet's port does not answer, or its power switch says Off",
-	fencing.SignOfLife:           "when its machine does not answer any more, or when the cluster has given the node up: its pods with volumes were evicted, or the time of the profile has passed",
-	fencing.NothingToLose:        "when a pod with a volume, or a VolumeAttachment, is bound to it",
-	fencing.DetectorCutOff:       "when other nodes are heard again",
-	fencing.TooManySilent:        "when fewer nodes count as silent",
-	fencing.ZoneSilent:           "when fewer nodes of its zone count as silent",
-	fencing.TooManyFenced:        "when the last fences are long enough ago",
-	fencing.TooManyInFlight:      "when another fence has deleted the pods of its node, or was cancelled",
+	fencing.SignOfLife: "when its machine does not answer any more, or when it gets no chance any more: a pod with a volume was evicted from it, or it was not Ready and silent for " +
+		"--recovery-chance (5 minutes by default)",
+	fencing.NothingToLose:   "when a pod with a volume, or a VolumeAttachment, is bound to it",
+	fencing.DetectorCutOff:  "when other nodes are heard again",
+	fencing.TooManySilent:   "when fewer nodes count as silent",
+	fencing.ZoneSilent:      "when fewer nodes of its zone count as silent",
+	fencing.TooManyFenced:   "when the last fences are long enough ago",
+	fencing.TooManyInFlight: "when another fence has deleted the pods of its node, or was cancelled",
 }
 
 // HeldClock is what happens to a silent node, without anyone's help, that recovery does not fence.
@@ -231,7 +232,7 @@ func HeldClock(r decision.Reason, node string) string {
 	if heldClocks[r] == "" {
 		return fmt.Sprintf("recovery does not fence node %s (%s)", node, r)
 	}
-	return fmt.Sprintf("if its lease stays silent, recovery fences node %s %s (%s)", node, heldClocks[r], r)
+	return fmt.Sprintf("if its lease stays silent, recovery fences node %s, which switches its machine off, %s (%s)", node, heldClocks[r], r)
 }
 
 // FenceEnds is what happens when no command to a machine can be carried out any more, by the phase of the fence.
@@ -309,10 +310,15 @@ func notFencedNext(r decision.Reason, node string) []Step {
 		return []Step{{Text: "Wait for the end of the maintenance, or ask its owner.", Command: "kubectl describe node " + node}}
 	case fencing.NodeIdentityUnknown:
 		return []Step{{Text: "Find out why the kubelet reports no bootID or systemUUID: without them no evidence can be matched.", Command: "kubectl get node " + node + " -o jsonpath='{.status.nodeInfo}'"}}
-	case fencing.NoSecondSignal, fencing.SignOfLife:
+	case fencing.SignOfLife:
+		return []Step{
+			{Text: "Find out on the machine whether kubelet runs (systemctl status kubelet) and reaches the API server: start it, and the node is not fenced.", Command: "kubectl describe node " + node},
+			{Text: "If its containers must run on without kubelet, keep its machine from being switched off meanwhile.", Command: "kubectl annotate node " + node + " fencing.belay.dev/opt-out=true"},
+		}
+	case fencing.NoSecondSignal:
 		return []Step{{Text: "Find out why the kubelet does not renew its lease although its machine seems to run.", Command: "kubectl describe node " + node}}
 	case fencing.NothingToLose:
-		return []Step{{Text: "Nothing needs to be done for volumes. Find out why the node is silent: it may be starting again.", Command: "kubectl describe node " + node}}
+		return []Step{{Text: "Find out why the node is silent: it may be starting again. Nothing has to be done for volumes.", Command: "kubectl describe node " + node}}
 	case fencing.TooManySilent:
 		return []Step{
 			{Text: "Look for the common cause: the network, a zone, or the control plane.", Command: "kubectl get nodes"},

@@ -194,10 +194,17 @@ func (a *Agent) Identity(ctx context.Context) (string, error) {
 	return "", fmt.Errorf("agent %s gave no identity: exit status %d: %s", filepath.Base(a.path), exit, a.shown(text))
 }
 
-// identity is what the hardware gave. A value of the Secret is none: everybody who may read the FenceSource would see it.
+// identityForm is a system UUID, or what a command of one's own calls its machine: one word.
+var identityForm = regexp.MustCompile(`^[0-9A-Za-z._-]{1,64}$`)
+
+// shortSecret is the length below which a value of the Secret may be in a word by chance.
+const shortSecret = 6
+
+// identity is what the hardware gave. What has a value of the Secret in it is none: every client that may read the FenceSource would see it.
 func (a *Agent) identity(id string) (string, error) {
-	if slices.Contains(a.secrets, id) {
-		return "", fmt.Errorf("agent %s gave a value of its Secret as the identity", filepath.Base(a.path))
+	told := slices.ContainsFunc(a.secrets, func(s string) bool { return id == s || len(s) >= shortSecret && strings.Contains(id, s) })
+	if told || !identityForm.MatchString(id) {
+		return "", fmt.Errorf("agent %s gave an identity that is not one word, or has a value of its Secret in it: %s", filepath.Base(a.path), a.shown(id))
 	}
 	return id, nil
 }

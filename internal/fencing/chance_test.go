@@ -15,7 +15,9 @@ func TestAbandonedByTheCluster(t *testing.T) {
 		want   bool
 	}{
 		"it runs":                         {Occupant{Storage: true}, time.Hour, false},
-		"it was evicted":                  {Occupant{Storage: true, Evicted: true}, time.Minute, true},
+		"it was evicted":                  {Occupant{Storage: true, Evicted: true, Grace: grace}, grace + time.Minute, true},
+		"evicted, and silent for less":    {Occupant{Storage: true, Evicted: true, Grace: grace}, grace + time.Minute - time.Millisecond, false},
+		"it was evicted, and has ended":   {Occupant{Storage: true, Evicted: true, Ended: true}, time.Hour, false},
 		"evicted, without a volume":       {Occupant{Evicted: true}, time.Hour, false},
 		"it terminates":                   {over(-grace), time.Hour, false},
 		"its grace period has ended":      {over(time.Millisecond), time.Hour, false},

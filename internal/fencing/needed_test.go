@@ -170,9 +170,9 @@ func TestInFlight(t *testing.T) {
 	}
 }
 
-// Without a power switch that may be asked, a fence commands nothing, however long it waits for a person: it holds back no other. One that has commanded
-// counts, whatever became of the switch.
-func TestMayCommand(t *testing.T) {
+// Without a power switch that may be asked, a fence commands nothing, however long it waits for a person: once it is known to wait, it holds back no other.
+// One that has commanded counts, whatever became of the switch.
+func TestMayTake(t *testing.T) {
 	own := Source{Name: "node-1", SaidOn: boot1, Machine: boot1.Machine}
 	locked, shared := own, own
 	locked.Locked, shared.Shared = true, true
@@ -182,16 +182,17 @@ func TestMayCommand(t *testing.T) {
 		source Source
 		want   bool
 	}{
-		"its own switch":            {Fence{Boot: boot1, Phase: Fencing}, own, true},
-		"no switch":                 {Fence{Boot: boot1, Phase: Fencing}, Source{}, false},
-		"one of another boot":       {Fence{Boot: boot2, Phase: Fencing}, own, false},
-		"locked":                    {Fence{Boot: boot1, Phase: Fencing}, locked, false},
-		"shared":                    {Fence{Boot: boot1, Phase: Fencing}, shared, false},
-		"locked, and commanded":     {Fence{Boot: boot1, Phase: Fencing, Intent: sent}, locked, true},
-		"its volumes are detached":  {Fence{Boot: boot1, Phase: Detaching, Intent: sent}, own, false},
-		"the Node of it is deleted": {Fence{Boot: boot1, Phase: Fencing, NodeDeleted: true}, own, false},
+		"its own switch":                  {Fence{Boot: boot1, Phase: Fencing}, own, true},
+		"no switch, as far as was looked": {Fence{Boot: boot1, Phase: Isolating}, Source{}, true},
+		"no switch":                       {Fence{Boot: boot1, Phase: Fencing, Waits: true}, Source{}, false},
+		"one of another boot":             {Fence{Boot: boot2, Phase: Fencing, Waits: true}, own, false},
+		"locked":                          {Fence{Boot: boot1, Phase: Fencing, Waits: true}, locked, false},
+		"shared":                          {Fence{Boot: boot1, Phase: Fencing, Waits: true}, shared, false},
+		"locked, and commanded":           {Fence{Boot: boot1, Phase: Fencing, Intent: sent}, locked, true},
+		"its volumes are detached":        {Fence{Boot: boot1, Phase: Detaching, Intent: sent}, own, false},
+		"the Node of it is deleted":       {Fence{Boot: boot1, Phase: Fencing, NodeDeleted: true}, own, false},
 	} {
-		if got := c.fence.MayCommand(c.source); got != c.want {
+		if got := c.fence.MayTake(c.source); got != c.want {
 			t.Errorf("%s: %t", name, got)
 		}
 	}

@@ -48,6 +48,8 @@ type Fence struct {
 	StorageProven bool
 	// Deleting is set when a client deleted the object.
 	Deleting bool
+	// Waits is set while the record says what the fence waits for.
+	Waits bool
 	// SilentAgain is when the node was found silent again after it had renewed its lease; zero for never. A statement from before that counts for
 	// nothing.
 	SilentAgain time.Time
@@ -74,9 +76,12 @@ func (f Fence) InFlight() bool {
 	return !waits && !f.NodeDeleted
 }
 
-// MayCommand reports whether the fence counts against Brakes.InFlight: it is in flight, and has a power switch to command, or has commanded it. One
-// that waits for a switch, or for a person, may wait for weeks.
-func (f Fence) MayCommand(s Source) bool { return f.InFlight() && (f.offSent() || s.answers(f.Boot)) }
+// MayTake reports whether the fence counts against Brakes.InFlight: it is in flight, and has a power switch to command, or has commanded it, or is not known
+// yet to have neither a switch nor a volume that its driver cuts off. One that waits for a switch, or for a person, may wait for weeks. What it has taken
+// counts in the window, as a command does.
+func (f Fence) MayTake(s Source) bool {
+	return f.InFlight() && (!f.Waits || f.offSent() || s.answers(f.Boot))
+}
 
 // Proven reports whether the fence has been through the bracket, after which it cannot be cancelled: its boot has ended.
 func (f Fence) Proven() bool {

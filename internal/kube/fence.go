@@ -76,6 +76,7 @@ func FenceState(f *fencingv1.NodeFence) fencing.Fence {
 		ManualRelease: f.Spec.Release == fencingv1.ReleaseManual,
 		Evidence:      provenBy(f),
 		Deleting:      f.DeletionTimestamp != nil,
+		Waits:         len(f.Status.Missing) > 0,
 		StorageProven: apimeta.IsStatusConditionTrue(f.Status.Conditions, ConditionStorageFenced),
 		NodeDeleted:   f.Spec.Trigger == fencingv1.TriggerNodeDeleted,
 	}

@@ -50,7 +50,7 @@ func bootsWithoutNode(attachments *storagev1.VolumeAttachmentList, nodes map[str
 	for i := range attachments.Items {
 		va := &attachments.Items[i]
 		name := va.Spec.NodeName
-		if nodes[name] != nil {
+		if nodes[name] != nil || va.DeletionTimestamp != nil { // others detach it: as fencing.Decide counts what is left
 			continue
 		}
 		boot := kube.RecordedBoot(va)

@@ -7,10 +7,10 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sync/errgroup"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/util/workqueue"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -41,8 +41,9 @@ type detector struct {
 	unanswered map[string]time.Time
 
 	mu sync.Mutex
-	// answered has when the kubelet of a silent boot last answered.
+	// answered has when the kubelet of a silent boot last answered, and left when the stop of its machine was last seen to be announced.
 	answered map[fencing.Boot]answer
+	left     map[fencing.Boot]time.Time
 }
 
 // answer is an answer of a kubelet's port.
@@ -87,9 +88,7 @@ func (d *detector) look(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := d.inspectAll(ctx, fleet); err != nil {
-		return err
-	}
+	d.inspectAll(ctx, fleet)
 	counts := fleet.Count()
 	for i := range fleet.Nodes {
 		node := &fleet.Nodes[i]
@@ -114,8 +113,8 @@ func (d *detector) look(ctx context.Context) error {
 }
 
 // inspectAll looks closer at the nodes for which that may change the answer, side by side: all must be done well within
-// fencing.MaxTickGap, or the silence of all nodes would count from the beginning.
-func (d *detector) inspectAll(ctx context.Context, fleet fencing.Fleet) error {
+// fencing.MaxTickGap, or the silence of all nodes would count from the beginning. An error is about one node alone.
+func (d *detector) inspectAll(ctx context.Context, fleet fencing.Fleet) {
 	var chosen []*fencing.Node
 	counts := fleet.Count() // before the first is changed: each choice counts the whole fleet
 	for i := range fleet.Nodes {
@@ -124,11 +123,15 @@ func (d *detector) inspectAll(ctx context.Context, fleet fencing.Fleet) error {
 			chosen = append(chosen, node)
 		}
 	}
-	var group errgroup.Group
+	var group sync.WaitGroup
 	for _, node := range chosen {
-		group.Go(func() error { return d.inspect(ctx, node) })
+		group.Go(func() {
+			if err := d.inspect(ctx, node); err != nil {
+				log.FromContext(ctx).Error(err, "Cannot look closer at a silent node", "node", node.Boot.Node)
+			}
+		})
 	}
-	return group.Wait()
+	group.Wait()
 }
 
 // closer reports whether a closer look at the node may change the answer.
@@ -145,8 +148,8 @@ func (d *detector) fleet(ctx context.Context) (fencing.Fleet, map[string]*corev1
 			return fleet, nil, fmt.Errorf("list nodes and fences in the cache: %w", err)
 		}
 	}
-	d.commanded(&fleet, sources)
 	maps.DeleteFunc(d.answered, func(_ fencing.Boot, a answer) bool { return d.now().Sub(a.at) >= d.Brakes.Window })
+	maps.DeleteFunc(d.left, func(_ fencing.Boot, at time.Time) bool { return d.now().Sub(at) >= keepAnnouncement })
 	switches := byName(sources)
 	d.count(&fleet, fences, switches)
 	objects := make(map[string]*corev1.Node, len(nodes.Items))
@@ -163,23 +166,24 @@ func (d *detector) fleet(ctx context.Context) (fencing.Fleet, map[string]*corev1
 	return fleet, objects, err
 }
 
-// commanded has the fleet count the commands that the fencer recorded before it sent them: no other part writes them, and they outlive the NodeFences.
-// Their times are compared with the API server's, not with the clock of this process.
-func (d *detector) commanded(fleet *fencing.Fleet, sources *fencingv1.FenceSourceList) {
+// count has the fleet count the fences of a list, and what was taken from nodes: the commands that the fencer recorded before it sent them, which no other
+// part writes and which outlive the NodeFences, and the first volume that a fence may have taken because its driver cuts the node off. Their times are compared
+// with the API server's, not with the clock of this process.
+func (d *detector) count(fleet *fencing.Fleet, fences *fencingv1.NodeFenceList, switches map[string]*fencingv1.FenceSource) {
+	fleet.Fenced, fleet.Back, fleet.InFlight, fleet.Commanded = map[string]bool{}, map[string]bool{}, 0, map[string]time.Time{}
 	ahead := d.now().Sub(d.serverTime())
-	fleet.Commanded = map[string]time.Time{}
-	for i := range sources.Items {
-		if c := sources.Items[i].Status.Command; c != nil {
-			fleet.Commanded[sources.Items[i].Name] = c.Time.Add(ahead)
+	for name, s := range switches {
+		if c := s.Status.Command; c != nil {
+			fleet.Commanded[name] = c.Time.Add(ahead)
 		}
 	}
-}
-
-// count has the fleet count the fences of a list.
-func (d *detector) count(fleet *fencing.Fleet, fences *fencingv1.NodeFenceList, switches map[string]*fencingv1.FenceSource) {
-	fleet.Fenced, fleet.Back, fleet.InFlight = map[string]bool{}, map[string]bool{}, 0
 	for i := range fences.Items {
 		f := &fences.Items[i]
+		if c := meta.FindStatusCondition(f.Status.Conditions, conditionStorageFenced); c != nil && c.Status == metav1.ConditionTrue {
+			if at := c.LastTransitionTime.Add(ahead); at.After(fleet.Commanded[f.Name]) {
+				fleet.Commanded[f.Name] = at
+			}
+		}
 		if finished(f) {
 			continue
 		}
@@ -189,7 +193,7 @@ func (d *detector) count(fleet *fencing.Fleet, fences *fencingv1.NodeFenceList, 
 		if s := switches[f.Name]; s != nil {
 			source = boundSource(s)
 		}
-		if fenceState(f).MayCommand(source) {
+		if fenceState(f).MayTake(source) {
 			fleet.InFlight++
 		}
 	}
@@ -281,7 +285,7 @@ func (d *detector) inspect(ctx context.Context, n *fencing.Node) error {
 	before := *n
 	*n = d.describe(node)
 	n.Zone, n.PowerOff, n.Endpoint, n.Own, n.Refused, n.Key = before.Zone, before.PowerOff, before.Endpoint, before.Own, before.Refused, before.Key
-	n.Leaving = leaving(node)
+	n.Leaving = d.announced(n, node)
 	if err := d.occupants(ctx, n, node); err != nil {
 		return err
 	}

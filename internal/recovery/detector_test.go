@@ -151,12 +151,20 @@ func TestFlappingNodeTakesNoPlace(t *testing.T) {
 
 // TestNodesWithoutASwitchTakeNoPlace (hole 17): what waits for a person, because there is no power switch, holds back no node that has one.
 func TestNodesWithoutASwitchTakeNoPlace(t *testing.T) {
-	w := watch(t, fencing.Brakes{Share: 1, ZoneShare: 1, Window: 10 * time.Minute, Fences: 2, InFlight: 1}, "n1", "n2", "n3", "n4")
+	w := watch(t, fencing.Brakes{Share: 1, ZoneShare: 1, Window: 10 * time.Minute, Fences: 2, InFlight: 2}, "n1", "n2", "n3", "n4")
 	w.stamps()
-	for _, name := range []string{"n1", "n2", "n3"} {
+	for _, name := range []string{"n1", "n2", "n3"} { // n4 has one, and a place
 		must(t, w.client.Delete(t.Context(), sourceOf(name)))
 	}
-	w.looks(10)
+	for range 10 {
+		w.looks(2)
+		fences := &fencingv1.NodeFenceList{}
+		must(t, w.live.List(t.Context(), fences))
+		for i := range fences.Items { // the actor has found out
+			fences.Items[i].Status.Phase, fences.Items[i].Status.Missing = fencingv1.Phase(fencing.Fencing), []string{"a power switch"}
+			must(t, w.client.Status().Update(t.Context(), &fences.Items[i]))
+		}
+	}
 	if n := w.fences(); n != 4 {
 		t.Errorf("%d of 4 fences began: %q", n, w.said)
 	}

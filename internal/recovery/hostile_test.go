@@ -187,6 +187,23 @@ func TestHostileBrakeCountsCommandsOfFencesThatWereDeleted(t *testing.T) {
 	}
 }
 
+// A fence without a power switch takes volumes one by one where a driver cuts the node off: the first counts in the window as a command does.
+func TestHostileBrakeCountsVolumesTakenOneByOne(t *testing.T) {
+	objects := []client.Object{nodeOf("n1", 0)}
+	for i := range 5 {
+		f := &fencingv1.NodeFence{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("other-", i), Finalizers: []string{finalizer}}}
+		f.Status.Phase, f.Status.Missing = fencingv1.Phase(fencing.Fencing), []string{"a power switch"}
+		f.Status.Conditions = []metav1.Condition{{Type: conditionStorageFenced, Status: metav1.ConditionTrue, LastTransitionTime: metav1.Now()}}
+		objects = append(objects, f)
+	}
+	d := &detector{parts: partsOver(nil, objects...), held: map[string]hold{}}
+	fleet, _, err := d.fleet(t.Context())
+	must(t, err)
+	if len(fleet.Commanded) != 5 || fleet.InFlight != 0 {
+		t.Errorf("%d of 5 fences count in the window, %d in flight", len(fleet.Commanded), fleet.InFlight)
+	}
+}
+
 // Fences that were cancelled before a command, and those of nodes without a power switch, take no place of another: two nodes without a switch held back the
 // recovery of all others for as long as they were silent, and a network card that flaps did for the window.
 func TestHostileFencesWithoutACommandHoldBackNoOther(t *testing.T) {
@@ -196,7 +213,7 @@ func TestHostileFencesWithoutACommandHoldBackNoOther(t *testing.T) {
 		f := &fencingv1.NodeFence{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(name), CreationTimestamp: metav1.Now()}}
 		f.Status.Phase = fencingv1.Phase(fencing.Cancelled)
 		if i < 2 {
-			f.Finalizers, f.Status.Phase = []string{finalizer}, fencingv1.Phase(fencing.Fencing)
+			f.Finalizers, f.Status.Phase, f.Status.Missing = []string{finalizer}, fencingv1.Phase(fencing.Fencing), []string{"a power switch"}
 		}
 		objects = append(objects, f)
 	}

@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"belay.dev/belay/internal/decision"
 	"belay.dev/belay/internal/fencing"
@@ -17,18 +18,26 @@ import (
 )
 
 // occupants finds out what the pods of a silent node say: whether it has anything to lose, and whether the cluster has given it up. Nothing but a list that
-// the API server has answered says that there are none.
+// the API server has answered says that there are none. Where something is attached, pods that cannot be listed hold back no fence: tenants write them.
 func (d *detector) occupants(ctx context.Context, n *fencing.Node, node *corev1.Node) error {
-	pods := &corev1.PodList{}
-	if err := d.live.List(ctx, pods, client.MatchingFields{"spec.nodeName": node.Name}); err != nil {
-		return fmt.Errorf("list the pods of node %s: %w", node.Name, err)
-	}
 	attached, err := d.attached(ctx, node)
 	if err != nil {
 		return err
 	}
+	pods := &corev1.PodList{}
+	err = d.live.List(ctx, pods, client.MatchingFields{"spec.nodeName": node.Name})
+	if err != nil {
+		err = fmt.Errorf("list the pods of node %s: %w", node.Name, err)
+	}
+	if err != nil && attached {
+		log.FromContext(ctx).Error(err, "Cannot see whether the cluster has given a node up", "node", node.Name)
+		err = nil
+	}
+	if err != nil {
+		return err
+	}
 	for i := range pods.Items {
-		o := d.occupant(&pods.Items[i])
+		o := d.occupant(&pods.Items[i], n.Silent)
 		n.GivenUp = n.GivenUp || o.GivesUp(n.Silent)
 		attached = attached || o.Keeps()
 	}
@@ -49,10 +58,12 @@ func (d *detector) attached(ctx context.Context, node *corev1.Node) (bool, error
 }
 
 // occupant returns what a pod says of its node.
-func (d *detector) occupant(pod *corev1.Pod) fencing.Occupant {
+func (d *detector) occupant(pod *corev1.Pod, silent time.Duration) fencing.Occupant {
 	o := fencing.Occupant{
 		Storage: kube.HasStorage(pod), Ended: pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed,
-		Evicted: slices.ContainsFunc(pod.Status.Conditions, evicted),
+		Evicted: slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
+			return evicted(c) && d.serverTime().Sub(c.LastTransitionTime.Time) <= silent // not in another silence
+		}),
 	}
 	if pod.DeletionTimestamp != nil && pod.DeletionGracePeriodSeconds != nil {
 		o.Expired, o.Grace = d.serverTime().Sub(pod.DeletionTimestamp.Time), time.Duration(*pod.DeletionGracePeriodSeconds)*time.Second
@@ -76,4 +87,22 @@ func leaving(node *corev1.Node) bool {
 	return slices.ContainsFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {
 		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionFalse && strings.Contains(c.Message, "node is shutting down")
 	}) || slices.ContainsFunc(announcements, func(name string) bool { return node.Annotations[name] != "" })
+}
+
+// keepAnnouncement is how long an announcement is remembered, at most.
+const keepAnnouncement = time.Hour
+
+// announced reports whether the stop of the machine was announced in this silence: the node lifecycle controller overwrites what kubelet said when it marks
+// the node (k/k v1.36.3 pkg/controller/nodelifecycle/node_lifecycle_controller.go:950-954).
+func (d *detector) announced(n *fencing.Node, node *corev1.Node) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if leaving(node) {
+		if d.left == nil {
+			d.left = map[fencing.Boot]time.Time{}
+		}
+		d.left[n.Boot] = d.now()
+	}
+	at, known := d.left[n.Boot]
+	return known && d.now().Sub(at) <= n.Silent
 }

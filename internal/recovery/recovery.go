@@ -179,9 +179,9 @@ func cachesReady(caches cache.Cache) healthz.Checker {
 // agents is how many nodes are worked on at a time: a minute is enough to exercise the switches of some thousand nodes.
 const agents = 40
 
-// agentsForFences is how many of them are left for nodes that are being fenced: more than Brakes.InFlight allows by default, since fences of nodes that are off
-// already are asked for too.
-const agentsForFences = 12
+// agentsForEach is how many of them exercise switches of nodes that live, and how many look at those of silent ones. The others are left for fences: more than
+// Brakes.InFlight allows by default, since the switches of machines that are off already are asked too.
+const agentsForEach = 14
 
 // build returns a builder with the settings that the parts share.
 func build(mgr manager.Manager, name string, workers int) *builder.Builder {

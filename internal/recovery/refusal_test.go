@@ -143,8 +143,11 @@ func TestFenceBeforeExercises(t *testing.T) {
 	for range cap(f.exercises) {
 		f.exercises <- struct{}{}
 	}
-	if cap(f.exercises)+fencing.DefaultBrakes().InFlight > agents {
-		t.Errorf("%d exercises of %d workers", cap(f.exercises), agents)
+	for range cap(f.looks) {
+		f.looks <- struct{}{}
+	}
+	if busy := cap(f.exercises) + cap(f.looks); busy+fencing.DefaultBrakes().InFlight > agents {
+		t.Errorf("%d exercises and looks of %d workers", busy, agents)
 	}
 	if after, err := f.exercise(t.Context(), f.state("n1"), source); err != nil || after != lookEvery {
 		t.Errorf("an exercise: again after %v (%v)", after, err)
