@@ -88,7 +88,7 @@ func (r *reconciler) pass(ctx context.Context) {
 	a.reconcileMetrics.Compared(took, entries, result)
 	logger.V(1).Info("Compared VolumeAttachments with the driver's list", "attachments", expected.all, "entries", entries, "took", took)
 	r.act(logger, result, expected.attachments, asOf)
-	r.noteElsewhere(ctx, result.Resolved, expected.attachments)
+	r.noteElsewhere(ctx, list, result.Resolved, expected.attachments)
 	r.hold(ctx, result.Held, expected.attachments, nodes)
 	r.settleDoubts(logger, list, expected.attachments)
 }

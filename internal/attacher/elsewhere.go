@@ -24,14 +24,14 @@ func driftOf(va *storagev1.VolumeAttachment, r record) publication.Drift {
 
 // noteElsewhere writes on the VolumeAttachments which exclusive volumes the driver lists at another node too, and removes that where a list no longer
 // has it. Nothing is decided by it. What could not be written follows the next list.
-func (r *reconciler) noteElsewhere(ctx context.Context, resolved []string, expected []publication.ExpectedAttachment) {
+func (r *reconciler) noteElsewhere(ctx context.Context, list publication.Listing, resolved []string, expected []publication.ExpectedAttachment) {
 	for i := range expected { // they are large
 		want := &expected[i]
 		va, ok := r.attacher.objects.attachments.Get(want.Name)
 		if !ok || string(va.UID) != want.UID {
 			continue
 		}
-		value := r.elsewhereOf(va, slices.Contains(resolved, want.UID))
+		value := r.elsewhereOf(va, want, list, slices.Contains(resolved, want.UID))
 		if value == va.Annotations[kube.PublishedElsewhereAnnotation] {
 			continue
 		}
@@ -41,28 +41,33 @@ func (r *reconciler) noteElsewhere(ctx context.Context, resolved []string, expec
 	}
 }
 
-// elsewhereOf is the value that the annotation has to have; empty for none.
-func (r *reconciler) elsewhereOf(va *storagev1.VolumeAttachment, resolved bool) string {
+// elsewhereOf is the value that the annotation has to have after a list; empty for none.
+func (r *reconciler) elsewhereOf(va *storagev1.VolumeAttachment, want *publication.ExpectedAttachment, list publication.Listing, resolved bool) string {
 	noted := va.Annotations[kube.PublishedElsewhereAnnotation]
 	record, now := r.attacher.calls.of(va.UID), time.Now()
-	found := record.finding()
-	switch {
-	case resolved, driftOf(va, record) != publication.PublishedElsewhere:
+	if resolved || driftOf(va, record) != publication.PublishedElsewhere {
 		return ""
-	case record.drift == publication.PublishedElsewhere && noted == "":
-		e := kube.Elsewhere{NodeID: found.nodeID, Since: found.asOf, Seen: now}
-		if nodes := r.attacher.objects.csiNodes.byIndex(indexNodeID, found.nodeID); len(nodes) > 0 {
+	}
+	e, counts := kube.ElsewhereOf(va, now)
+	if !counts && record.drift != publication.PublishedElsewhere {
+		return "" // no attacher wrote it, or one did that did not run for hours: the next lists show it again
+	}
+	switch nodeID := want.Elsewhere(list, e.NodeID); {
+	case nodeID == "" && !counts:
+		return ""
+	case nodeID == "", nodeID == e.NodeID && now.Sub(e.Seen) < kube.ElsewhereAgain:
+		return noted
+	case nodeID != e.NodeID:
+		e = kube.Elsewhere{NodeID: nodeID, Since: now}
+		if found := record.finding(); found.nodeID == nodeID {
+			e.Since = found.asOf
+		}
+		if nodes := r.attacher.objects.csiNodes.byIndex(indexNodeID, nodeID); len(nodes) > 0 {
 			e.Node = nodes[0].Name
 		}
-		return e.Encode()
 	}
-	if e, ok := kube.ElsewhereOf(va, now); ok && now.Sub(e.Seen) >= kube.ElsewhereAgain {
-		e.Seen = now
-		return e.Encode()
-	} else if ok {
-		return noted
-	}
-	return "" // no attacher wrote it, or one did that did not run for hours: the next lists show it again
+	e.Seen = now
+	return e.Encode()
 }
 
 func (a *Attacher) writeElsewhere(ctx context.Context, va *storagev1.VolumeAttachment, value string) error {

@@ -16,7 +16,8 @@ const PublishedElsewhereAnnotation = "belay.dev/published-elsewhere"
 type Elsewhere struct {
 	NodeID string `json:"nodeID"`
 	Node   string `json:"node,omitempty"` // that has this ID
-	// Since is when the second such list was read, and Seen when the annotation was written: it is written again while it stays so.
+	// Since is when the second such list was read, or the first that had the volume at this node instead, and Seen when a list showed it last, as of
+	// the last write: it is written again while lists show it.
 	Since time.Time `json:"since"`
 	Seen  time.Time `json:"seen"`
 }
@@ -26,6 +27,8 @@ const (
 	ElsewhereAgain = 45 * time.Minute
 	// elsewhereCounts is for how long it counts: the driver may be without belay-attacher since, or without its lists.
 	elsewhereCounts = 3 * ElsewhereAgain
+	// elsewhereAhead is how far in the future its times may be: clocks differ a little.
+	elsewhereAhead = 5 * time.Minute
 )
 
 // Encode returns the value of the annotation.
@@ -46,9 +49,10 @@ func (e Elsewhere) String() string {
 	return fmt.Sprintf("node %q (node ID %q)", e.Node, e.NodeID)
 }
 
-// ElsewhereOf returns at which other node the driver lists the volume of a VolumeAttachment, if that was seen lately.
+// ElsewhereOf returns at which other node the driver lists the volume of a VolumeAttachment, if that was seen lately, and not in the future.
 func ElsewhereOf(va *storagev1.VolumeAttachment, now time.Time) (e Elsewhere, ok bool) {
-	if e, ok = elsewhereOf(va); !ok || now.Sub(e.Seen) > elsewhereCounts {
+	soon := now.Add(elsewhereAhead)
+	if e, ok = elsewhereOf(va); !ok || now.Sub(e.Seen) > elsewhereCounts || e.Seen.After(soon) || e.Since.After(soon) {
 		return Elsewhere{}, false
 	}
 	return e, true

@@ -177,7 +177,7 @@ func (c *Comparison) Compare(now time.Time, list Listing, claims []ExpectedAttac
 		if known && s.unproven(claim) {
 			unproven++
 		}
-		if claim.isResolved(drift, known) {
+		if claim.isResolved(list, drift, known) {
 			result.Resolved = append(result.Resolved, claim.UID)
 			continue
 		}
@@ -334,9 +334,11 @@ func (c *Comparison) act(result *Result, now time.Time, confirmed []*ExpectedAtt
 }
 
 // isResolved: the drift no longer exists and no repair failed. After a failure the repair continues, because the driver's OK is
-// needed to clear the stored error. The error of an Abandoned volume is that of the publish.
-func (c *ExpectedAttachment) isResolved(drift Drift, known bool) bool {
+// needed to clear the stored error. The error of an Abandoned volume is that of the publish. PublishedElsewhere has no repair: the list decides alone.
+func (c *ExpectedAttachment) isResolved(list Listing, drift Drift, known bool) bool {
 	switch {
+	case c.Drift == PublishedElsewhere:
+		return c.nowhereElse(list)
 	case c.Drift == NoDrift || c.Call.InFlight:
 		return false
 	case c.Drift.followsFailures():
@@ -418,11 +420,38 @@ func (c *ExpectedAttachment) compareFailing(list Listing, holders map[place]int,
 // elsewhere returns another node of the cluster at which the driver lists the exclusive volume; empty if there is none.
 func (c *ExpectedAttachment) elsewhere(list Listing) (nodeID string) {
 	for _, id := range list.Volumes[c.Handle].NodeIDs {
-		if id != c.boundNodeID() && list.Nodes[id] && c.Exclusive() {
+		if c.isOther(id) && list.Nodes[id] && c.Exclusive() {
 			return id
 		}
 	}
 	return ""
+}
+
+// isOther: the node ID is not one of the attachment's node.
+func (c *ExpectedAttachment) isOther(nodeID string) bool {
+	return nodeID != c.boundNodeID() && nodeID != c.NodeID
+}
+
+// Elsewhere returns another node at which a list has the exclusive volume: the one that an earlier list had it at, if this one still has. It is empty
+// if the list shows none.
+func (c *ExpectedAttachment) Elsewhere(list Listing, earlier string) (nodeID string) {
+	switch entry := list.Volumes[c.Handle]; {
+	case entry == nil:
+		return "" // created since
+	case c.isOther(earlier) && slices.Contains(entry.NodeIDs, earlier) && c.Exclusive():
+		return earlier
+	}
+	return c.elsewhere(list)
+}
+
+// nowhereElse: a list has the exclusive volume at no other node. An unknown ID may be one, unless the list has the volume at its own node too.
+func (c *ExpectedAttachment) nowhereElse(list Listing) bool {
+	entry := list.Volumes[c.Handle]
+	if entry == nil || c.elsewhere(list) != "" {
+		return false
+	}
+	unknown := func(id string) bool { return !list.Nodes[id] }
+	return slices.Contains(entry.NodeIDs, c.boundNodeID()) || !slices.ContainsFunc(entry.NodeIDs, unknown)
 }
 
 // compareReleased is compare for an attachment that is being deleted; here: the volume is listed at its node.
