@@ -7,7 +7,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 )
 
-// A time Seen of the far future, as of a clock that was wrong once, counts for ever: no reader ends it, and no attacher writes it anew. PendingCallOf has a
+// A time Seen of the far future, as of a clock that was wrong once, counts without an end: no reader ends it, and no attacher writes it again. PendingCallOf has a
 // bound for the same.
 func TestHostileElsewhereOfTheFuture(t *testing.T) {
 	now := time.Date(2026, 11, 30, 12, 0, 0, 0, time.UTC)
