@@ -248,8 +248,12 @@ var answerGuides = map[decision.Reason]Guide{
 		Page:  pageMount, Silence: onlyAsked,
 		Summary: func(s Situation) string {
 			if s.Tried != "" {
-				return fmt.Sprintf("the driver tried to mount %s on node %s as %s, and the device has another file system or a damaged one, or the node's kernel lacks %s%s%s",
-					s.Device, s.Wanted, s.Tried, s.Tried, typeNamed(s), because(s.Detail))
+				said := s.Detail
+				if words, _, ok := strings.Cut(said, ", bad option, "); ok { // the rest says no more than the sentence
+					said = words
+				}
+				return fmt.Sprintf("the driver tried to mount %s as %s%s, and node %s finds another file system or a damaged one, or lacks the type%s",
+					s.Device, s.Tried, typeNamed(s), s.Wanted, because(said))
 			}
 			return fmt.Sprintf("the volume has another file system than PersistentVolume %s names, or a damaged one, or the kernel of node %s lacks the type%s", volumeName(s), s.Wanted, because(s.Detail))
 		},
@@ -286,8 +290,8 @@ var answerGuides = map[decision.Reason]Guide{
 		Next: func(s Situation) []Step {
 			return []Step{
 				{
-					Text:    "Leave securityContext.fsGroup out of the pod's template, and give the files at the file server the group that the pod runs with.",
-					Command: ofPod(s, "kubectl get pod -o jsonpath='{.spec.securityContext}{\"\\n\"}'"),
+					Text:    "Leave fsGroup out of the pod's template, and give the files their group at the file server. It is the group that the pod runs with.",
+					Command: in(s.Namespace, "kubectl get pod "+s.Pod+` -o jsonpath='{.spec.securityContext}{"\n"}'`),
 				},
 				{
 					Text:   "Or export the share with no_root_squash, at the file server.",
@@ -393,7 +397,7 @@ func named(s Situation) string {
 
 // permit is what to do about a permission of the driver at the storage, which it needs for what it was called for: "delete volumes".
 func permit(s Situation, what string) string {
-	return "Give the driver's controller, or its role at the cloud, " + permission(s, what) + "."
+	return "Give the driver, or its role at the cloud, " + permission(s, what) + "."
 }
 
 // aPermission matches the name of a permission: that of AWS, of Azure and of Google Cloud.
@@ -402,7 +406,7 @@ var aPermission = regexp.MustCompile(`\b[a-z0-9-]+:[A-Z][a-z]+[A-Z]\w+|\bMicroso
 // permission says which permission is missing: the one that the error names, or the one that the call needs.
 func permission(s Situation, what string) string {
 	switch {
-	case strings.Contains(s.Detail, encoded), aPermission.MatchString(s.Detail):
+	case s.Detail == "", strings.Contains(s.Detail, encoded), aPermission.MatchString(s.Detail):
 		return "the permission that the error " + named(s)
 	case s.Right != "":
 		return "the permission to " + what + " (" + s.Right + ")"

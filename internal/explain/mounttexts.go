@@ -43,8 +43,8 @@ var mountTexts = []kubeletText{
 		why: "the Secret {2} does not exist in namespace {namespace}",
 		steps: []Step{
 			{
-				Text: "Find out what should create the Secret {2} (such as a Certificate), create it, or correct its name in the pod's template. " +
-					"kubelet then starts the pod by itself. The command lists the Secrets that exist. If another controller creates it, such as cert-manager, read what that reports.",
+				Text: "Find out what should create the Secret {2}, create it, or correct its name in the pod's template. " +
+					"kubelet then starts the pod by itself. The command lists the Secrets that exist. If another controller creates it, such as cert-manager for a Certificate, read what that reports.",
 				Command: "kubectl get secrets -n {namespace}",
 			},
 		},
