@@ -46,6 +46,8 @@ var (
 	// fsGroup is kubelet's own failure to give the files of a volume the pod's fsGroup (k/k v1.30.14 to v1.37.2 pkg/volume/csi/csi_mounter.go
 	// "applyFSGroup failed for vol", pkg/volume/volume_linux.go changeFilePermission).
 	fsGroup = regexp.MustCompile(`applyFSGroup failed for vol .*: ((?:l?chown|chmod) .*: (?:operation not permitted|permission denied))$`)
+	// triedMount is the type and the device of a mount that failed (k8s.io/mount-utils@v0.36.3/mount_linux.go:272).
+	triedMount = regexp.MustCompile(`Mounting arguments:(?: -\S+)*? -t (\S+) (?:-o \S+ )?(/dev/\S+) `)
 	// listedAt is what belay-attacher appends to a refusal if the driver's own list has the volume at another node ID (explain.NotFreed).
 	listedAt = regexp.MustCompile(`; the driver lists the volume at node ID "([^"]*)", which no VolumeAttachment is for.*$`)
 	// nextAttempt is when belay-attacher calls the driver again, in an error that is not the driver's.
@@ -201,6 +203,10 @@ func (x *state) answered(w wait, call drivers.Call, key attachment.VolumeKey, no
 	}
 	if found := fsGroup.FindStringSubmatch(s.own); found != nil && w.reason == explain.FSGroupRefused {
 		w.detail = w.says(x.foreign(found[1]))
+	}
+	w.answer.Right = rightTo(key.Driver, call)
+	if found := triedMount.FindStringSubmatch(s.text); found != nil && w.reason == explain.FileSystemMismatch {
+		w.answer.Tried, w.answer.Device = x.foreign(found[1]), x.foreign(found[2])
 	}
 	w.answer.Call, w.answer.NotSent = operations[call], s.code == "" && w.reason == failures[call] && call != drivers.Mount
 	said := meant[read.Situation]

@@ -254,7 +254,7 @@ func (x *state) failed(w wait, va *storagev1.VolumeAttachment, call drivers.Call
 	w.answer.RetryNow = takesRequests(va)
 	if at, underWay := x.attemptedSince(e); underWay {
 		w.reason = explain.DriverUnavailable
-		w.detail = fmt.Sprintf("an attempt is due since %s and has had no answer yet, as the one before it", stamp(at))
+		w.detail = fmt.Sprintf("an attempt has been due since %s and has had no answer yet, as the one before it", stamp(at))
 		return w
 	}
 	key, _ := x.volumeOf(va)

@@ -11,6 +11,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 
 	"belay.dev/belay/internal/decision"
+	"belay.dev/belay/internal/drivers"
 	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/kube"
 )
@@ -199,6 +200,7 @@ func (x *state) unprovisioned(claim *corev1.PersistentVolumeClaim, since time.Ti
 	case failure != nil && failure.Reason == "ProvisioningFailed":
 		w.reason, w.failed = explain.ProvisioningFailed, true
 		cause, w.detail = provisioningCause(provisioner, failure.Message)
+		w.answer.Right = rightTo(provisioner, drivers.Create)
 		w.detail = w.says(x.foreign(w.detail))
 		if cause == explain.ClassMissing {
 			w.reason = explain.ClaimNotBound
@@ -303,7 +305,7 @@ func (x *state) provisionerAbsent(claim *corev1.PersistentVolumeClaim, provision
 	}
 	switch {
 	case x.removed(provisioner):
-		return explain.ProvisionerNotRunning, "it is not installed: no CSIDriver, CSINode or Lease names it"
+		return explain.ProvisionerNotRunning, "it is not installed (no CSIDriver, CSINode or Lease names it)"
 	case x.drivers[provisioner] != nil:
 		return explain.ProvisionerNotRunning, "the driver is installed, and its provisioner holds no lease and has not reported anything about the claim"
 	}

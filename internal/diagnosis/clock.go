@@ -108,7 +108,7 @@ func (x *state) clockOfNode(n NodeState, pod *corev1.Pod) []string {
 		return nil
 	}
 	if pod.DeletionTimestamp != nil {
-		return []string{fmt.Sprintf("pod %s is being deleted since %s and stays until node %s is Ready again, is deleted, or has the out-of-service taint", pod.Name, stamp(deletedAt(pod)), n.Name)}
+		return []string{fmt.Sprintf("pod %s has been Terminating since %s and stays until node %s is Ready again, is deleted, or has the out-of-service taint", pod.Name, stamp(deletedAt(pod)), n.Name)}
 	}
 	key := corev1.TaintNodeNotReady
 	if n.State == NodeUnreachable {

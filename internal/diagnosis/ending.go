@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 
+	"belay.dev/belay/internal/drivers"
 	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/kube"
 )
@@ -162,6 +163,7 @@ func (x *state) volumeEnding(pv *corev1.PersistentVolume) (found []Finding, clea
 			driver = pv.Spec.CSI.Driver
 		}
 		cause, detail := provisioningCause(driver, w.detail)
+		w.answer.Right = rightTo(driver, drivers.Delete)
 		w.detail = w.says(x.foreign(detail))
 		w.fill = func(s *explain.Situation) { s.Volume, s.Cause = pv.Name, cause }
 	case pv.DeletionTimestamp != nil:

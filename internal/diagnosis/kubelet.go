@@ -171,6 +171,9 @@ func (x *state) readMount(w *wait, pod *corev1.Pod, v *podVolume, r report, caus
 	begun.since = x.failsSince(pod, v, w.since)
 	answered := x.answered(begun, drivers.Mount, key, pod.Spec.NodeName, heard)
 	answered.since, answered.answer.Affinity = w.since, affine(v.pv)
+	if v.pv != nil && v.pv.Spec.CSI != nil {
+		answered.answer.FSType = x.foreign(v.pv.Spec.CSI.FSType)
+	}
 	if heard.code == "" && answered.reason != explain.FSGroupRefused || answered.reason == explain.MountFailing {
 		answered.detail = answered.says(x.quoted(cause))
 	}

@@ -57,7 +57,7 @@ func TestWhatStandsInTheCluster(t *testing.T) {
 		}, explain.MountFailing, "no device", "", ""},
 		"an attempt is under way": {drivers.Publish, "Internal", "x", func(s scene) {
 			s.attachError("driver did not answer (DeadlineExceeded); next attempt at " + s.Now.Add(-20*time.Second).Format(time.RFC3339))
-		}, explain.DriverUnavailable, "an attempt is due since 2026-11-01T11:59:40Z", `retry="$(date +%s)"`, ""},
+		}, explain.DriverUnavailable, "an attempt has been due since 2026-11-01T11:59:40Z", `retry="$(date +%s)"`, ""},
 		"the next attempt is due later": {drivers.Publish, "Internal", "x", func(s scene) {
 			s.attachError("driver did not answer (DeadlineExceeded); next attempt at " + s.Now.Add(20*time.Second).Format(time.RFC3339))
 		}, explain.DriverUnavailable, "did not answer", `retry="$(date +%s)"`, ""},

@@ -27,6 +27,7 @@ func (x *state) ofStarted(pod *corev1.Pod) []Finding {
 	}
 	w := x.containerWait(pod)
 	if w.waits == explain.WaitImage {
+		x.addPullError(&w, pod)
 		x.addPullSecrets(&w, pod)
 	}
 	if w.since = scheduled(pod); w.detail == "" {
@@ -102,6 +103,23 @@ func (x *state) addPullSecrets(w *wait, pod *corev1.Pod) {
 	}
 }
 
+// pullError matches the event of kubelet about an image that it cannot pull (k/k v1.36.3 pkg/kubelet/images/image_manager.go): the image, and the
+// innermost error, which the registry gave.
+var pullError = regexp.MustCompile(`(?s)^Failed to pull image "([^"]+)": (?:.*: )?([^:]+)$`)
+
+// addPullError adds why an image cannot be pulled, if the container's status does not have it.
+func (x *state) addPullError(w *wait, pod *corev1.Pod) {
+	e := x.lastEvent(string(pod.UID), "Failed")
+	if e == nil || !from(e, nodeAgents) {
+		return
+	}
+	m := pullError.FindStringSubmatch(strings.TrimPrefix(e.Message, combined))
+	if m == nil || !strings.Contains(w.detail, m[1]) || strings.Contains(w.detail, m[2]) {
+		return
+	}
+	w.detail += ": " + x.foreign(oneLine(m[2]))
+}
+
 func begun(s corev1.ContainerStatus) bool { return s.State.Running != nil || s.State.Terminated != nil }
 
 func joined(reason, message string) string { return strings.TrimSuffix(reason+": "+message, ": ") }
@@ -137,6 +155,9 @@ var elsewhere = []string{
 // CRI-O v1.34 server/sandbox_run_linux.go).
 var ofNetwork = regexp.MustCompile(`failed to set ?up network|failed to create pod network sandbox`)
 
+// ofPlugin matches what the network plugin says in such a text, and its name (containernetworking/cni v1.2 pkg/errors, libcni as containerd prints it).
+var ofPlugin = regexp.MustCompile(`(?s)plugin type="[^"]*".*$`)
+
 const dataDirectories = "error making pod data directories"
 
 // waitsElsewhere explains a pod without a container for which kubelet reports last that something else than a volume fails. A volume that is not
@@ -155,7 +176,10 @@ func (x *state) waitsElsewhere(pod *corev1.Pod) (f Finding, ok bool) {
 		w.detail = x.conditionWait(pod, &w.since)
 	}
 	if e := x.lastOfKubelet(pod); e != nil && !slices.Contains(mountFailures, e.Reason) {
-		w.detail = w.says(x.foreign(strings.TrimPrefix(e.Message, combined)))
+		w.detail = w.says(x.foreign(ofPlugin.FindString(e.Message)))
+		if w.detail == "" {
+			w.detail = w.says(x.foreign(strings.TrimPrefix(e.Message, combined)))
+		}
 		if e.Reason == "NetworkNotReady" || ofNetwork.MatchString(e.Message) {
 			w.waits = explain.WaitNetwork
 		}

@@ -47,10 +47,17 @@ func lastError(va *storagev1.VolumeAttachment, call drivers.Call) *storagev1.Vol
 	return va.Status.AttachError
 }
 
+// rightTo is what the storage of a driver calls the permission that a call needs; empty if that is unknown.
+func rightTo(driver string, call drivers.Call) string {
+	facts, _ := drivers.Of(driver)
+	return facts.Rights.For[call]
+}
+
 // askable adds how the storage can be asked about a volume.
 func (x *state) askable(w *wait, driver, handle string) {
 	if facts, ok := drivers.Of(driver); ok {
 		w.answer.Ask, w.answer.AskSource = explain.AskWith(facts.Ask.Command, handle), facts.Ask.Documentation
+		w.answer.AskPlace = facts.Ask.Place
 	}
 	w.answer.Handle = x.foreign(handle)
 }

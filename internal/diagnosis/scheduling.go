@@ -277,6 +277,7 @@ func (x *state) misplaced(pod *corev1.Pod, w *wait) *Volume {
 	}
 	if len(said) > 0 {
 		w.detail = strings.Join(said, "; ")
+		w.answer.Nowhere = nowhere
 		w.answer.ZoneKey = x.foreign(affinityKey(x.volumes[first.PersistentVolume]))
 	}
 	return first

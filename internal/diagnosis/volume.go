@@ -263,6 +263,7 @@ func (x *state) situation(v *Volume, h *Holder) explain.Situation {
 		}
 		if len(h.Pods) > 0 {
 			s.HolderNamespace, s.HolderName, s.HolderOwner = h.Pods[0].Namespace, h.Pods[0].Name, h.Pods[0].Owner
+			s.HolderState = h.Pods[0].State
 		}
 	}
 	return s

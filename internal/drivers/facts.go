@@ -33,12 +33,21 @@ type Facts struct {
 	Late       Late                   `json:"late"`
 	// Ask is how to ask the driver's storage where a volume is attached.
 	Ask Ask `json:"ask"`
+	// Rights are what the storage calls the permissions that calls need.
+	Rights Rights `json:"rights"`
+}
+
+// Rights are the names of permissions.
+type Rights struct {
+	For    map[Call]string `json:"for,omitempty"`
+	Source string          `json:"source,omitempty"`
 }
 
 // Ask is a command of the storage's own client.
 type Ask struct {
 	Command       string `json:"command,omitempty"` // HANDLE stands for the volume's handle
 	Documentation string `json:"documentation,omitempty"`
+	Place         string `json:"place,omitempty"` // where people look if there is no command: "in vCenter"
 }
 
 // NodeID is the form of the driver's node IDs.
@@ -93,6 +102,7 @@ type Call string
 // The calls.
 const (
 	Create    Call = "create" // CreateVolume; the facts say nothing of it
+	Delete    Call = "delete" // DeleteVolume, as Create
 	Publish   Call = "publish"
 	Unpublish Call = "unpublish"
 	Mount     Call = "mount" // NodeStageVolume or NodePublishVolume, or what kubelet does to the mounted volume

@@ -46,6 +46,9 @@ func TestFacts(t *testing.T) {
 			if c := f.Ask.Command; c != "" && (!strings.Contains(c, " HANDLE") || !strings.HasPrefix(f.Ask.Documentation, "https://")) {
 				t.Errorf("the command does not name the handle, or has no documentation: %+v", f.Ask)
 			}
+			if r := f.Rights; len(r.For) > 0 {
+				sourced(t, "rights", r.Source, true, false)
+			}
 			for _, situation := range Situations() {
 				for _, a := range f.Answers[situation] {
 					checkAnswer(t, situation, a)
@@ -189,6 +192,16 @@ func TestShorten(t *testing.T) {
 	}
 	if got := Shorten(strings.Repeat("\u00e4", 100), 101); !utf8.ValidString(got) {
 		t.Errorf("%q is no text", got)
+	}
+}
+
+// TestShortenKeepsNot: a cut does not turn a sentence into its opposite.
+func TestShortenKeepsNot(t *testing.T) {
+	const text = "InvalidVolume.ZoneMismatch: The volume 'vol-0zone' is not in the same availability zone as instance 'i-0n1'"
+	for n := 40; n < len(text); n++ {
+		if got := Shorten(text, n); strings.Contains(got, "same availability zone") && !strings.Contains(got, "not in the same") || len(got) > n+len(" ... ") && n > 70 {
+			t.Errorf("%d: %q", n, got)
+		}
 	}
 }
 

@@ -77,7 +77,10 @@ func renderAsk(out *strings.Builder, all []Facts) {
 	out.WriteString("\n### Where the storage has a volume attached\n\n")
 	table(out, "driver", "command", "documentation")
 	for _, f := range all {
-		if f.Ask.Command != "" {
+		switch {
+		case f.Ask.Place != "":
+			row(out, f.Title, strings.TrimSuffix(f.Ask.Place, ","), "")
+		case f.Ask.Command != "":
 			row(out, f.Title, "`"+f.Ask.Command+"`", "["+strings.Fields(f.Ask.Command)[0]+"]("+f.Ask.Documentation+")")
 		}
 	}

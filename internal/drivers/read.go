@@ -121,6 +121,24 @@ func (r Reading) Cause(message string) string {
 	return message[strings.LastIndexByte(message[:r.At], ' ')+1:]
 }
 
+var negations = regexp.MustCompile(`(?i)\b(?:not|no|cannot|never|without|[a-z]+n't) `)
+
+// negation is where, between two places of a text, the last negation begins that the words behind the second may belong to; -1 for none. A text that
+// lacks it would say the opposite.
+func negation(text string, from, to int) int {
+	begin := from
+	for _, end := range []string{": ", "; ", ". "} {
+		if at := strings.LastIndex(text[from:to], end); at >= 0 {
+			begin = max(begin, from+at+len(end))
+		}
+	}
+	all := negations.FindAllStringIndex(text[begin:to], -1)
+	if all == nil {
+		return -1
+	}
+	return begin + all[len(all)-1][0]
+}
+
 // Shorten leaves out the middle of a text, between words, so that about n bytes remain of it.
 func Shorten(text string, n int) string {
 	if len(text) <= n {
@@ -132,6 +150,12 @@ func Shorten(text string, n int) string {
 	}
 	if at := strings.IndexByte(tail, ' '); at >= 0 {
 		tail = tail[at+1:]
+	}
+	if at := negation(text, len(head), len(text)-len(tail)); at >= 0 {
+		tail = text[at:]
+		if head = head[:min(len(head), max(0, n-len(tail)))]; head != "" {
+			head = head[:max(0, strings.LastIndexByte(head, ' '))]
+		}
 	}
 	return strings.ToValidUTF8(head, "") + " ... " + strings.ToValidUTF8(tail, "")
 }

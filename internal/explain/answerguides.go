@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
+	"regexp"
 	"strings"
 
 	"belay.dev/belay/internal/decision"
@@ -55,6 +56,12 @@ type Answer struct {
 	Zones     string // those of the other nodes: "zone-b (n2, n3)"
 	ZoneKey   string // the label of nodes that has it
 	Works     string // what the driver has done meanwhile, for an operation that it does not carry out
+	AskPlace  string // where people look for it if the storage's client has no such command: "in vCenter"
+	Right     string // what the storage calls the permission that the call needs: "ec2:DeleteVolume"
+	Tried     string // the type of file system that the driver tried to mount the device as
+	Device    string // that device
+	FSType    string // the type that the PersistentVolume names
+	Nowhere   bool   // no node is where the volume can be used
 }
 
 // Mount is the operation of a node that sets up a volume for a pod.
@@ -164,7 +171,7 @@ var answerGuides = map[decision.Reason]Guide{
 		},
 		Next: func(s Situation) []Step {
 			return append([]Step{{
-				Text: "Give the driver's controller the right that the message " + named(s) + ", or renew its credentials. " +
+				Text: "Give the driver's controller " + permission(s, callOf(s)) + ", or renew its credentials. " +
 					"The call is repeated with back-off, and succeeds after that. The whole message is in the log, and in the VolumeAttachment." + decode(s),
 				Command: logsCommand(s),
 			}}, retryNow(s)...)
@@ -240,9 +247,30 @@ var answerGuides = map[decision.Reason]Guide{
 		Title: "The node cannot read the volume as the file system that it is mounted as",
 		Page:  pageMount, Silence: onlyAsked,
 		Summary: func(s Situation) string {
-			return fmt.Sprintf("node %s finds another file system in the volume than PersistentVolume %s names, a damaged one, or lacks the type in its kernel%s", s.Wanted, volumeName(s), because(s.Detail))
+			if s.Tried != "" {
+				said := s.Detail
+				if words, _, ok := strings.Cut(said, ", bad option, "); ok { // the rest says no more than the sentence
+					said = words
+				}
+				return fmt.Sprintf("the driver tried to mount %s as %s%s, and node %s finds another file system or a damaged one, or lacks the type%s",
+					s.Device, s.Tried, typeNamed(s), s.Wanted, because(said))
+			}
+			return fmt.Sprintf("the volume has another file system than PersistentVolume %s names, or a damaged one, or the kernel of node %s lacks the type%s", volumeName(s), s.Wanted, because(s.Detail))
 		},
 		Next: func(s Situation) []Step {
+			if s.Tried != "" && s.FSType != "" && s.Tried != s.FSType {
+				return []Step{
+					{
+						Text: "On node " + s.Wanted + ", see with blkid which file system " + s.Device + " has; do not format or repair it. " +
+							"The driver tried " + s.Tried + " and the PersistentVolume names " + s.FSType + ": one of them is wrong, and the file system may be sound. Another attempt does not help.",
+						Command: ofVolume(s, `kubectl get pv %s -o jsonpath='{.spec.csi}{"\n"}'`),
+					},
+					{
+						Text:   "Create a PersistentVolume with the fsType that blkid shows. If that is the type that it names already, find out in the driver's configuration and log why it tries another.",
+						Danger: "formatting the device, which would end the error, destroys the data",
+					},
+				}
+			}
 			return []Step{
 				{
 					Text: "On node " + s.Wanted + ", compare what blkid and dmesg say of the device with the volume's fsType; do not format it. " +
@@ -257,18 +285,22 @@ var answerGuides = map[decision.Reason]Guide{
 		Title: "The storage refuses the change of ownership for fsGroup",
 		Page:  pageMount, Silence: onlyAsked,
 		Summary: func(s Situation) string {
-			return fmt.Sprintf("the storage does not let node %s change the owner of the files, which the pod's fsGroup asks for%s", s.Wanted, because(s.Detail))
+			return fmt.Sprintf("the storage does not let node %s change the owner of the files, which the pod's fsGroup asks for; an NFS export with root_squash refuses that%s", s.Wanted, because(s.Detail))
 		},
 		Next: func(s Situation) []Step {
 			return []Step{
 				{
-					Text: "Set fsGroupPolicy of the CSIDriver to None, leave out fsGroup, or take step 2. " +
-						"The policy may be None where the driver's documentation allows it. Without securityContext.fsGroup in the pod's template, give the files at the file server the group that the pod runs with.",
-					Command: "kubectl get csidriver " + s.Driver + ` -o jsonpath='{.spec.fsGroupPolicy}{"\n"}'`,
+					Text:    "Leave fsGroup out of the pod's template, and give the files their group at the file server. It is the group that the pod runs with.",
+					Command: in(s.Namespace, "kubectl get pod "+s.Pod+` -o jsonpath='{.spec.securityContext}{"\n"}'`),
 				},
 				{
 					Text:   "Or export the share with no_root_squash, at the file server.",
 					Danger: "root of each client that the export allows may then read and change all files of the share",
+				},
+				{
+					Text:    "Or set fsGroupPolicy of the CSIDriver to None, if the driver's documentation allows that.",
+					Command: "kubectl get csidriver " + s.Driver + ` -o jsonpath='{.spec.fsGroupPolicy}{"\n"}'`,
+					Danger:  "this holds for all volumes of the driver, in all namespaces",
 				},
 			}
 		},
@@ -328,7 +360,11 @@ func podsOn(node string) string {
 // askStorage asks where the volume is attached, with the storage's own client if one is known.
 func askStorage(s Situation) Step {
 	text := "Ask the storage which machine has the volume, and find out what runs there before you detach it."
-	if s.Ask == "" {
+	switch {
+	case s.Ask != "":
+	case s.AskPlace != "":
+		text = "Find out " + s.AskPlace + " which machine has volume " + cmp.Or(s.Handle, "(unknown)") + ", and what runs there before you detach it."
+	default:
 		text += " The handle of the volume is " + cmp.Or(s.Handle, "unknown") + "."
 	}
 	return Step{Text: text + documented(s), Command: s.Ask}
@@ -359,9 +395,43 @@ func named(s Situation) string {
 	return "names"
 }
 
-// permit is what to do about a permission of the driver at the storage.
-func permit(s Situation) string {
-	return "Give the driver's controller, or its role at the cloud, the permission that the error " + named(s) + "."
+// permit is what to do about a permission of the driver at the storage, which it needs for what it was called for: "delete volumes".
+func permit(s Situation, what string) string {
+	return "Give the driver, or its role at the cloud, " + permission(s, what) + "."
+}
+
+// aPermission matches the name of a permission: that of AWS, of Azure and of Google Cloud.
+var aPermission = regexp.MustCompile(`\b[a-z0-9-]+:[A-Z][a-z]+[A-Z]\w+|\bMicrosoft\.\w+/\w|[Rr]equired '[\w./]+' permission|[Pp]ermission:? '[\w./]+'`)
+
+// permission says which permission is missing: the one that the error names, or the one that the call needs.
+func permission(s Situation, what string) string {
+	switch {
+	case s.Detail == "", strings.Contains(s.Detail, encoded), aPermission.MatchString(s.Detail):
+		return "the permission that the error " + named(s)
+	case s.Right != "":
+		return "the permission to " + what + " (" + s.Right + ")"
+	}
+	return "the permission to " + what
+}
+
+// callOf is what the driver was called for, of volumes as such.
+func callOf(s Situation) string {
+	switch s.Call {
+	case Detach:
+		return "detach volumes"
+	case Mount:
+		return "mount volumes"
+	case Attach:
+	}
+	return "attach volumes"
+}
+
+// typeNamed says which type the PersistentVolume names.
+func typeNamed(s Situation) string {
+	if s.FSType == "" {
+		return ""
+	}
+	return " (PersistentVolume " + volumeName(s) + " names " + s.FSType + ")"
 }
 
 // documented is where the storage's own client is described.

@@ -296,7 +296,11 @@ var attachGuides = map[decision.Reason]Guide{
 		Title: "The pod's own node is not Ready",
 		Page:  pageNodeLost, Silence: onlyAsked,
 		Summary: func(s Situation) string {
-			return fmt.Sprintf("%s is on node %s, which is not Ready%s, so nothing mounts its volumes there", subject(s), s.Wanted, onNode(" ", s.Detail))
+			is := "is not Ready"
+			if s.Detail != "" { // since when
+				is = "has not been Ready " + s.Detail
+			}
+			return fmt.Sprintf("%s is on node %s, which %s, so nothing mounts its volumes there", subject(s), s.Wanted, is)
 		},
 		Next: func(s Situation) []Step {
 			return []Step{
@@ -319,7 +323,7 @@ var attachGuides = map[decision.Reason]Guide{
 			case VolumesStay:
 				return []Step{
 					{
-						Text:    "Read kubelet's log on node " + s.Node + " for the pod's UID: it names the volume that it cannot unmount. Do not delete the pod with --force: that unmounts nothing.",
+						Text:    "Read kubelet's log on node " + s.Node + " for the pod's UID: it names the volume that it cannot unmount. " + noForce,
 						Command: in(s.Namespace, "kubectl get pod "+s.Pod+` -o jsonpath='{.metadata.uid}{"\n"}'`),
 					},
 					{
@@ -358,7 +362,7 @@ var attachGuides = map[decision.Reason]Guide{
 				s.Node, cmp.Or(s.Volume, "(unknown)"))
 		},
 		Next: func(s Situation) []Step {
-			return seeHolder(s, "Delete the pods that use the volume on that node: pods created after that mount it again. Until then their reads and writes may fail, and another node must not get the volume.")
+			return seeHolder(s, "Delete the pods that use the volume on that node: pods created after that mount it again. Until then their reads and writes may fail, and another node must not get the volume.", Step{Text: "Then delete it.", Command: deleteHolder(s)})
 		},
 	},
 	ReportedWithoutAttachment: {

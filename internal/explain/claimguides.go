@@ -103,12 +103,20 @@ var claimGuides = map[decision.Reason]Guide{
 		},
 		Next: func(s Situation) []Step {
 			if s.Wanted != "" {
+				next := "Delete the pod, so that the next one gets another node."
+				if s.Bare {
+					next = "Delete the pod, then apply the manifest without nodeName: no controller creates the pod again."
+				}
 				return []Step{
 					{Text: "Remove spec.nodeName from the pod's template: the scheduler then chooses a node that fits.", Command: where(s)},
-					{Text: "Delete the pod, so that the next one gets another node.", Command: in(s.Namespace, "kubectl delete pod "+s.Pod)},
+					{Text: next, Command: in(s.Namespace, "kubectl delete pod "+s.Pod)},
 				}
 			}
-			steps := []Step{{Text: "Add a node where the volume can be used, make room on one, or restore the data to a volume elsewhere. The scheduler then tries again by itself.", Command: where(s)}}
+			room := " make room on one,"
+			if s.Nowhere {
+				room = ""
+			}
+			steps := []Step{{Text: "Add a node where the volume can be used," + room + " or restore the data to a volume elsewhere. The scheduler then tries again by itself.", Command: where(s)}}
 			if s.Volume != "" {
 				steps = append(steps, Step{Text: "See where the volume can be used.", Command: "kubectl get pv " + s.Volume + " -o jsonpath='{.spec.nodeAffinity}'"})
 			}
@@ -229,7 +237,7 @@ func nextOfProvisioning(s Situation) []Step {
 	case StorageExhausted:
 		return []Step{describeClaim(s, "Raise the quota that the error names, or free storage there. The provisioner tries again by itself.")}
 	case StorageRefuses:
-		return []Step{describeClaim(s, permit(s)+" The provisioner tries again by itself."+decode(s)), logs}
+		return []Step{describeClaim(s, permit(s, "create volumes")+" The provisioner tries again by itself."+decode(s)), logs}
 	case DriverSilent:
 		return []Step{withText(logs, "Read the log of the driver's controller: it, or its storage, does not answer in time. The provisioner tries again by itself."+whereItRuns(s))}
 	case SourceNotReady:

@@ -45,7 +45,7 @@ var endingGuides = map[decision.Reason]Guide{
 		Next: func(s Situation) []Step {
 			do := "Correct what the error names, such as a permission of the driver's identity."
 			if s.Cause == StorageRefuses {
-				do = permit(s)
+				do = permit(s, "delete volumes")
 			}
 			return []Step{
 				{Text: do + " The provisioner tries again by itself." + decode(s), Command: "kubectl describe pv " + s.Volume},

@@ -26,6 +26,8 @@ type Situation struct {
 	HolderNamespace  string
 	HolderName       string
 	HolderOwner      string      // "Deployment/web"
+	HolderState      string      // its phase, or "Terminating"
+	Leaving          string      // the pod that is being deleted and has ended, whose volume is still mounted
 	NotInstalled     bool        // the driver is not installed in the cluster
 	Rebooted         string      // when the node rebooted, as its kubelet reports
 	Detail           string      // an error of a component, or a number

@@ -69,7 +69,7 @@ var holderGuides = map[decision.Reason]Guide{
 			return fmt.Sprintf("the claim %s has the access mode ReadWriteOncePod, and %s uses it", s.Claim, holder(s))
 		},
 		Next: func(s Situation) []Step {
-			return seeHolder(s, "Wait until that pod has terminated, or delete it if it is no longer needed.")
+			return seeHolder(s, "Wait until that pod has terminated, or delete it if it is no longer needed.", onlyIfNotNeeded(s))
 		},
 	},
 	AttachLimitReached: {
@@ -137,7 +137,11 @@ var holderGuides = map[decision.Reason]Guide{
 		Next: func(s Situation) []Step {
 			_, name := cut(s.HolderOwner)
 			return []Step{
-				{Text: "Use the strategy Recreate for a Deployment with such a volume (or a StatefulSet).", Command: in(s.Namespace, "kubectl patch deploy "+name+` -p 'spec: {strategy: {type: Recreate, rollingUpdate: null}}'`)},
+				{
+					Text:    "Use the strategy Recreate for a Deployment with such a volume, or a StatefulSet in its place.",
+					Command: in(s.Namespace, "kubectl patch deploy "+name+` -p 'spec: {strategy: {type: Recreate, rollingUpdate: null}}'`),
+					Danger:  "the old pod ends at once; nothing serves until the new one is ready",
+				},
 				{
 					Text:    "To end only this wait, scale the Deployment down, wait until the old pod has ended, and scale it up again.",
 					Command: in(s.Namespace, "kubectl scale deploy/"+name+" --replicas=0"), Danger: "nothing serves meanwhile",
@@ -280,11 +284,18 @@ var holderGuides = map[decision.Reason]Guide{
 		Title: "The node is Ready and does not unmount the volume",
 		Page:  pageDetach, Event: FailedUnmount, Verdict: Unsafe,
 		Summary: func(s Situation) string {
+			if s.Leaving != "" {
+				return fmt.Sprintf("%s is being deleted, its containers have ended, and the kubelet of node %s has not unmounted volume %s: %s", strings.Replace(s.Leaving, "pod "+s.Namespace+"/", "pod ", 1), s.Node, volumeName(s), UnmountHangs)
+			}
 			return fmt.Sprintf("no pod needs the volume on node %s any more, and its kubelet still lists it in use: %s", s.Node, UnmountHangs)
 		},
 		Next: func(s Situation) []Step {
+			force := ""
+			if s.Leaving != "" {
+				force = " " + noForce
+			}
 			return []Step{
-				{Text: "Read kubelet's log on node " + s.Node + " for UnmountVolume and UnmountDevice, and that of the driver's pod there.", Command: "kubectl get pods -A -o wide --field-selector spec.nodeName=" + s.Node},
+				{Text: "Read kubelet's log on node " + s.Node + " for UnmountVolume and UnmountDevice, and that of the driver's pod there." + force, Command: "kubectl get pods -A -o wide --field-selector spec.nodeName=" + s.Node},
 				{
 					Text:    "If the unmount keeps failing, drain the node, reboot it even if the drain hangs on this pod, and uncordon it: a new boot has no mounts.",
 					Command: "kubectl drain " + s.Node + " --ignore-daemonsets", Danger: "all pods of the node are stopped",
@@ -440,14 +451,23 @@ func deleteHolder(s Situation) string {
 }
 
 // seeHolder is how to end the pod that has the volume: first what it is.
-func seeHolder(s Situation, text string) []Step {
+func seeHolder(s Situation, text string, end Step) []Step {
 	if s.HolderName == "" {
 		return []Step{{Text: text}}
 	}
 	return []Step{
 		{Text: text, Command: in(s.HolderNamespace, "kubectl get pod "+s.HolderName+" -o wide")},
-		{Text: "Then delete it.", Command: deleteHolder(s)},
+		end,
 	}
+}
+
+// onlyIfNotNeeded is how to end a pod that may do its work.
+func onlyIfNotNeeded(s Situation) Step {
+	state := ""
+	if s.HolderState != "" && s.Node != "" {
+		state = " (" + s.HolderState + " on " + s.Node + ")"
+	}
+	return Step{Text: "Only if " + holder(s) + state + " is not needed: delete it.", Command: deleteHolder(s), Danger: "what it does is interrupted"}
 }
 
 // endHolder is how to end a pod that is meant to run: a controller replaces one that is only deleted.
@@ -459,7 +479,7 @@ func endHolder(s Situation) []Step {
 			Command: in(s.HolderNamespace, "kubectl get "+strings.ToLower(kind)+" "+name),
 		}}
 	}
-	return seeHolder(s, "Delete that pod if it should not run. The volume then moves by itself.")
+	return seeHolder(s, "Delete that pod if it should not run. The volume then moves by itself.", onlyIfNotNeeded(s))
 }
 
 // deletedNodePolicyFits says which policy spares the wait.

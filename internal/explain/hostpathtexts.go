@@ -12,7 +12,7 @@ var hostPathTexts = []kubeletText{
 		kinds: ofNode, pattern: regexp.MustCompile(`hostPath type check failed, (.+) is not a (directory|file), unable to determine its type: path "[^"]*" does not exist$`), reason: NodePathUnusable,
 		why: "{1} does not exist on the node",
 		steps: []Step{{
-			Text:    "Create the {2} {1} on node {node}, or correct the path in the pod's template. To have kubelet create it, set the type to DirectoryOrCreate or FileOrCreate. The command describes the types.",
+			Text:    "Create the {2} {1} on node {node}, or correct the path in the pod's template. To have kubelet create it, set the type to DirectoryOrCreate (FileOrCreate for a file). The command describes the types.",
 			Command: typeOfPath,
 		}},
 	},

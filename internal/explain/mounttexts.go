@@ -43,8 +43,8 @@ var mountTexts = []kubeletText{
 		why: "the Secret {2} does not exist in namespace {namespace}",
 		steps: []Step{
 			{
-				Text: "Create the Secret {2}, see what should (such as a Certificate), or correct the pod's template. " +
-					"kubelet then starts the pod by itself. The command lists those that exist. If another controller creates it, such as cert-manager, read what that reports.",
+				Text: "Find out what should create the Secret {2}, create it, or correct its name in the pod's template. " +
+					"kubelet then starts the pod by itself. The command lists the Secrets that exist. If another controller creates it, such as cert-manager for a Certificate, read what that reports.",
 				Command: "kubectl get secrets -n {namespace}",
 			},
 		},
@@ -107,7 +107,7 @@ var mountTexts = []kubeletText{
 		why: "{1} on the node is not a {2}, or does not exist",
 		steps: []Step{
 			{Text: "See what node {node} has at {1}; create the {2}, or correct the path in the pod's template. " + debugs, Command: lookAt},
-			{Text: "To have kubelet create it, set the type in the pod's template to DirectoryOrCreate or FileOrCreate. The command describes the types.", Command: "kubectl explain pod.spec.volumes.hostPath.type"},
+			{Text: "To have kubelet create it, set the type in the pod's template to DirectoryOrCreate (FileOrCreate for a file). The command describes the types.", Command: "kubectl explain pod.spec.volumes.hostPath.type"},
 		},
 	},
 	{ // pkg/volume/hostpath/host_path.go:484, 488, 492
@@ -118,7 +118,7 @@ var mountTexts = []kubeletText{
 	{ // pkg/volume/hostpath/host_path.go:428 MakeDir, 432 MakeFile: errors of os.MkdirAll and os.OpenFile
 		kinds: ofNode, pattern: regexp.MustCompile(`^(?:mkdir|open) (/.*): read-only file system$`), reason: NodePathUnusable,
 		why:   "kubelet cannot create {1} on the node, whose file system is read-only there",
-		steps: []Step{{Text: "See what node {node} has mounted there; mount a writable file system, or configure another path. An immutable operating system has few that are writable. If it used to be writable, dmesg on the node says why it became read-only. " + debugs, Command: "kubectl debug node/{node} -it --image=busybox -- grep /host /proc/mounts"}},
+		steps: []Step{{Text: "See what node {node} has mounted there; mount a writable file system, or use another path. A PersistentVolume keeps its path: to use another, correct it in the provisioner's configuration and create the claim again. On an immutable operating system, few directories are writable. If this file system used to be writable, dmesg on the node says why it became read-only. " + debugs, Command: "kubectl debug node/{node} -it --image=busybox -- grep /host /proc/mounts"}},
 	},
 	{
 		kinds: ofNode, pattern: regexp.MustCompile(`^(?:mkdir|open|stat|lstat|chmod|chown) (/.*): ([^:]+)$`), reason: NodePathUnusable,
@@ -168,7 +168,7 @@ var mountTexts = []kubeletText{
 		kinds: []string{"flexVolume"}, pattern: regexp.MustCompile(`no volume plugin matched`), reason: NodeProgramMissing,
 		why: "kubelet on node {node} has no FlexVolume driver of that name",
 		steps: []Step{
-			{Text: "Install the FlexVolume driver into kubelet's directory for them on node {node}. That is --volume-plugin-dir, /usr/libexec/kubernetes/kubelet-plugins/volume/exec by default. If a DaemonSet installs the driver, check that it has a pod on the node and writes to this directory.", Command: "kubectl get pods -A -o wide --field-selector spec.nodeName={node}"},
+			{Text: "Install the driver on node {node}, in kubelet's FlexVolume directory (--volume-plugin-dir). That is /usr/libexec/kubernetes/kubelet-plugins/volume/exec by default. If a DaemonSet installs the driver, check that it has a pod on the node and writes to this directory.", Command: "kubectl get pods -A -o wide --field-selector spec.nodeName={node}"},
 			{Text: "FlexVolume is deprecated: a CSI driver replaces it."},
 		},
 	},

@@ -2,6 +2,7 @@ package explain
 
 import (
 	"regexp"
+	"slices"
 	"strings"
 )
 
@@ -47,15 +48,15 @@ func ofBarePod(steps []Step, s Situation) []Step {
 	if !s.Bare || s.Pod == "" {
 		return steps
 	}
-	said := false
+	deletes := func(step Step) bool { return step.Command == ofPod(s, "kubectl delete pod") }
+	said, deleted := false, slices.ContainsFunc(steps, deletes)
 	for i := range steps {
 		text := strings.ReplaceAll(steps[i].Text, "the pod's template", "the pod's manifest")
-		deletes := steps[i].Command == ofPod(s, "kubectl delete pod")
 		switch {
-		case said:
-		case deletes:
+		case said, strings.Contains(text, "no controller creates the pod again"):
+		case deletes(steps[i]):
 			text, said = text+" After that apply its manifest: no controller creates the pod again.", true
-		case text != steps[i].Text:
+		case text != steps[i].Text && !deleted:
 			text, said = text+" To change the manifest, delete the pod and apply it: no controller creates the pod again.", true
 		}
 		steps[i].Text = text

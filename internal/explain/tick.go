@@ -27,6 +27,9 @@ const DeletedByForce = "if the pod was deleted by force, its containers may run 
 // UnmountHangs is what an unmount does that takes longer than usual.
 const UnmountHangs = "the unmount fails or hangs"
 
+// noForce is why a pod whose volumes are not unmounted is not to be deleted by force.
+const noForce = "Do not delete the pod with --force: that unmounts nothing."
+
 // HangsAfter is what to conclude where it is not known since when an unmount takes, which usually ends within a time.
 func HangsAfter(usual time.Duration) string {
 	return fmt.Sprintf("if this lasts for longer than %.0f s, %s", usual.Seconds(), UnmountHangs)

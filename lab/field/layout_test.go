@@ -92,6 +92,9 @@ func checkWidth(t *testing.T, a *Answer, width int) {
 // checkBeginning finds cause and first step, which is a command if it has one, in the first lines.
 func (r *Rig) checkBeginning(t *testing.T, a *Answer, width, lines int, f *diagnosis.Finding) {
 	t.Helper()
+	if len(f.Next) > 0 && f.Next[0].Danger != "" { // it stands before the command, and is not left out for its place
+		lines += 1 + len("Danger: "+f.Next[0].Danger)/(width-13)
+	}
 	all := strings.Split(a.Text, "\n")
 	begin := strings.Join(all[:min(lines, len(all))], "\n")
 	begin = strings.Join(strings.Fields(strings.ReplaceAll(begin, " \\\n", "\n")), " ") // a command continues on another line
