@@ -52,6 +52,10 @@ type Config struct {
 	EarlyOKFor time.Duration
 
 	DrainTimeout time.Duration // how long a shutdown waits for calls in flight
+
+	// AnnotateCalls has calls that take long, and what a list has at another node too, written on VolumeAttachments (ADR 32), and read again by the next
+	// process. Without it neither is written or read.
+	AnnotateCalls bool
 }
 
 const (
@@ -92,6 +96,7 @@ type Attacher struct {
 	deciding       sync.Map // publication.Keys that a worker decides on now
 	absence        absence
 	longCalls      pendingCalls
+	annotates      bool
 	pendingSecrets pendingSecrets
 	turns          turns // of the workers of queue
 	queue          workqueue.TypedRateLimitingInterface[publication.Key]
@@ -125,6 +130,7 @@ func New(c Config) (*Attacher, error) {
 		objects: watched, calls: newLedger(), limit: requestLimit(c.QPS, c.Burst), workers: workersFor(c.QPS),
 		throttle: newThrottle(c.RetryStart), traces: c.Traces, turns: newTurns(), attachmentHandled: make(chan struct{}, 1),
 		newBoot:   make(chan struct{}, 1),
+		annotates: c.AnnotateCalls,
 		longCalls: pendingCalls{slow: map[types.UID]*pendingCall{}, held: map[publication.Key]map[types.UID]*pendingCall{}},
 	}
 	a.calls.doubtful = c.EarlyOKFor

@@ -93,7 +93,7 @@ func (b *bubble) create(change ...func(*Config)) (clean func()) {
 	must(b.t, err)
 	c := Config{
 		Client: clients, Driver: b.driver.Name, Controller: controller, Timeout: 15 * time.Second,
-		RetryStart: time.Second, RetryMax: 5 * time.Minute, WorkerThreads: defaultWorkerThreads, DrainTimeout: time.Second,
+		RetryStart: time.Second, RetryMax: 5 * time.Minute, WorkerThreads: defaultWorkerThreads, DrainTimeout: time.Second, AnnotateCalls: true,
 	}
 	for _, f := range change {
 		f(&c)

@@ -240,7 +240,7 @@ func (r *reconciler) expected(volumes map[string]*publication.Entry) expectation
 	plain := func(va *storagev1.VolumeAttachment, handle string) bool {
 		return r.comparison.Confirms(list, handle, publication.Attachment{
 			UID: string(va.UID), Attached: va.Status.Attached, Deleting: va.DeletionTimestamp != nil,
-			RecordedNodeID: r.attacher.boundNodeID(va), Drift: driftOf(va, r.attacher.calls.of(va.UID)),
+			RecordedNodeID: r.attacher.boundNodeID(va), Drift: r.attacher.driftOf(va, r.attacher.calls.of(va.UID).drift),
 		})
 	}
 	e := r.expectedBut(plain)
@@ -283,7 +283,7 @@ func (a *Attacher) expectedAttachment(va *storagev1.VolumeAttachment, from sourc
 			Finalizer:      finalizer,
 			RecordedNodeID: va.Annotations[kube.NodeIDAnnotation], NodeID: nodeID,
 			AttachError: messageOf(va.Status.AttachError), DetachError: messageOf(va.Status.DetachError),
-			Call: record.call, Drift: driftOf(va, record),
+			Call: record.call, Drift: a.driftOf(va, record.currentDrift()),
 		},
 		Version: contentOf(va), Handle: handle, Exclusive: func() bool { return a.objects.exclusive(from.handle) },
 		// The answers to an earlier process are not known, and it stored the finalizer.

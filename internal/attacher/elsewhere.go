@@ -14,8 +14,10 @@ import (
 )
 
 // driftOf returns how lists contradict an attachment. That a volume is PublishedElsewhere is stored on it, and so known to the next process.
-func driftOf(va *storagev1.VolumeAttachment, r record) publication.Drift {
-	drift := r.currentDrift()
+func (a *Attacher) driftOf(va *storagev1.VolumeAttachment, drift publication.Drift) publication.Drift {
+	if !a.annotates {
+		return drift
+	}
 	if _, noted := va.Annotations[kube.PublishedElsewhereAnnotation]; noted && drift == publication.NoDrift {
 		return publication.PublishedElsewhere
 	}
@@ -25,6 +27,9 @@ func driftOf(va *storagev1.VolumeAttachment, r record) publication.Drift {
 // noteElsewhere writes on the VolumeAttachments which exclusive volumes the driver lists at another node too, and removes that where a list no longer
 // has it. Nothing is decided by it. What could not be written follows the next list.
 func (r *reconciler) noteElsewhere(ctx context.Context, list publication.Listing, resolved []string, expected []publication.ExpectedAttachment) {
+	if !r.attacher.annotates {
+		return
+	}
 	for i := range expected { // they are large
 		want := &expected[i]
 		va, ok := r.attacher.objects.attachments.Get(want.Name)
@@ -45,7 +50,7 @@ func (r *reconciler) noteElsewhere(ctx context.Context, list publication.Listing
 func (r *reconciler) elsewhereOf(va *storagev1.VolumeAttachment, want *publication.ExpectedAttachment, list publication.Listing, resolved bool) string {
 	noted := va.Annotations[kube.PublishedElsewhereAnnotation]
 	record, now := r.attacher.calls.of(va.UID), time.Now()
-	if resolved || driftOf(va, record) != publication.PublishedElsewhere {
+	if resolved || r.attacher.driftOf(va, record.currentDrift()) != publication.PublishedElsewhere {
 		return ""
 	}
 	e, counts := kube.ElsewhereOf(va, now)

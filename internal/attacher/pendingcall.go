@@ -3,6 +3,7 @@ package attacher
 import (
 	"context"
 	"encoding/json"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -32,9 +33,11 @@ var holdsBack = []publication.Reason{publication.CallInFlight, publication.Drive
 // They are written as an annotation (ADR 32). In attachError, upstream's controller would take them for a failure of the attach, report it and back
 // off (k/k v1.36.3 pkg/volume/csi/csi_attacher.go:641), and the driver's last error would be lost.
 type pendingCalls struct {
-	mu   sync.Mutex
-	slow map[types.UID]*pendingCall                     // in flight for slowAfter
-	held map[publication.Key]map[types.UID]*pendingCall // held back
+	mu sync.Mutex
+	// begun has the calls that began less than slowAfter ago, in order.
+	begun []*begunCall
+	slow  map[types.UID]*pendingCall                     // in flight for slowAfter
+	held  map[publication.Key]map[types.UID]*pendingCall // held back
 }
 
 type pendingCall struct {
@@ -44,23 +47,55 @@ type pendingCall struct {
 	until  time.Time // as it was written; zero if it was not
 }
 
-// watchSlow has a call written that is about to be sent, if it is still in flight after slowAfter. Call ended when it has returned.
+// watchSlow has a call written that is about to be sent, if it is still in flight after slowAfter. Call ended when it has returned. Calls are looked at in
+// the order in which they began, by one timer: what runs by itself for each would run in any order, and a seed of the simulation could not be replayed.
 func (a *Attacher) watchSlow(try attempt) (ended func()) {
-	p, begun := &a.longCalls, time.Now()
-	timer := time.AfterFunc(slowAfter, func() {
-		p.mu.Lock()
-		p.slow[try.uid] = &pendingCall{reason: publication.CallInFlight, verb: try.verb, since: begun}
-		p.mu.Unlock()
-		a.queue.Add(try.key)
-	})
+	if !a.annotates {
+		return func() {}
+	}
+	p := &a.longCalls
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	call := &begunCall{key: try.key, uid: try.uid, verb: try.verb, since: time.Now()}
+	p.begun = append(p.begun, call)
+	if len(p.begun) == 1 {
+		time.AfterFunc(slowAfter, a.lookAtSlow)
+	}
 	return func() {
-		if timer.Stop() {
-			return
-		}
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		delete(p.slow, try.uid)
+		call.ended = true
+		delete(p.slow, call.uid)
 	}
+}
+
+// lookAtSlow takes the calls that began slowAfter ago, and looks again when the next one has.
+func (a *Attacher) lookAtSlow() {
+	p := &a.longCalls
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for len(p.begun) > 0 {
+		call := p.begun[0]
+		if left := slowAfter - time.Since(call.since); left > 0 && !call.ended {
+			time.AfterFunc(left, a.lookAtSlow)
+			return
+		}
+		p.begun = p.begun[1:]
+		if call.ended {
+			continue
+		}
+		p.slow[call.uid] = &pendingCall{reason: publication.CallInFlight, verb: call.verb, since: call.since}
+		a.queue.Add(call.key)
+	}
+}
+
+// begunCall is a call that was sent less than slowAfter ago.
+type begunCall struct {
+	key   publication.Key
+	uid   types.UID
+	verb  publication.Verb
+	since time.Time
+	ended bool
 }
 
 // hold keeps which calls of a key are held back, by the attachment's UID, and returns whether one of them was not before.
@@ -100,7 +135,10 @@ func (p *pendingCalls) due(key publication.Key, uid types.UID) *pendingCall {
 // writePending writes which calls of a key take long. They are for a reader: nothing is decided by them, and what cannot be written now is
 // written later.
 func (a *Attacher) writePending(ctx context.Context, snap snapshot, waits []publication.Wait) {
-	if len(waits) == 0 {
+	switch {
+	case !a.annotates:
+		return
+	case len(waits) == 0:
 		a.longCalls.hold(snap.key, nil)
 		return
 	}
@@ -116,7 +154,8 @@ func (a *Attacher) writePending(ctx context.Context, snap snapshot, waits []publ
 	if a.draining.Load() {
 		return
 	}
-	for _, subj := range waiting {
+	for _, name := range slices.Sorted(maps.Keys(waiting)) {
+		subj := waiting[name]
 		one := a.longCalls.due(snap.key, subj.uid())
 		switch {
 		case one == nil || subj.record.call.Cancelled:

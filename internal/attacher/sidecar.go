@@ -83,7 +83,7 @@ func RunSidecar(ctx context.Context, o *Options) error {
 	a, err := New(Config{
 		Client: client, QPS: float32(o.Common.KubeAPIQPS), Burst: o.Common.KubeAPIBurst, Driver: driver.Name, Controller: controller,
 		Timeout: o.Timeout, RetryStart: o.RetryIntervalStart, RetryMax: o.RetryIntervalMax, Resync: o.Resync,
-		ReconcileSync: o.ReconcileSync, MaxEntries: o.MaxEntries,
+		AnnotateCalls: o.AnnotateCalls, ReconcileSync: o.ReconcileSync, MaxEntries: o.MaxEntries,
 		EarlyOKFor:       earlyOKFor(driver.Name),
 		ReconcileMetrics: telemetry.NewReconcile(legacyregistry.Registerer()),
 		Metrics:          telemetry.NewAttacher(legacyregistry.Registerer()),

@@ -106,7 +106,7 @@ func (a *Attacher) publishAgain(va *storagev1.VolumeAttachment) {
 	if err != nil || nodeErr != nil || nodeID != va.Annotations[kube.NodeIDAnnotation] || !va.Status.Attached || va.DeletionTimestamp != nil {
 		return
 	}
-	if driftOf(va, a.calls.of(va.UID)) == publication.NoDrift {
+	if a.driftOf(va, a.calls.of(va.UID).drift) == publication.NoDrift {
 		a.calls.recordDrift(attempt{uid: va.UID, attachment: va, volume: from.identity, node: va.Spec.NodeName}, publication.NotPublished, "", time.Now())
 	}
 }

@@ -110,6 +110,10 @@ func (f *fleet) dead(name string) client.Client {
 	f.must(own.Status().Patch(f.Context(), f.node(name), client.RawPatch(types.MergePatchType, fmt.Appendf(nil,
 		`{"status":{"nodeInfo":{"bootID":"boot-of-%s","systemUUID":"4c4c4544-%[1]s"},"conditions":[{"type":"Ready","status":"Unknown"}]}}`, name))))
 	f.lease(name, 1)
+	keeps := fixture.Pod("default", "", name, "data") // without a volume there is nothing to fence the node for
+	keeps.GenerateName = "keeps-" + name + "-"
+	f.must(f.admin.Create(f.Context(), keeps))
+	f.Cleanup(func() { _ = f.admin.Delete(context.Background(), keeps, client.GracePeriodSeconds(0)) })
 	return own
 }
 
