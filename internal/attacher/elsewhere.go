@@ -25,7 +25,7 @@ func (a *Attacher) driftOf(va *storagev1.VolumeAttachment, drift publication.Dri
 }
 
 // noteElsewhere writes on the VolumeAttachments which exclusive volumes the driver lists at another node too, and removes that where a list no longer
-// has it. Nothing is decided by it. What could not be written follows the next list.
+// has it. The next comparison reads it again (driftOf). What could not be written follows the next list.
 func (r *reconciler) noteElsewhere(ctx context.Context, list publication.Listing, resolved []string, expected []publication.ExpectedAttachment) {
 	if !r.attacher.annotates {
 		return

@@ -25,16 +25,11 @@ func (d *detector) occupants(ctx context.Context, n *fencing.Node, node *corev1.
 		return err
 	}
 	pods := &corev1.PodList{}
-	err = d.live.List(ctx, pods, client.MatchingFields{"spec.nodeName": node.Name})
-	if err != nil {
-		err = fmt.Errorf("list the pods of node %s: %w", node.Name, err)
-	}
-	if err != nil && attached {
+	switch err := d.live.List(ctx, pods, client.MatchingFields{"spec.nodeName": node.Name}); {
+	case err != nil && attached:
 		log.FromContext(ctx).Error(err, "Cannot see whether the cluster has given a node up", "node", node.Name)
-		err = nil
-	}
-	if err != nil {
-		return err
+	case err != nil:
+		return fmt.Errorf("list the pods of node %s: %w", node.Name, err)
 	}
 	for i := range pods.Items {
 		o := d.occupant(&pods.Items[i], n.Silent)
@@ -51,10 +46,10 @@ func (d *detector) attached(ctx context.Context, node *corev1.Node) (bool, error
 		return true, nil
 	}
 	attachments := &storagev1.VolumeAttachmentList{}
-	if err := d.client.List(ctx, attachments, client.UnsafeDisableDeepCopy); err != nil {
-		return false, fmt.Errorf("list VolumeAttachments in the cache: %w", err)
+	if err := d.client.List(ctx, attachments, client.UnsafeDisableDeepCopy, client.MatchingFields{byNode: node.Name}); err != nil {
+		return false, fmt.Errorf("list the VolumeAttachments of node %s in the cache: %w", node.Name, err)
 	}
-	return slices.ContainsFunc(attachments.Items, func(va storagev1.VolumeAttachment) bool { return va.Spec.NodeName == node.Name }), nil
+	return len(attachments.Items) > 0, nil
 }
 
 // occupant returns what a pod says of its node.

@@ -127,6 +127,11 @@ func Setup(mgr manager.Manager, identity string, o Options) error {
 	if !o.DryRun {
 		o.Proofs.listen(p.ear)
 	}
+	if o.Roles.Actor || o.Roles.Detector {
+		if err := mgr.GetFieldIndexer().IndexField(context.Background(), &storagev1.VolumeAttachment{}, byNode, nodeOfAttachment); err != nil {
+			return fmt.Errorf("index VolumeAttachments by node: %w", err)
+		}
+	}
 	d := &detector{parts: p, held: map[string]hold{}}
 	err := build(mgr, "recovery-detector", 1).WatchesRawSource(start()).Complete(d)
 	if err == nil && o.Roles.Fencer {
@@ -149,9 +154,6 @@ func Setup(mgr manager.Manager, identity string, o Options) error {
 }
 
 func (p *parts) setupActor(mgr manager.Manager) error {
-	if err := mgr.GetFieldIndexer().IndexField(context.Background(), &storagev1.VolumeAttachment{}, byNode, nodeOfAttachment); err != nil {
-		return fmt.Errorf("index VolumeAttachments by node: %w", err)
-	}
 	b := build(mgr, "recovery-actor", agents).For(&fencingv1.NodeFence{})
 	if p.Proofs != nil {
 		b = b.Watches(&storagev1.CSIDriver{}, handler.EnqueueRequestsFromMapFunc(p.allFences))

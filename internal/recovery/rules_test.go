@@ -11,6 +11,7 @@ import (
 	"github.com/google/uuid"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -28,6 +29,7 @@ import (
 // partsOver are parts over objects that a fake client holds.
 func partsOver(dial Dial, objects ...client.Object) *parts {
 	c := fake.NewClientBuilder().WithScheme(scheme).WithObjects(objects...).
+		WithIndex(&storagev1.VolumeAttachment{}, byNode, nodeOfAttachment).
 		WithIndex(&corev1.Pod{}, "spec.nodeName", func(object client.Object) []string { return []string{object.(*corev1.Pod).Spec.NodeName} }).
 		WithStatusSubresource(&corev1.Node{}, &fencingv1.NodeFence{}, &fencingv1.FenceSource{}).Build()
 	p := &parts{client: c, live: c, events: &events.FakeRecorder{}, now: time.Now, identity: "test", Options: Options{Profile: quick, Brakes: fencing.DefaultBrakes(), Dial: dial}}
