@@ -133,7 +133,7 @@ func (w *world) start(change ...func(*Config)) {
 	c := Config{
 		Client: kubernetes.NewForConfigOrDie(w.attacherConfig()), Driver: w.driver.Name, Controller: w.controller(),
 		Timeout: wait.Timeout, RetryStart: 50 * time.Millisecond, RetryMax: time.Second,
-		WorkerThreads: 10, DrainTimeout: 5 * time.Second,
+		WorkerThreads: 10, DrainTimeout: 5 * time.Second, AnnotateCalls: true,
 	}
 	for _, f := range change {
 		f(&c)
