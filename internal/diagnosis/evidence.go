@@ -168,6 +168,9 @@ func Evidence(s *Snapshot, node string) (NodeEvidence, error) {
 		TypeMeta: metav1.TypeMeta{APIVersion: APIVersion, Kind: "NodeEvidence"}, Node: node, Time: s.Now, Health: x.node(node), Unread: s.Unread,
 		Parts: []RecoveryPart{}, Facts: x.recoveryFacts(node), Clock: x.fenceClock(node),
 	}
+	if said := x.takedown(node); said != "" {
+		e.Facts = append(e.Facts, Fact{Component: "node", Message: said})
+	}
 	for _, role := range RecoveryRoles() {
 		e.Parts = append(e.Parts, RecoveryPart{Name: role, Runs: x.recoveryRuns(role).String()})
 	}

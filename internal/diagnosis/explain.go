@@ -97,7 +97,9 @@ func (x *state) about(r Ref) (found []Finding, clear string, err error) {
 			return found, clear, nil
 		}
 	case Nodes:
-		return x.ofNode(r.Name)
+		found, clear, err = x.ofNode(r.Name)
+		found, clear = x.withTakedown(r, found, clear)
+		return found, clear, err
 	case StatefulSets, Deployments, ReplicaSets, DaemonSets, Jobs:
 		for _, w := range x.Workloads {
 			if w.Resource == r.Resource && join(w.Namespace, w.Name) == name {

@@ -186,7 +186,7 @@ type PodState struct {
 
 // Fact is what one component did or said last.
 type Fact struct {
-	// Component is "scheduler", "attach/detach controller", "attacher", "driver", "kubelet" or "recovery".
+	// Component is "scheduler", "attach/detach controller", "attacher", "driver", "kubelet", "recovery" or "node".
 	Component string     `json:"component"`
 	Message   string     `json:"message"`
 	At        *time.Time `json:"at,omitempty"`

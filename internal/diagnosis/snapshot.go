@@ -75,6 +75,8 @@ type Snapshot struct {
 	Classes    []*storagev1.StorageClass       `json:"storageClasses,omitempty"`
 	Capacities []*storagev1.CSIStorageCapacity `json:"csiStorageCapacities,omitempty"`
 	Workloads  []*Workload                     `json:"workloads,omitempty"`
+	// Machines are read of the nodes that were asked about, if they are lost or being taken down.
+	Machines []*Machine `json:"machines,omitempty"`
 	// OtherLeases count for nothing. Their names are taken out of texts.
 	OtherLeases []*coordinationv1.Lease `json:"otherLeases,omitempty"`
 	// Fences are all NodeFences. Those and the FenceSources are absent as a whole where recovery is not installed.

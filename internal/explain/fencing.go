@@ -20,7 +20,7 @@ var notFenced = map[decision.Reason]string{
 	fencing.ControlPlaneNode:     "it runs the control plane, or belay-controller itself",
 	fencing.NodeIdentityUnknown:  "its status has no bootID or no systemUUID, so no evidence can be matched with it",
 	fencing.NoSecondSignal:       "nothing but the lease says that it is lost; its condition Ready is still True",
-	fencing.SignOfLife:           "its kubelet's port answers, its machine refuses connections, or it announced that it stops, so its machine may run",
+	fencing.SignOfLife:           "its kubelet's port answers, its machine refuses connections, or is being stopped on purpose, so its machine may run",
 	fencing.NothingToLose:        "it has no volume that another node could want, so nothing waits for its machine to be switched off",
 	fencing.DetectorCutOff:       "no node at all is heard, so the fault is more likely between belay-controller and the nodes",
 	fencing.TooManySilent:        "too many nodes are silent at once, or were fenced and are not back yet: this may be a fault of the network, and the machines may run",

@@ -156,6 +156,9 @@ func (r *Reader) aboutMachine(ctx context.Context, node string, events bool) *di
 		x.recoveryEvents(ctx)
 	}
 	x.othersSilent(ctx, node)
+	if events {
+		x.machine(ctx, node)
+	}
 	return x.finish()
 }
 

@@ -42,6 +42,9 @@ func (r *run) about(ctx context.Context, subject diagnosis.Ref) {
 	r.surroundings(ctx, subject)
 	r.torn(ctx)
 	r.found(ctx, subject)
+	if subject.Resource == diagnosis.Nodes {
+		r.machine(ctx, subject.Name)
+	}
 	if slices.Contains(r.into.Whole, diagnosis.Fences) && r.anyLost() {
 		r.recoveryEvents(ctx)
 		if subject.Resource == diagnosis.Nodes {

@@ -44,6 +44,8 @@ type detector struct {
 	// answered has when the kubelet of a silent boot last answered, and left when the stop of its machine was last seen to be announced.
 	answered map[fencing.Boot]answer
 	left     map[fencing.Boot]time.Time
+	// noKind has when this cluster was found not to serve the machines of an API group.
+	noKind map[string]time.Time
 }
 
 // answer is an answer of a kubelet's port.
@@ -285,7 +287,7 @@ func (d *detector) inspect(ctx context.Context, n *fencing.Node) error {
 	before := *n
 	*n = d.describe(node)
 	n.Zone, n.PowerOff, n.Endpoint, n.Own, n.Refused, n.Key = before.Zone, before.PowerOff, before.Endpoint, before.Own, before.Refused, before.Key
-	n.Leaving = d.announced(n, node)
+	n.Leaving = d.announced(ctx, n, node)
 	if err := d.occupants(ctx, n, node); err != nil {
 		return err
 	}

@@ -4,11 +4,13 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
@@ -72,16 +74,39 @@ func evicted(c corev1.PodCondition) bool {
 	return c.Type == corev1.DisruptionTarget && c.Status == corev1.ConditionTrue && c.Reason == "DeletionByTaintManager"
 }
 
-// announcements are the annotations of a Node by which the owner of its machine says that it reboots: kured, with --annotate-nodes (kubereboot/kured
-// cmd/kured/main.go KuredRebootInProgressAnnotation).
-var announcements = []string{"weave.works/kured-reboot-in-progress"}
+// leaving reports whether something says that the machine of a node is being stopped on purpose: the Node, as it was read live, or the object of its machine.
+func (d *detector) leaving(ctx context.Context, node *corev1.Node) bool {
+	if kube.TakedownOf(node) != (kube.Takedown{}) {
+		return true
+	}
+	ref := kube.MachineObject(node)
+	if ref == nil || d.unserved(ref) {
+		return false
+	}
+	machine := &metav1.PartialObjectMetadata{}
+	machine.SetGroupVersionKind(ref.GroupVersionKind)
+	switch err := d.live.Get(ctx, client.ObjectKey{Namespace: ref.Namespace, Name: ref.Name}, machine); {
+	case err == nil:
+		return machine.DeletionTimestamp != nil
+	case meta.IsNoMatchError(err): // it is in another cluster
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		if d.noKind == nil {
+			d.noKind = map[string]time.Time{}
+		}
+		d.noKind[ref.Group] = d.now()
+	case !apierrors.IsNotFound(err): // it holds back nothing: a kubelet says which object that is
+		log.FromContext(ctx).Error(err, "Cannot see whether a machine is being deleted", "node", node.Name, "kind", ref.Kind, "machine", ref.Namespace+"/"+ref.Name)
+	}
+	return false
+}
 
-// leaving reports whether the kubelet said that its machine shuts down (k/k v1.36.3 pkg/kubelet/nodeshutdown/nodeshutdown_manager_linux.go:308, which
-// becomes the message of the condition Ready), or the owner of the machine that it reboots. The caches keep neither.
-func leaving(node *corev1.Node) bool {
-	return slices.ContainsFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {
-		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionFalse && strings.Contains(c.Message, "node is shutting down")
-	}) || slices.ContainsFunc(announcements, func(name string) bool { return node.Annotations[name] != "" })
+// unserved reports whether this cluster was found to lack the kind of a machine a moment ago. To find that out takes a discovery of the API.
+func (d *detector) unserved(ref *kube.MachineRef) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	at, known := d.noKind[ref.Group]
+	return known && d.now().Sub(at) < time.Minute
 }
 
 // keepAnnouncement is how long an announcement is remembered, at most.
@@ -89,10 +114,11 @@ const keepAnnouncement = time.Hour
 
 // announced reports whether the stop of the machine was announced in this silence: the node lifecycle controller overwrites what kubelet said when it marks
 // the node (k/k v1.36.3 pkg/controller/nodelifecycle/node_lifecycle_controller.go:950-954).
-func (d *detector) announced(n *fencing.Node, node *corev1.Node) bool {
+func (d *detector) announced(ctx context.Context, n *fencing.Node, node *corev1.Node) bool {
+	leaving := d.leaving(ctx, node)
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if leaving(node) {
+	if leaving {
 		if d.left == nil {
 			d.left = map[fencing.Boot]time.Time{}
 		}

@@ -7,7 +7,10 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
@@ -84,24 +87,101 @@ func TestOccupantsUnread(t *testing.T) {
 	}
 }
 
-// TestLeaving: what kubelet and kured write before the machine stops.
+// TestLeaving: what the Node or the object of its machine says before the machine stops. What cannot be read says nothing.
 func TestLeaving(t *testing.T) {
-	for name, c := range map[string]struct {
-		change func(*corev1.Node)
-		want   bool
-	}{
-		"Ready": {func(n *corev1.Node) { setReady(n, corev1.ConditionTrue) }, false},
-		"kubelet shuts down": {func(n *corev1.Node) {
-			n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionFalse, Reason: "KubeletNotReady", Message: "[container runtime is down, node is shutting down]"}}
-		}, true},
-		"not Ready for another reason": {func(n *corev1.Node) {
-			n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionFalse, Reason: "KubeletNotReady", Message: "container runtime is down"}}
-		}, false},
-		"kured reboots it": {func(n *corev1.Node) { n.Annotations["weave.works/kured-reboot-in-progress"] = "2026-11-30T08:00:00Z" }, true},
-	} {
-		node := nodeOf("n1", 0)
-		if c.change(node); leaving(node) != c.want {
-			t.Errorf("%s: %t", name, !c.want)
+	deleted := metav1.NewTime(time.Now().Truncate(time.Second))
+	machine := func(kind schema.GroupVersionKind, namespace, name string, deleting bool) *metav1.PartialObjectMetadata {
+		m := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, Finalizers: []string{"test/hold"}}}
+		m.SetGroupVersionKind(kind)
+		if deleting {
+			m.DeletionTimestamp = &deleted
+		}
+		return m
+	}
+	capi, openshift := schema.GroupVersionKind{Group: "cluster.x-k8s.io", Version: "v1beta2", Kind: "Machine"}, schema.GroupVersionKind{Group: "machine.openshift.io", Version: "v1beta1", Kind: "Machine"}
+	ofCAPI := func(n *corev1.Node) {
+		n.Annotations["cluster.x-k8s.io/machine"], n.Annotations["cluster.x-k8s.io/cluster-namespace"] = "m1", "capi"
+	}
+	ready := func(status corev1.ConditionStatus, message string) func(*corev1.Node) {
+		return func(n *corev1.Node) {
+			n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: status, Reason: "KubeletNotReady", Message: message}}
 		}
 	}
+	taint := func(key string) func(*corev1.Node) {
+		return func(n *corev1.Node) { n.Spec.Taints = []corev1.Taint{{Key: key, Effect: corev1.TaintEffectNoSchedule}} }
+	}
+	for name, c := range map[string]struct {
+		change  func(*corev1.Node)
+		machine *metav1.PartialObjectMetadata
+		err     error
+		want    bool
+	}{
+		"Ready":                        {ready(corev1.ConditionTrue, "kubelet is posting ready status"), nil, nil, false},
+		"kubelet shuts down":           {ready(corev1.ConditionFalse, "[container runtime is down, node is shutting down]"), nil, nil, true},
+		"not Ready for another reason": {ready(corev1.ConditionFalse, "container runtime is down"), nil, nil, false},
+		"kured reboots it":             {func(n *corev1.Node) { n.Annotations["weave.works/kured-reboot-in-progress"] = "2026-11-30T08:00:00Z" }, nil, nil, true},
+		"Karpenter disrupts it":        {taint("karpenter.sh/disrupted"), nil, nil, true},
+		"cluster-autoscaler deletes":   {taint("ToBeDeletedByClusterAutoscaler"), nil, nil, true},
+		"it is only a candidate":       {taint("DeletionCandidateOfClusterAutoscaler"), nil, nil, false},
+		"the Node is being deleted": {func(n *corev1.Node) {
+			n.DeletionTimestamp, n.Finalizers = &deleted, []string{"karpenter.sh/termination"}
+		}, nil, nil, true},
+		"its Machine is being deleted": {ofCAPI, machine(capi, "capi", "m1", true), nil, true},
+		"its Machine is not":           {ofCAPI, machine(capi, "capi", "m1", false), nil, false},
+		"another Machine is":           {ofCAPI, machine(capi, "capi", "m2", true), nil, false},
+		"OpenShift's is": {func(n *corev1.Node) { n.Annotations["machine.openshift.io/machine"] = "openshift-machine-api/m1" },
+			machine(openshift, "openshift-machine-api", "m1", true), nil, true},
+		"it may not be read": {ofCAPI, machine(capi, "capi", "m1", true), errors.New("forbidden"), false},
+	} {
+		node := nodeOf("n1", 0)
+		c.change(node)
+		d := &detector{parts: machinesOver(c.machine, c.err)}
+		if got := d.leaving(t.Context(), node); got != c.want {
+			t.Errorf("%s: %t", name, got)
+		}
+	}
+}
+
+// TestLeavingElsewhere: where Cluster API runs in another cluster, this one is not asked each half second whether it has Machines after all.
+func TestLeavingElsewhere(t *testing.T) {
+	asked := 0
+	p := partsOver(nil)
+	p.live = interceptor.NewClient(p.client.(client.WithWatch), interceptor.Funcs{Get: func(context.Context, client.WithWatch, client.ObjectKey, client.Object, ...client.GetOption) error {
+		asked++
+		return &meta.NoKindMatchError{GroupKind: schema.GroupKind{Group: "cluster.x-k8s.io", Kind: "Machine"}, SearchedVersions: []string{"v1beta2"}}
+	}})
+	clock := time.Now()
+	p.now = func() time.Time { return clock }
+	node := nodeOf("n1", 0)
+	node.Annotations["cluster.x-k8s.io/machine"], node.Annotations["cluster.x-k8s.io/cluster-namespace"] = "m1", "capi"
+	d := &detector{parts: p}
+	for range 120 {
+		if d.leaving(t.Context(), node) {
+			t.Fatal("a machine that cannot be read is being deleted")
+		}
+		clock = clock.Add(500 * time.Millisecond)
+	}
+	if asked != 1 {
+		t.Errorf("asked %d times in a minute", asked)
+	}
+	if d.leaving(t.Context(), node); asked != 2 {
+		t.Errorf("asked %d times: a kind that is installed later counts", asked)
+	}
+}
+
+// machinesOver are parts over a server that has one machine, of which it serves the metadata, or fails.
+func machinesOver(machine *metav1.PartialObjectMetadata, err error) *parts {
+	p := partsOver(nil)
+	p.live = interceptor.NewClient(p.client.(client.WithWatch), interceptor.Funcs{Get: func(_ context.Context, _ client.WithWatch, key client.ObjectKey, o client.Object, _ ...client.GetOption) error {
+		kind := o.GetObjectKind().GroupVersionKind()
+		switch {
+		case err != nil:
+			return err
+		case machine == nil || machine.GroupVersionKind() != kind || client.ObjectKeyFromObject(machine) != key:
+			return apierrors.NewNotFound(schema.GroupResource{Group: kind.Group, Resource: kind.Kind}, key.Name)
+		}
+		machine.DeepCopyInto(o.(*metav1.PartialObjectMetadata))
+		return nil
+	}})
+	return p
 }

@@ -1,6 +1,7 @@
 package recovery
 
 import (
+	"context"
 	"fmt"
 	"maps"
 	"slices"
@@ -11,6 +12,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	fencingv1 "belay.dev/belay/api/fencing/v1alpha1"
@@ -232,6 +236,52 @@ func TestOptOut(t *testing.T) {
 	})
 	if m.fence() != nil {
 		t.Error("the node is fenced")
+	}
+}
+
+// TestMachineIsDeleted: a node whose machine Cluster API or OpenShift deletes is not fenced for its silence, as long as the cluster gives it a chance.
+func TestMachineIsDeleted(t *testing.T) {
+	s := newSite(t)
+	cluster.Apply(t, "testdata/machines.yaml")
+	s.fleet("n3", "n4", "n5", "n6")
+	for name, one := range map[string]struct {
+		kind        schema.GroupVersionKind
+		annotations map[string]string
+	}{
+		"n1": {schema.GroupVersionKind{Group: "cluster.x-k8s.io", Version: "v1beta2", Kind: "Machine"},
+			map[string]string{"cluster.x-k8s.io/machine": "m1", "cluster.x-k8s.io/cluster-namespace": "default"}},
+		"n2": {schema.GroupVersionKind{Group: "machine.openshift.io", Version: "v1beta1", Kind: "Machine"}, map[string]string{"machine.openshift.io/machine": "default/m1"}},
+	} {
+		object := &unstructured.Unstructured{}
+		object.SetGroupVersionKind(one.kind)
+		object.SetNamespace("default")
+		object.SetName("m1")
+		object.SetFinalizers([]string{"test/hold"})
+		wait.Until(t, "the machine exists", func() bool { return client.IgnoreAlreadyExists(s.client.Create(t.Context(), object.DeepCopy())) == nil })
+		must(t, s.client.Delete(t.Context(), object))
+		t.Cleanup(func() {
+			must(t, client.IgnoreNotFound(s.client.Patch(context.Background(), object, client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`)))))
+		})
+		m := s.machine(name)
+		node := m.node()
+		node.Annotations = one.annotations
+		must(t, s.client.Update(t.Context(), node))
+		m.source()
+	}
+	s.run()
+	for _, m := range []*machine{s.machines["n1"], s.machines["n2"]} {
+		m.bound()
+		m.dies(fencing.PowerOn)
+	}
+	for _, name := range []string{"n1", "n2"} {
+		wait.Until(t, "an event says why "+name+" is not fenced", func() bool {
+			events := &corev1.EventList{}
+			must(t, s.client.List(t.Context(), events))
+			return slices.ContainsFunc(events.Items, func(e corev1.Event) bool { return e.Reason == string(fencing.SignOfLife) && e.InvolvedObject.Name == name })
+		})
+		if s.machines[name].fence() != nil {
+			t.Errorf("%s is fenced", name)
+		}
 	}
 }
 
