@@ -77,7 +77,7 @@ func (x *state) waitsOf(m *Machine) string {
 	return ""
 }
 
-// withTakedown adds to what is said of a node who stops its machine.
+// withTakedown adds who stops the machine of a node to the findings about that node.
 func (x *state) withTakedown(node Ref, found []Finding, clear string) ([]Finding, string) {
 	said := x.takedown(node.Name)
 	if said == "" {

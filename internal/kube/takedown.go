@@ -5,7 +5,7 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/validation/path"
+	"k8s.io/apimachinery/pkg/api/validate/content"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
@@ -97,7 +97,7 @@ func MachineObject(node *corev1.Node) *MachineRef {
 func machineRef(kind schema.GroupVersionKind, owner, resource, namespace, name string) *MachineRef {
 	ref := &MachineRef{GroupVersionKind: kind, Owner: owner, Resource: resource, Namespace: namespace, Name: name}
 	if namespace == "" && kind.Kind == "Machine" || Name(name) != name || Name(namespace) != namespace ||
-		len(path.IsValidPathSegmentName(name))+len(path.IsValidPathSegmentName(namespace)) > 0 {
+		len(content.IsPathSegmentName(name))+len(content.IsPathSegmentName(namespace)) > 0 {
 		return nil
 	}
 	return ref

@@ -277,7 +277,9 @@ func TestMachineIsDeleted(t *testing.T) {
 		wait.Until(t, "an event says why "+name+" is not fenced", func() bool {
 			events := &corev1.EventList{}
 			must(t, s.client.List(t.Context(), events))
-			return slices.ContainsFunc(events.Items, func(e corev1.Event) bool { return e.Reason == string(fencing.SignOfLife) && e.InvolvedObject.Name == name })
+			return slices.ContainsFunc(events.Items, func(e corev1.Event) bool {
+				return e.Reason == string(fencing.SignOfLife) && e.InvolvedObject.Name == name
+			})
 		})
 		if s.machines[name].fence() != nil {
 			t.Errorf("%s is fenced", name)
