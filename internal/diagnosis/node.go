@@ -102,18 +102,14 @@ func (x *state) lostBecause(n NodeState, attached int) decision.Reason {
 func (x *state) lost(n NodeState, reason decision.Reason, attached int) Finding {
 	w := wait{reason: reason}
 	switch {
-	case reason == explain.NodeSilent:
-		w.since = *n.LastHeartbeat
-	case n.Since != nil && (reason == explain.NodeNotReady || reason == attachment.OutOfServiceNodeReady):
+	case reason == explain.NodeSilent || reason == explain.NodeNotReady:
+		w.since = n.lostSince()
+	case reason == attachment.OutOfServiceNodeReady && n.Since != nil:
 		w.since = *n.Since
 	}
 	f := x.findingOf(w, explain.Situation{Node: n.Name})
 	f.Subject = Ref{Resource: Nodes, Name: n.Name}
 	held := x.heldReason(reason, n.Name)
-	if held != "" { // as kubectl belay evidence says
-		f.Reason, f.Runbook = held, explain.Runbook(held)
-		f.Next = explain.GuideTo(held).Steps(explain.Situation{Node: n.Name})
-	}
 	state := map[decision.Reason]string{
 		explain.NodeNotReady:             "is not Ready (" + n.State + ")",
 		explain.NodeOutOfService:         "is not Ready and has the out-of-service taint",
@@ -121,8 +117,10 @@ func (x *state) lost(n NodeState, reason decision.Reason, attached int) Finding 
 		attachment.NodeGone:              "has no Node object any more, and its machine may still run",
 		attachment.OutOfServiceNodeReady: "has the out-of-service taint and is Ready: it is not shut down",
 	}[reason]
-	if held != "" {
-		state += ", and recovery does not fence it: " + explain.NotFencedBecause(held)
+	if held != "" { // as kubectl belay evidence says
+		state += explain.AndNotFenced(held)
+		f.Reason, f.Runbook = held, explain.Runbook(held)
+		f.Next = explain.GuideTo(held).Steps(explain.Situation{Node: n.Name})
 	}
 	f.Summary = fmt.Sprintf("node %s %s; volumes attached to it: %d%s", n.Name, state, attached, x.attachedTo(n.Name))
 	f.Clock = x.fenceClock(n.Name)

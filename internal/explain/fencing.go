@@ -38,6 +38,11 @@ func IsNotFenced(r decision.Reason) bool {
 // NotFencedBecause is why recovery does not fence a node, as a part of a sentence.
 func NotFencedBecause(r decision.Reason) string { return notFenced[r] }
 
+// AndNotFenced follows what is said of a node that is lost.
+func AndNotFenced(r decision.Reason) string {
+	return ", and recovery does not fence it: " + notFenced[r]
+}
+
 // FenceSuspected is the event of a new NodeFence.
 func FenceSuspected(silent time.Duration) string {
 	return fmt.Sprintf("The node has not renewed its lease for %v: belay looks for proof that its machine is off", silent.Round(100*time.Millisecond))
