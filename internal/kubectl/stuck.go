@@ -195,9 +195,9 @@ func inNamespace(namespace string) string {
 
 // findings is a table of findings.
 func (p *plugin) findings(format output, columns ...string) *table {
-	t := &table{columns: columns, flexible: []string{"OBJECT", "VOLUME", "NODE", "HOLDER"}}
+	t := &table{columns: columns, flexible: []string{"OBJECT", "VOLUME", "NODE", "HOLDER"}, spare: []string{"KIND", "NODE", "VOLUME", "HOLDER"}}
 	if format == formatWide {
-		t.columns, t.overflow, t.flexible = append(t.columns, "SUMMARY"), "SUMMARY", nil // whole names: the lines do not fit anyway
+		t.columns, t.overflow, t.flexible, t.spare = append(t.columns, "SUMMARY"), "SUMMARY", nil, nil // whole names: the lines do not fit anyway
 	}
 	t.painted = map[string]func(string) string{"VERDICT": func(text string) string { return p.style.verdict(diagnosis.Verdict(text), text) }}
 	return t
