@@ -48,13 +48,17 @@ func (x *state) ofNode(name string) (found []Finding, clear string, err error) {
 	}
 	found = append(slices.DeleteFunc(found, func(f Finding) bool { return f.Verdict == Clear }), x.taintsLeft(name)...)
 	if fenced != nil {
-		return found, explain.FenceSummary(fenced.reason, x.situationOf(fenced)), nil
+		return found, explain.FenceSummary(fenced.reason, x.situationOf(fenced)) + x.doneBy(fenced), nil
 	}
 	if state.OutOfService && state.State != NodeReady {
 		return found, fmt.Sprintf("node %s is out of service (%s, with the out-of-service taint), and no volume is attached to it: "+
 			"remove the taint before the machine is started again", name, state.State), nil
 	}
-	return found, fmt.Sprintf("node %s is %s, and nothing is wrong with the volumes that are attached to it (%d)", name, state.State, attached), nil
+	clear = fmt.Sprintf("node %s is %s, and nothing is wrong with the volumes that are attached to it (%d)", name, state.State, attached)
+	if last := x.fences[name]; last != nil { // one that is over
+		clear += after("; its last fence, "+strings.ToLower(string(last.Status.Phase))+" since, was ", x.provenBy(last))
+	}
+	return found, clear, nil
 }
 
 // Rebooted is the reason of kubelet's event about a node that has another boot than before (k/k v1.36.3 pkg/kubelet/events/event.go:74).
