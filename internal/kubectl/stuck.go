@@ -17,7 +17,8 @@ const stuckLong = `List what is blocked, longest first: what "kubectl belay expl
 wait for a volume or stay Terminating because of one, VolumeAttachments whose attach or detach fails or does not end or that nothing needs,
 and claims whose volume cannot be provisioned or does not exist.
 
-NODE is where the volume is wanted; HOLDER is the node that has it, with the pod that uses it there. "kubectl belay runbook
+NODE is where the volume is wanted; HOLDER is the node that has it, with the pod that uses it there, and never what waits. A narrow
+terminal lacks columns, the least important ones first: -o wide has all. "kubectl belay runbook
 REASON" says what is safe; "kubectl belay explain" says more about one object, and what to do.
 
 Exit status 0: nothing is blocked. 2: something is. 3: something is, and to end that by force now may corrupt data.`
