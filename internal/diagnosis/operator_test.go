@@ -28,7 +28,7 @@ func hasStep(f *Finding, text string) bool {
 	return slices.ContainsFunc(f.Next, func(s explain.Step) bool { return strings.Contains(s.Text, text) })
 }
 
-// TestBrakeIsNamedAtPodAndNode: a pod whose node recovery does not fence is told of the brake, as the node is, and of its step first; whether its volume
+// TestBrakeIsNamedAtPodAndNode: a pod whose node recovery does not fence gets the brake as its reason, as the node does, and its step first; whether its volume
 // may be taken by force is judged as without it.
 func TestBrakeIsNamedAtPodAndNode(t *testing.T) {
 	steps := map[decision.Reason]string{
@@ -90,7 +90,7 @@ func TestLostSinceItWasHeard(t *testing.T) {
 	}
 }
 
-// TestCallInFlightIsNoError: while an attempt has no answer, the error before it is told as that, and by no reason of its own.
+// TestCallInFlightIsNoError: while an attempt has no answer, the error before it comes behind that, and is no reason of its own.
 func TestCallInFlightIsNoError(t *testing.T) {
 	const down = `rpc error: code = Unavailable desc = connection error: desc = "transport: Error while dialing: dial unix /csi/csi.sock: connect: connection refused"`
 	for name, change := range map[string]func(*scene){

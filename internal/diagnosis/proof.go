@@ -31,7 +31,7 @@ func (x *state) provenBy(object *fencingv1.NodeFence) string {
 	return explain.ProvenBy(p)
 }
 
-// doneBy follows what is said of a fence that takes, or has taken, what the machine had: by what evidence. What is only being confirmed, or is
+// doneBy ends the summary of a fence that takes, or has taken, what the machine had: by what evidence. What is only being confirmed, or is
 // contradicted, has its own words.
 func (x *state) doneBy(f *fence) string {
 	if f.reason == fencing.Contradicted || !slices.Contains([]fencing.Phase{fencing.Evicting, fencing.Detaching, fencing.Moved}, f.Phase) {

@@ -38,7 +38,7 @@ func IsNotFenced(r decision.Reason) bool {
 // NotFencedBecause is why recovery does not fence a node, as a part of a sentence.
 func NotFencedBecause(r decision.Reason) string { return notFenced[r] }
 
-// AndNotFenced follows what is said of a node that is lost.
+// AndNotFenced ends the summary about a node that is lost.
 func AndNotFenced(r decision.Reason) string {
 	return ", and recovery does not fence it: " + notFenced[r]
 }

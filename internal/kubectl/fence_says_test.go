@@ -248,9 +248,9 @@ func TestVolumesAreCounted(t *testing.T) {
 	}
 }
 
-// TestProofIsSaidAfterTheFence: by what evidence a fence was carried out, which switch said so and when, is in what explain and evidence say of the node
+// TestProofIsNamedAfterTheFence: by what evidence a fence was carried out, which switch said so and when, is in what explain and evidence say of the node
 // until the record is gone.
-func TestProofIsSaidAfterTheFence(t *testing.T) {
+func TestProofIsNamedAfterTheFence(t *testing.T) {
 	off := stamped(fencedNow.Add(-30 * time.Second))
 	for name, tc := range map[string]struct {
 		make func(s fencedScene)

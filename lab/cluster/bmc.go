@@ -296,7 +296,7 @@ func (c *Cluster) Thaw(node string) error {
 	return n.Thaw()
 }
 
-// StopAgent stops the kubelet or belay's agent of a node, as systemctl stop kubelet: its machine, its containers and its mounts go on. It stays
+// StopAgent stops the kubelet or belay's agent of a node, as systemctl stop kubelet: its machine, its containers and its mounts continue. It stays
 // stopped until StartAgent, or until the node boots.
 func (c *Cluster) StopAgent(node string) error { return c.tellAgent(node, (*nodes.Node).StopChild) }
 
