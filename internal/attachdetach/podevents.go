@@ -258,7 +258,7 @@ func causeKey(c attachment.Cause) string {
 	if c.Forces != nil {
 		at = c.At.String()
 	}
-	return fmt.Sprint(c.Reason, c.Detail, at)
+	return fmt.Sprint(c.Reason, c.Detail, at, c.Recovery)
 }
 
 // isQuiet reports whether a wait needs no event yet: all blockers are being detached, and not for long. It also returns

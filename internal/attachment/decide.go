@@ -83,13 +83,15 @@ func (p *plan) recheck(at time.Time) {
 // explain adds to each wait for another node why that node keeps the volume, and returns the first reason of all.
 func (p *plan) explain() Reason {
 	first, at := Settled, map[NodeName]Cause{}
-	for _, step := range p.steps {
+	for i, step := range p.steps {
 		switch s := step.(type) {
 		case Detach:
 			at[s.Node] = Cause{Reason: Detaching}
 		case ForceDetach:
 			at[s.Node] = Cause{Reason: Detaching}
 		case Wait:
+			s.Recovery = p.recovery(s.Node)
+			p.steps[i] = s
 			if first == Settled {
 				first = s.Reason
 			}
@@ -111,6 +113,7 @@ func (p *plan) explainBlockers(at map[NodeName]Cause) {
 				if cause, waits := at[b.Node]; waits {
 					b.Cause = cause
 				}
+				b.Cause.Recovery = p.recovery(b.Node)
 				if !b.endsByHealth() {
 					continue
 				}
@@ -121,6 +124,19 @@ func (p *plan) explainBlockers(at map[NodeName]Cause) {
 			}
 		}
 	}
+}
+
+// recovery is what recovery does for a node that is not Ready: a person who did the same beside it would be in its way.
+func (p *plan) recovery(name NodeName) Recovery {
+	switch node := p.seen.Nodes[name]; {
+	case node.Healthy != No || node.Exists != Yes:
+		return ""
+	case node.Isolated, node.TaintedByFence:
+		return FenceUnderWay
+	case p.policy.FencesProve:
+		return FenceExpected
+	}
+	return ""
 }
 
 // endsByHealth reports whether the node's health decides how the volume leaves it: by pods that terminate, or by an unmount.

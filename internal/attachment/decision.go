@@ -141,6 +141,8 @@ type Wait struct {
 	// Overdue is when the unmount timeout ends, whether or not the node is Ready. Nothing is forced while the node is Ready; after
 	// Overdue the volume is detached as soon as it is not.
 	Overdue time.Time
+	// Recovery is what recovery does for the node.
+	Recovery Recovery
 	// Blockers is what keeps an exclusive volume from this node.
 	Blockers []Blocker
 }
@@ -199,13 +201,25 @@ type Cause struct {
 	At          time.Time
 	Forces      Authority
 	Overdue     time.Time
+	Recovery    Recovery
 }
+
+// Recovery is what recovery does for a node that does not work, as far as that is known here.
+type Recovery string
+
+// What recovery does.
+const (
+	// FenceUnderWay: a fence isolates the node.
+	FenceUnderWay Recovery = "FenceUnderWay"
+	// FenceExpected: recovery acts in this process, and has not begun to fence the node. It may have reported why it does not.
+	FenceExpected Recovery = "FenceExpected"
+)
 
 // Cause returns the fields that explain the wait to another node.
 func (s Wait) Cause() Cause {
 	return Cause{
 		Reason: s.Reason, Attachment: s.Attachment, Detail: s.Detail, Unconfirmed: s.Unconfirmed,
-		Since: s.Since, At: s.At, Forces: s.Forces, Overdue: s.Overdue,
+		Since: s.Since, At: s.At, Forces: s.Forces, Overdue: s.Overdue, Recovery: s.Recovery,
 	}
 }
 

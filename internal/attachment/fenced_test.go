@@ -140,7 +140,7 @@ func TestFenceTaint(t *testing.T) {
 	forced := func(by Authority) []Step {
 		return []Step{ForceDetach{Node: "a", Attachment: ref("a"), Authority: by, Reason: StillInUse}}
 	}
-	held := []Step{Wait{Node: "a", Attachment: "csi-a", Reason: StillInUse}}
+	held := []Step{Wait{Node: "a", Attachment: "csi-a", Reason: StillInUse, Recovery: FenceUnderWay}}
 	runTimed(t, map[string]timed{
 		"decided elsewhere": {
 			at: t0, policy: beside, seen: onA(attached("a", waiting), node("a", checked, inUse, unhealthy, byFence)), steps: forced(OutOfServiceTaint{}),

@@ -253,9 +253,8 @@ func (x *state) failed(w wait, va *storagev1.VolumeAttachment, call drivers.Call
 	}
 	w.answer.RetryNow = takesRequests(va)
 	if at, underWay := x.attemptedSince(e); underWay {
-		w.reason = explain.DriverUnavailable
-		w.detail = fmt.Sprintf("an attempt has been due since %s and has had no answer yet, as the one before it", stamp(at))
-		return w
+		w.answer.RetryNow = false // it cannot be brought forward
+		return x.unansweredCall(w, va, call, fmt.Sprintf("an attempt has been due since %s and has had no answer yet", stamp(at)))
 	}
 	key, _ := x.volumeOf(va)
 	if key.Driver == "" {

@@ -314,7 +314,7 @@ func (x *state) judgeFence(e *NodeEvidence, f *fence) {
 		v = Blocked
 	}
 	e.say(state, v, f.reason, x.situationOf(f))
-	e.Summary, e.Since, e.Notes = explain.FenceSummary(f.reason, x.situationOf(f)), timePointer(f.since), x.fenceNotes(f)
+	e.Summary, e.Since, e.Notes = explain.FenceSummary(f.reason, x.situationOf(f))+x.doneBy(f), timePointer(f.since), x.fenceNotes(f)
 	if at := x.unanswered(f); !at.IsZero() {
 		e.Facts = append(e.Facts, unansweredFact(at))
 	}

@@ -240,7 +240,7 @@ func (x *state) fenceSteps(f *fence) []explain.Step {
 func (x *state) fenced(f *fence, n NodeState, attached int) Finding {
 	found := x.ofFence(f, wait{since: f.since}, explain.Situation{})
 	found.Subject, found.Verdict, found.Clock = Ref{Resource: Nodes, Name: n.Name}, x.fenceVerdict(f), x.fenceClock(n.Name)
-	found.Summary += fmt.Sprintf("; %s; volumes attached to it: %d%s", n.is("the node"), attached, x.attachedTo(n.Name))
+	found.Summary += fmt.Sprintf("; %s; volumes attached to it: %d%s%s", n.is("the node"), attached, x.attachedTo(n.Name), x.doneBy(f))
 	return found
 }
 
@@ -294,7 +294,8 @@ func (x *state) recoveryFacts(node string) []Fact {
 		return nil
 	}
 	phase := fencing.Phase(object.Status.Phase)
-	return []Fact{{Component: "recovery", Message: string(phase) + ": " + explain.FencePhase(phase, ""), At: timePointer(conditionSince(object, kube.ConditionEnded))}}
+	text := string(phase) + ": " + explain.FencePhase(phase, "") + after("; it was ", x.provenBy(object))
+	return []Fact{{Component: "recovery", Message: text, At: timePointer(conditionSince(object, kube.ConditionEnded))}}
 }
 
 // recoveryKnows reports whether recovery is installed and has something to say about a node that it does not fence.

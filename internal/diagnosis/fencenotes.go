@@ -134,6 +134,26 @@ func (x *state) heldReason(of decision.Reason, node string) decision.Reason {
 	return ""
 }
 
+// sayHeld adds to what a finding says of a wait for a node why recovery does not act for the node, and what a person can do about that. A machine
+// that seems to run is not to be looked for as one that is off.
+func (x *state) sayHeld(f *Finding, of decision.Reason, node string) {
+	r := x.heldReason(of, node)
+	switch r {
+	case "":
+		return
+	case fencing.NothingToLose: // no volume: what the pod waits for is not ended by a fence
+		f.Summary += explain.AndNotFenced(r)
+		return
+	}
+	steps := explain.GuideTo(r).Steps(explain.Situation{Node: node})
+	if !runs(r) {
+		evidence := explain.EvidenceOf(node)
+		steps = slices.DeleteFunc(steps, func(s explain.Step) bool { return s == evidence })
+		steps = append(steps, f.Next...)
+	}
+	f.Reason, f.Summary, f.Next, f.Runbook = r, f.Summary+explain.AndNotFenced(r), steps, explain.Runbook(r)
+}
+
 // countedSilent says which nodes the brake counts, as far as the snapshot shows: those that do not renew their leases, and those that were fenced
 // and are not back.
 func (x *state) countedSilent() string {

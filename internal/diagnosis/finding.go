@@ -74,19 +74,27 @@ type Finding struct {
 	Runbook string `json:"runbook,omitempty"`
 }
 
-// Having returns the holders that have the volume, or may have it. What waits for it, the pod of the finding among them, has it not.
+// Having returns the holders that have the volume, or may have it. What waits for it has it not: a pod, and the node where a pod waits. A node lists a volume
+// in use before it is attached, and another pod may use it there.
 func (f *Finding) Having() []Holder {
 	var having []Holder
 	for _, h := range f.Holders {
-		if f.Volume != nil && f.Volume.WantedOn == h.Node.Name {
-			if !h.Attached && h.InUse != "yes" && h.Reported != "yes" {
-				continue
-			}
-			h.Pods = slices.DeleteFunc(slices.Clone(h.Pods), func(p PodState) bool { return p.State == string(corev1.PodPending) })
+		here := f.Volume != nil && f.Volume.WantedOn == h.Node.Name
+		if here || !h.has() {
+			h.Pods = slices.DeleteFunc(slices.Clone(h.Pods), func(p PodState) bool {
+				return p.State == string(corev1.PodPending) || here && p.Namespace == f.Subject.Namespace && p.Name == f.Subject.Name
+			})
 		}
-		having = append(having, h)
+		if !here || len(h.Pods)+h.HiddenPods > 0 {
+			having = append(having, h)
+		}
 	}
 	return having
+}
+
+// has reports whether an object shows that the node has the volume.
+func (h *Holder) has() bool {
+	return h.Attached || h.Deleting != nil || h.InUse == "yes" || h.Reported == "yes"
 }
 
 // Cause is what findings have in common that differ only in what waits: the verdict, the reason, and the summary without the names of the pod and its
@@ -154,6 +162,18 @@ type NodeState struct {
 	// LastHeartbeat is the last renewal of the node's lease.
 	LastHeartbeat *time.Time `json:"lastHeartbeat,omitempty"`
 	OutOfService  bool       `json:"outOfService,omitempty"`
+}
+
+// lostSince is since when a node does not work that is not Ready, or is silent: since it was heard last, however late it was found not Ready.
+func (n NodeState) lostSince() time.Time {
+	first := n.LastHeartbeat
+	if n.State == NodeNotReady || n.State == NodeUnreachable {
+		first = earlier(first, n.Since)
+	}
+	if first == nil {
+		return time.Time{}
+	}
+	return *first
 }
 
 // is says the state in words. subject is "the node", or "node" with its name.

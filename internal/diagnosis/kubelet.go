@@ -74,6 +74,9 @@ func (x *state) reports(pod *corev1.Pod) []report {
 		} else if m := ofOne.FindStringSubmatch(r.cause); m != nil {
 			r.about, r.cause = []string{m[1]}, m[2]
 		}
+		if len(r.about) == 0 {
+			r.about = x.namedIn(pod, r.cause)
+		}
 		if _, last, ok := strings.Cut(r.cause, "last failure: "); ok {
 			r.cause = last // what comes before is that belay's node agent waits, and since when
 		}
@@ -81,6 +84,24 @@ func (x *state) reports(pod *corev1.Pod) []report {
 	}
 	x.reported[pod] = found
 	return found
+}
+
+// namedIn returns the volumes of a pod that a text names which is not about one volume by its form: as a volume or a claim, or by a name that no other
+// thing has, that of a PersistentVolume or a handle.
+func (x *state) namedIn(pod *corev1.Pod, text string) (named []string) {
+	for _, v := range x.volumesOf(pod) {
+		own := slices.Clone(v.names)
+		if v.claim != "" {
+			own = append(own, v.claim)
+		}
+		is := slices.ContainsFunc(own, func(name string) bool {
+			return names(text, "volume "+name) || slices.ContainsFunc([]string{"volume ", "claim "}, func(kind string) bool { return strings.Contains(text, kind+`"`+name+`"`) })
+		})
+		if is || v.pv != nil && len(v.pv.Name) > 3 && names(text, v.pv.Name) || v.hasKey && len(v.key.Handle) > 3 && names(text, v.key.Handle) {
+			named = append(named, v.names[0])
+		}
+	}
+	return named
 }
 
 // causeFor returns what the report says of the cause for a volume: where it is about several, the part that names the volume, because kubelet joins

@@ -15,6 +15,7 @@ import (
 	"belay.dev/belay/internal/drivers"
 	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/kube"
+	"belay.dev/belay/internal/publication"
 )
 
 // inUse makes a node list the volume in use, without a VolumeAttachment.
@@ -57,7 +58,7 @@ func TestWhatStandsInTheCluster(t *testing.T) {
 		}, explain.MountFailing, "no device", "", ""},
 		"an attempt is under way": {drivers.Publish, "Internal", "x", func(s scene) {
 			s.attachError("driver did not answer (DeadlineExceeded); next attempt at " + s.Now.Add(-20*time.Second).Format(time.RFC3339))
-		}, explain.DriverUnavailable, "an attempt has been due since 2026-11-01T11:59:40Z", `retry="$(date +%s)"`, ""},
+		}, publication.CallInFlight, "an attempt has been due since 2026-11-01T11:59:40Z and has had no answer yet, and the one before it had no answer", "Wait: no other call for the volume is sent before this one ends", "retry="},
 		"the next attempt is due later": {drivers.Publish, "Internal", "x", func(s scene) {
 			s.attachError("driver did not answer (DeadlineExceeded); next attempt at " + s.Now.Add(20*time.Second).Format(time.RFC3339))
 		}, explain.DriverUnavailable, "did not answer", `retry="$(date +%s)"`, ""},

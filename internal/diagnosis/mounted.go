@@ -46,9 +46,6 @@ func (x *state) ofMounted(pod *corev1.Pod) []Finding {
 		switch {
 		case h.Node.State == NodeNotReady || h.Node.State == NodeUnreachable:
 			w.reason = explain.NodeNotReady
-			if h.Node.Since != nil {
-				w.since = *h.Node.Since
-			}
 			if h.Node.OutOfService {
 				w.reason, w.since = explain.NodeOutOfService, x.outOfServiceSince(h.Node.Name)
 			}
@@ -70,6 +67,9 @@ func (x *state) ofMounted(pod *corev1.Pod) []Finding {
 		}
 		f := x.finding(pod, w, x.describe(v.key, v.pv), &h)
 		f.Holders, f.Clock = []Holder{h}, x.clock(v.key, &h, w)
+		if lost := h.Node.lostSince(); lostReasons[w.reason] && !lost.IsZero() {
+			f.Since = &lost
+		}
 		if va, ok := x.attachmentOn(v.key, pod.Spec.NodeName); ok {
 			f.Facts = x.attacherFacts(va)
 		}

@@ -48,13 +48,17 @@ func (x *state) ofNode(name string) (found []Finding, clear string, err error) {
 	}
 	found = append(slices.DeleteFunc(found, func(f Finding) bool { return f.Verdict == Clear }), x.taintsLeft(name)...)
 	if fenced != nil {
-		return found, explain.FenceSummary(fenced.reason, x.situationOf(fenced)), nil
+		return found, explain.FenceSummary(fenced.reason, x.situationOf(fenced)) + x.doneBy(fenced), nil
 	}
 	if state.OutOfService && state.State != NodeReady {
 		return found, fmt.Sprintf("node %s is out of service (%s, with the out-of-service taint), and no volume is attached to it: "+
 			"remove the taint before the machine is started again", name, state.State), nil
 	}
-	return found, fmt.Sprintf("node %s is %s, and nothing is wrong with the volumes that are attached to it (%d)", name, state.State, attached), nil
+	clear = fmt.Sprintf("node %s is %s, and nothing is wrong with the volumes that are attached to it (%d)", name, state.State, attached)
+	if last := x.fences[name]; last != nil { // one that is over
+		clear += after("; its last fence, "+strings.ToLower(string(last.Status.Phase))+" since, was ", x.provenBy(last))
+	}
+	return found, clear, nil
 }
 
 // Rebooted is the reason of kubelet's event about a node that has another boot than before (k/k v1.36.3 pkg/kubelet/events/event.go:74).
@@ -102,18 +106,14 @@ func (x *state) lostBecause(n NodeState, attached int) decision.Reason {
 func (x *state) lost(n NodeState, reason decision.Reason, attached int) Finding {
 	w := wait{reason: reason}
 	switch {
-	case reason == explain.NodeSilent:
-		w.since = *n.LastHeartbeat
-	case n.Since != nil && (reason == explain.NodeNotReady || reason == attachment.OutOfServiceNodeReady):
+	case reason == explain.NodeSilent || reason == explain.NodeNotReady:
+		w.since = n.lostSince()
+	case reason == attachment.OutOfServiceNodeReady && n.Since != nil:
 		w.since = *n.Since
 	}
 	f := x.findingOf(w, explain.Situation{Node: n.Name})
 	f.Subject = Ref{Resource: Nodes, Name: n.Name}
 	held := x.heldReason(reason, n.Name)
-	if held != "" { // as kubectl belay evidence says
-		f.Reason, f.Runbook = held, explain.Runbook(held)
-		f.Next = explain.GuideTo(held).Steps(explain.Situation{Node: n.Name})
-	}
 	state := map[decision.Reason]string{
 		explain.NodeNotReady:             "is not Ready (" + n.State + ")",
 		explain.NodeOutOfService:         "is not Ready and has the out-of-service taint",
@@ -121,8 +121,10 @@ func (x *state) lost(n NodeState, reason decision.Reason, attached int) Finding 
 		attachment.NodeGone:              "has no Node object any more, and its machine may still run",
 		attachment.OutOfServiceNodeReady: "has the out-of-service taint and is Ready: it is not shut down",
 	}[reason]
-	if held != "" {
-		state += ", and recovery does not fence it: " + explain.NotFencedBecause(held)
+	if held != "" { // as kubectl belay evidence says
+		state += explain.AndNotFenced(held)
+		f.Reason, f.Runbook = held, explain.Runbook(held)
+		f.Next = explain.GuideTo(held).Steps(explain.Situation{Node: n.Name})
 	}
 	f.Summary = fmt.Sprintf("node %s %s; volumes attached to it: %d%s", n.Name, state, attached, x.attachedTo(n.Name))
 	f.Clock = x.fenceClock(n.Name)

@@ -1,6 +1,7 @@
 package diagnosis
 
 import (
+	"cmp"
 	"slices"
 
 	storagev1 "k8s.io/api/storage/v1"
@@ -26,17 +27,32 @@ func (x *state) pendingCall(w wait, va *storagev1.VolumeAttachment, call drivers
 	if lease := x.attacherLease(va.Spec.Attacher); runs == decision.No || lease != nil && lease.Spec.AcquireTime != nil && lease.Spec.AcquireTime.After(pending.Since) {
 		return w, false // another process leads, or none
 	}
+	if pending.Call != "" {
+		w.answer.Until = stamp(pending.Until)
+		return x.unansweredCall(w, va, call, "the call has been in flight since "+stamp(pending.Since)), true
+	}
 	w.reason, w.detail = pending.Reason, "held back since "+stamp(pending.Since)
-	w.answer.Call, w.answer.NotSent = operations[call], pending.Call == ""
-	if !w.answer.NotSent {
-		w.detail, w.answer.Until = "the call has been in flight since "+stamp(pending.Since), stamp(pending.Until)
-		if before := lastError(va, call); before != nil && abandoned.MatchString(hear(before.Message).own) {
-			w.detail += ", and the one before it had no answer"
+	w.answer.Call, w.answer.NotSent = operations[call], true
+	key, _ := x.volumeOf(va)
+	x.askable(&w, va.Spec.Attacher, key.Handle)
+	return w, true
+}
+
+// unansweredCall explains a call that has no answer yet. The error of the one before it is not what is now, and comes behind that.
+func (x *state) unansweredCall(w wait, va *storagev1.VolumeAttachment, call drivers.Call, since string) wait {
+	w.reason, w.detail, w.answer.Call = publication.CallInFlight, since, operations[call]
+	if e := lastError(va, call); e != nil {
+		before := hear(kube.ErrorText(e))
+		w.failed = true
+		if w.detail += ", and the one before it "; abandoned.MatchString(before.own) {
+			w.detail += "had no answer"
+		} else {
+			w.detail += "failed: " + w.says(drivers.Shorten(x.foreign(cmp.Or(before.text, before.own)), shown))
 		}
 	}
 	key, _ := x.volumeOf(va)
 	x.askable(&w, va.Spec.Attacher, key.Handle)
-	return w, true
+	return w
 }
 
 // lastError is the error of the last attempt that has ended.

@@ -105,15 +105,12 @@ func (x *state) findingOf(w wait, s explain.Situation) Finding {
 	found := Finding{
 		Verdict: x.verdict(w), Reason: w.reason, Since: timePointer(w.since), Summary: g.Summary(s), Next: g.Steps(s), Runbook: explain.Runbook(w.reason),
 	}
-	if r := x.heldReason(w.reason, node); runs(r) { // who looks whether the machine is off would find that it runs
-		g = explain.GuideTo(r)
-		s.Node = node
-		found.Reason, found.Summary, found.Next, found.Runbook = r, g.Summary(s), g.Steps(s), explain.Runbook(r)
-		found.Facts = x.recoveryFacts(node)
-		return found
-	}
+	x.sayHeld(&found, w.reason, node)
 	if x.recoveryKnows(node) {
-		found.Facts, found.Next = x.recoveryFacts(node), append(found.Next, explain.EvidenceOf(node))
+		found.Facts = x.recoveryFacts(node)
+		if evidence := explain.EvidenceOf(node); !slices.Contains(found.Next, evidence) {
+			found.Next = append(found.Next, evidence)
+		}
 	}
 	return found
 }

@@ -38,6 +38,11 @@ func IsNotFenced(r decision.Reason) bool {
 // NotFencedBecause is why recovery does not fence a node, as a part of a sentence.
 func NotFencedBecause(r decision.Reason) string { return notFenced[r] }
 
+// AndNotFenced ends the summary about a node that is lost.
+func AndNotFenced(r decision.Reason) string {
+	return ", and recovery does not fence it: " + notFenced[r]
+}
+
 // FenceSuspected is the event of a new NodeFence.
 func FenceSuspected(silent time.Duration) string {
 	return fmt.Sprintf("The node has not renewed its lease for %v: belay looks for proof that its machine is off", silent.Round(100*time.Millisecond))
@@ -153,6 +158,34 @@ func FenceEvidence(c fencing.Class) string {
 		return "a person stated that its machine is off"
 	}
 	return "nothing is proven yet"
+}
+
+// Proof is the evidence by which a fence was carried out.
+type Proof struct {
+	Class fencing.Class
+	// By is who gave it: a power switch, a driver or a user. Switch is what that power switch is asked with, Text what it said.
+	By, Switch, Text string
+	At               time.Time
+}
+
+// ProvenBy says by what evidence a machine counted as off, or as restarted.
+func ProvenBy(p Proof) string {
+	text := "proven by this: " + FenceEvidence(p.Class)
+	switch {
+	case p.Class == fencing.PoweredOff && p.By != "" && p.Switch != "":
+		text += fmt.Sprintf(" (FenceSource %s, %s)", p.By, p.Switch)
+	case p.Class == fencing.PoweredOff && p.By != "":
+		text += fmt.Sprintf(" (FenceSource %s)", p.By)
+	case p.By != "":
+		text += " (" + p.By + ")"
+	}
+	if p.Text != "" && p.Class != fencing.PoweredOff {
+		text += ": " + p.Text
+	}
+	if !p.At.IsZero() {
+		text += ", at " + stamp(p.At)
+	}
+	return text
 }
 
 // FenceWait is what a fence waits for, and what a person can do about it.

@@ -505,7 +505,7 @@ const outOfService = "node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"
 // lostNode is what to do about a node that is not Ready and has volumes.
 func lostNode(s Situation) []Step {
 	return []Step{
-		{Text: fmt.Sprintf("Find out whether the machine of node %s is off, at its BMC, hypervisor or cloud: only then take step 3. A node that the API server does not hear from may still run and write.", s.Node)},
+		{Text: fmt.Sprintf("Find out whether the machine of node %s is off, at its BMC, hypervisor or cloud: only then declare it out of service. A node that the API server does not hear from may still run and write.", s.Node)},
 		{Text: "If it can come back, bring it back: a node that is Ready again unmounts what no pod there needs.", Command: "kubectl get node " + s.Node},
 		{
 			Text:    "Only if the machine is off: declare it out of service. Its pods are deleted and its volumes detached.",

@@ -126,12 +126,22 @@ func unanswered(node attachment.NodeName, asked time.Time) string {
 func untilPodsTerminate(released string, c attachment.Cause, ready attachment.Knowledge) string {
 	const stuck, taint = "the node is not Ready, so the pods there cannot terminate by themselves", "If the machine is off, add the taint node.kubernetes.io/out-of-service to the node"
 	switch {
+	case ready == attachment.No && c.Recovery != "":
+		return stuck + ", and " + recoveryActs(released, c)
 	case ready != attachment.No:
 		return fmt.Sprintf("it is %s once the pods there have terminated", released)
 	case c.Forces != nil:
 		return stuck + ", and no timer runs yet. Deleting these pods by force starts the unmount timeout, after which the volume is detached by force. " + taint + " instead"
 	}
 	return stuck + ". " + taint
+}
+
+// recoveryActs says what recovery does for a node that is not Ready, in place of what a person would do without it.
+func recoveryActs(released string, c attachment.Cause) string {
+	if c.Recovery == attachment.FenceUnderWay {
+		return "recovery is fencing it: once its machine is proven off, its pods are deleted and the volume is " + released
+	}
+	return "recovery fences it: the volume is " + released + " once its machine is proven off; if it does not fence it, an event of the node and kubectl belay evidence say why"
 }
 
 func detaching(driver string, node attachment.NodeName, c attachment.Cause) string {
@@ -174,8 +184,11 @@ func requested(at time.Time) string {
 
 // forcedText describes what the policies do about a node that is not Ready.
 func forcedText(c attachment.Cause) string {
-	if c.Forces != nil && !c.At.IsZero() {
+	switch {
+	case c.Forces != nil && !c.At.IsZero():
 		return "the volume is detached by force at " + stamp(c.At)
+	case c.Recovery != "":
+		return recoveryActs("detached", c)
 	}
 	return "the volume is never detached by force: shut the machine down, then add the taint node.kubernetes.io/out-of-service to the node"
 }

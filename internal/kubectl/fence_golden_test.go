@@ -291,7 +291,7 @@ var fencedScenes = map[string]struct {
 		s.waits(fencing.NodeDeletedMachineOn)
 		s.ownController()
 	}, diagnosis.BeingFenced, diagnosis.Blocked, diagnosis.Unsafe, fencing.NodeDeletedMachineOn},
-	"held": {func(s fencedScene) { s.reported(fencing.TooManySilent) }, diagnosis.Held, diagnosis.Blocked, diagnosis.Unsafe, explain.NodeNotReady},
+	"held": {func(s fencedScene) { s.reported(fencing.TooManySilent) }, diagnosis.Held, diagnosis.Blocked, diagnosis.Unsafe, fencing.TooManySilent},
 	"secret-unreadable": {func(s fencedScene) {
 		s.AllNamespaces, s.Namespaces = false, []string{"ns"}
 		s.node.Status.Conditions[0].Status, s.Fences = corev1.ConditionTrue, nil

@@ -247,3 +247,50 @@ func TestVolumesAreCounted(t *testing.T) {
 		t.Error(text)
 	}
 }
+
+// TestProofIsNamedAfterTheFence: by what evidence a fence was carried out, which switch said so and when, is in what explain and evidence say of the node
+// until the record is gone.
+func TestProofIsNamedAfterTheFence(t *testing.T) {
+	off := stamped(fencedNow.Add(-30 * time.Second))
+	for name, tc := range map[string]struct {
+		make func(s fencedScene)
+		want string
+	}{
+		"moved": {fencedScenes["moved"].make, "the power switch of its machine says Off (FenceSource a, fence_ipmilan, then fence_apc plug 3 and fence_apc plug 4), at " + off},
+		"released": {func(s fencedScene) {
+			s.gone()
+			s.answers("Off", 30*time.Second)
+			s.is(kube.ConditionProven, string(fencing.PoweredOff), 25*time.Second)
+			s.is(kube.ConditionEnded, string(fencing.Released), time.Second)
+			s.fence.Status.Phase, s.fence.Finalizers = fencingv1.Phase(fencing.Released), nil
+			s.node.Status.Conditions[0].Status = corev1.ConditionTrue
+			s.lease.Spec.RenewTime = &metav1.MicroTime{Time: fencedNow.Add(-2 * time.Second)}
+		}, "the power switch of its machine says Off (FenceSource a, "},
+		"the answers of its end are gone": {func(s fencedScene) {
+			fencedScenes["moved"].make(s)
+			s.fence.Status.Evidence, s.FenceSources = nil, nil
+		}, "the power switch of its machine says Off, at " + off},
+		"a person": {func(s fencedScene) {
+			fencedScenes["moved"].make(s)
+			e := &s.fence.Status.Evidence[0]
+			e.Class, e.Power, e.Source, e.Raw = string(fencing.Stated), "", "alice", "pulled both plugs"
+			s.fence.Status.Conditions[0].Reason = string(fencing.Stated)
+		}, "a person stated that its machine is off (alice): pulled both plugs, at " + off},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newFencedScene()
+			tc.make(s)
+			s.Pods = nil
+			about := aboutNode(t, s)
+			if !strings.Contains(about.Summary, tc.want) {
+				t.Errorf("explain: %s: %s, want %s", about.Reason, about.Summary, tc.want)
+			}
+			e := evidenceAbout(t, s)
+			if text := EvidenceText(&e); !strings.Contains(text, tc.want) {
+				t.Errorf("evidence lacks %q:\n%s", tc.want, text)
+			}
+		})
+	}
+}
+
+func stamped(t time.Time) string { return t.UTC().Format(time.RFC3339) }

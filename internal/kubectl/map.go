@@ -76,14 +76,14 @@ func (p *plugin) volumeMap(ctx context.Context, node, driver string, format outp
 }
 
 func (p *plugin) mapTable(m *diagnosis.NodeMap, format output) error {
-	t := &table{columns: []string{"NODE", "STATE", "DRIVER", "ATTACHED", "SLOTS"}, flexible: []string{"NODE", "DRIVER"}}
+	t := &table{columns: []string{"NODE", "STATE", "DRIVER", "ATTACHED", "SLOTS"}, flexible: []string{"NODE", "DRIVER"}, spare: []string{"", "REPORTED", "IN USE", "DETACHING", "ATTACHING", "STATE"}}
 	bars := p.style.width > 0
 	if bars {
 		t.columns = append(t.columns, "")
 	}
 	t.columns = append(t.columns, "ATTACHING", "DETACHING", "IN USE", "REPORTED")
 	if format == formatWide {
-		t.columns, t.overflow = append(t.columns, "VOLUMES"), "VOLUMES"
+		t.columns, t.overflow, t.spare = append(t.columns, "VOLUMES"), "VOLUMES", nil
 	}
 	for i := range m.Items {
 		n := &m.Items[i]

@@ -17,7 +17,8 @@ const stuckLong = `List what is blocked, longest first: what "kubectl belay expl
 wait for a volume or stay Terminating because of one, VolumeAttachments whose attach or detach fails or does not end or that nothing needs,
 and claims whose volume cannot be provisioned or does not exist.
 
-NODE is where the volume is wanted; HOLDER is the node that has it, with the pod that uses it there. "kubectl belay runbook
+NODE is where the volume is wanted; HOLDER is the node that has it, with the pod that uses it there, and never what waits. A narrow
+terminal lacks columns, the least important ones first: -o wide has all. "kubectl belay runbook
 REASON" says what is safe; "kubectl belay explain" says more about one object, and what to do.
 
 Exit status 0: nothing is blocked. 2: something is. 3: something is, and to end that by force now may corrupt data.`
@@ -195,9 +196,9 @@ func inNamespace(namespace string) string {
 
 // findings is a table of findings.
 func (p *plugin) findings(format output, columns ...string) *table {
-	t := &table{columns: columns, flexible: []string{"OBJECT", "VOLUME", "NODE", "HOLDER"}}
+	t := &table{columns: columns, flexible: []string{"OBJECT", "VOLUME", "NODE", "HOLDER"}, spare: []string{"KIND", "NODE", "VOLUME", "HOLDER"}}
 	if format == formatWide {
-		t.columns, t.overflow, t.flexible = append(t.columns, "SUMMARY"), "SUMMARY", nil // whole names: the lines do not fit anyway
+		t.columns, t.overflow, t.flexible, t.spare = append(t.columns, "SUMMARY"), "SUMMARY", nil, nil // whole names: the lines do not fit anyway
 	}
 	t.painted = map[string]func(string) string{"VERDICT": func(text string) string { return p.style.verdict(diagnosis.Verdict(text), text) }}
 	return t

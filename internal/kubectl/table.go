@@ -1,7 +1,6 @@
 package kubectl
 
 import (
-	"bytes"
 	"fmt"
 	"io"
 	"math"
@@ -9,8 +8,6 @@ import (
 	"slices"
 	"strings"
 	"unicode/utf8"
-
-	"k8s.io/cli-runtime/pkg/printers"
 
 	"belay.dev/belay/internal/diagnosis"
 	"belay.dev/belay/internal/printable"
@@ -46,7 +43,9 @@ type table struct {
 	columns []string
 	// flexible are the columns whose cells may be shortened.
 	flexible []string
-	rows     [][]string
+	// spare are the columns that a narrow terminal may lack, the least important one first. Those without a cell go before them.
+	spare []string
+	rows  [][]string
 	// overflow is a column that no terminal has the width for; "" for none.
 	overflow string
 	// painted is the color of a column's cell, by its text.
@@ -56,7 +55,7 @@ type table struct {
 func (t *table) add(cells ...string) {
 	for i, c := range cells {
 		if cells[i] = printable.Line(c); c == "" {
-			cells[i] = "-"
+			cells[i] = none
 		}
 	}
 	t.rows = append(t.rows, cells)
@@ -65,31 +64,59 @@ func (t *table) add(cells ...string) {
 const (
 	gap      = 3 // between columns, as kubectl's
 	shortest = 12
+	readable = 20 // a name that is shorter than this by force says little
+	none     = "-"
 )
 
-// fit shortens the widest cells of flexible columns until the lines have the width, or all are short.
+// fit makes the lines as wide as a terminal: it shortens names that stay readable, then leaves out columns, and then shortens what is left.
 func (t *table) fit(width int) {
-	widths := make([]int, len(t.columns))
-	total := gap * (len(t.columns) - 1)
+	for !t.narrow(width, readable) {
+		if !t.leaveOut() {
+			_ = t.narrow(width, shortest) // if that is not enough, whole names are of more use than a narrow table
+			break
+		}
+	}
+}
+
+// leaveOut removes one spare column, one without a cell before all others; it is false if there is none.
+func (t *table) leaveOut() bool {
+	empty := func(c string) bool {
+		i := slices.Index(t.columns, c)
+		return !slices.ContainsFunc(t.rows, func(row []string) bool { return row[i] != none })
+	}
+	there := slices.DeleteFunc(slices.Clone(t.spare), func(c string) bool { return !slices.Contains(t.columns, c) })
+	if len(there) == 0 {
+		return false
+	}
+	out := there[max(slices.IndexFunc(there, empty), 0)]
+	i := slices.Index(t.columns, out)
+	t.columns = slices.Delete(slices.Clone(t.columns), i, i+1)
+	for r := range t.rows {
+		t.rows[r] = slices.Delete(t.rows[r], i, i+1)
+	}
+	return true
+}
+
+// narrow shortens the widest cells of flexible columns until the lines have the width, to no less than least; it is false, and changes nothing, if they
+// cannot have it.
+func (t *table) narrow(width, least int) bool {
+	widths, total := t.widths(), gap*(len(t.columns)-1)
 	for i, c := range t.columns {
-		if widths[i] = len(c); c == t.overflow {
+		if c != "" && c == t.overflow {
 			widths[i] = math.MaxInt32
 			continue
-		}
-		for _, row := range t.rows {
-			widths[i] = max(widths[i], utf8.RuneCountInString(row[i]))
 		}
 		total += widths[i]
 	}
 	for ; total > width; total-- {
 		widest := -1
 		for i, c := range t.columns {
-			if slices.Contains(t.flexible, c) && widths[i] > max(shortest, len(c)) && (widest < 0 || widths[i] > widths[widest]) {
+			if slices.Contains(t.flexible, c) && widths[i] > max(least, len(c)) && (widest < 0 || widths[i] > widths[widest]) {
 				widest = i
 			}
 		}
 		if widest < 0 {
-			return // it does not fit: whole names are of more use than a narrow table
+			return false
 		}
 		widths[widest]--
 	}
@@ -98,6 +125,7 @@ func (t *table) fit(width int) {
 			row[i] = shorten(row[i], widths[i])
 		}
 	}
+	return true
 }
 
 // shorten leaves out the middle: names begin and end with what tells them apart.
@@ -114,25 +142,33 @@ func (t *table) print(out io.Writer, s style) error {
 	if s.width > 0 {
 		t.fit(s.width)
 	}
-	var text bytes.Buffer
-	w := printers.GetNewTabWriter(&text)
-	_, _ = fmt.Fprintln(w, strings.Join(t.columns, "\t"))
-	for _, row := range t.rows {
-		_, _ = fmt.Fprintln(w, strings.Join(row, "\t"))
-	}
-	if err := w.Flush(); err != nil {
-		return fmt.Errorf("print the table: %w", err)
-	}
-	for i, line := range strings.Split(strings.TrimSuffix(text.String(), "\n"), "\n") {
-		line = strings.TrimRight(line, " ")
-		if i > 0 {
-			line = t.paint(line, t.rows[i-1])
+	widths := t.widths()
+	for i, row := range append([][]string{t.columns}, t.rows...) {
+		var line strings.Builder
+		for c, cell := range row {
+			line.WriteString(cell + strings.Repeat(" ", widths[c]-utf8.RuneCountInString(cell)+gap))
 		}
-		if _, err := fmt.Fprintln(out, line); err != nil {
+		text := strings.TrimRight(line.String(), " ")
+		if i > 0 {
+			text = t.paint(text, row)
+		}
+		if _, err := fmt.Fprintln(out, text); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// widths are those of the columns, in characters: a bar has more bytes.
+func (t *table) widths() []int {
+	widths := make([]int, len(t.columns))
+	for i, c := range t.columns {
+		widths[i] = utf8.RuneCountInString(c)
+		for _, row := range t.rows {
+			widths[i] = max(widths[i], utf8.RuneCountInString(row[i]))
+		}
+	}
+	return widths
 }
 
 // paint colors cells after the layout, which counts the bytes of colors.

@@ -206,7 +206,7 @@ func clean(command *cobra.Command, names []string) error {
 func nodeCommand() *cobra.Command {
 	var name string
 	command := &cobra.Command{
-		Use: "node", Short: "Switch the nodes of a lab off and on, freeze them, cut them off",
+		Use: "node", Short: "Switch the nodes of a lab off and on, freeze them, stop their agents, cut them off",
 		Example: "  belay-lab node list\n\n  # A power cut, the taint with which an operator confirms it, and the next boot.\n" +
 			"  belay-lab node poweroff node-2\n  kubectl taint node node-2 node.kubernetes.io/out-of-service=nodeshutdown:NoExecute\n" +
 			"  belay-lab node poweron node-2\n  kubectl taint node node-2 node.kubernetes.io/out-of-service-",
@@ -221,9 +221,21 @@ func nodeCommand() *cobra.Command {
 		steer("poweron NODE", "Boot a node that was powered off", &name, (*cluster.Remote).PowerOn),
 		steer("freeze NODE", "Stop all processes of a node where they stand, as a machine that hangs", &name, (*cluster.Remote).Freeze),
 		steer("thaw NODE", "Let a frozen node continue as if nothing had happened", &name, (*cluster.Remote).Thaw),
+		stopAgentCommand(&name),
+		steer("start-agent NODE", "Start the kubelet, or belay's agent, of a node again", &name, (*cluster.Remote).StartAgent),
 		partitionCommand(&name),
 		steer("heal NODE", "End the partition of a node", &name, (*cluster.Remote).Heal),
 	)
+	return command
+}
+
+// stopAgentCommand stops only the agent of a node.
+func stopAgentCommand(name *string) *cobra.Command {
+	command := steer("stop-agent NODE", "Stop only the kubelet, or belay's agent, of a node", name, (*cluster.Remote).StopAgent)
+	command.Long = "Stop only the kubelet, or belay's agent, of a node, as `systemctl stop kubelet` does: its containers run on and write, its driver and\n" +
+		"its mounts stay, and its machine answers. The node stops renewing its lease. It lasts until belay-lab node start-agent, or until the\n" +
+		"node boots. belay-lab kill NODE/agent ends the agent too, but the node starts it again."
+	command.Example = "  belay-lab node stop-agent node-2\n  kubectl get nodes,nodefences -w\n  belay-lab node start-agent node-2"
 	return command
 }
 

@@ -296,6 +296,31 @@ func (c *Cluster) Thaw(node string) error {
 	return n.Thaw()
 }
 
+// StopAgent stops the kubelet or belay's agent of a node, as systemctl stop kubelet: its machine, its containers and its mounts continue. It stays
+// stopped until StartAgent, or until the node boots.
+func (c *Cluster) StopAgent(node string) error { return c.tellAgent(node, (*nodes.Node).StopChild) }
+
+// StartAgent undoes StopAgent.
+func (c *Cluster) StartAgent(node string) error { return c.tellAgent(node, (*nodes.Node).StartChild) }
+
+func (c *Cluster) tellAgent(node string, tell func(*nodes.Node, string) error) error {
+	n := c.Node(node)
+	if n == nil || !c.IsOn(node) {
+		return fmt.Errorf("the lab has no node %q that is on", node)
+	}
+	return tell(n, nodes.ChildAgent)
+}
+
+// StopAgent stops the agent of a node, see Cluster.StopAgent.
+func (r *Remote) StopAgent(ctx context.Context, node string) error {
+	return r.ask(ctx, http.MethodPost, "/agent/stop", node, nil)
+}
+
+// StartAgent starts the agent of a node again, see Cluster.StartAgent.
+func (r *Remote) StartAgent(ctx context.Context, node string) error {
+	return r.ask(ctx, http.MethodPost, "/agent/start", node, nil)
+}
+
 // Freeze stops every process of a node, see Cluster.Freeze.
 func (r *Remote) Freeze(ctx context.Context, node string) error {
 	return r.ask(ctx, http.MethodPost, "/freeze", node, nil)

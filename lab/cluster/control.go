@@ -61,6 +61,8 @@ func serveControl(c *Cluster) (*controlServer, error) {
 	act("/poweron", c.PowerOn)
 	act("/freeze", c.Freeze)
 	act("/thaw", c.Thaw)
+	act("/agent/stop", c.StopAgent)
+	act("/agent/start", c.StartAgent)
 	for _, direction := range Directions() {
 		act("/partition/"+string(direction), func(node string) error { return c.Partition(node, direction) })
 	}

@@ -74,3 +74,28 @@ func TestMissingPartsLookWhereComponentsLook(t *testing.T) {
 		}
 	}
 }
+
+// TestRecoveryNeedsItsPrograms: what a lab with BMCs lacks is named at once, with what installs it, before anything is started.
+func TestRecoveryNeedsItsPrograms(t *testing.T) {
+	lacking := func(programs ...string) func(string) bool {
+		return func(program string) bool { return !slices.Contains(programs, program) }
+	}
+	needed := toolsOf(Options{Recovery: "fast", BMC: true, NodeKind: NodeKindBelay})
+	where := "neither in PATH nor in " + adminFolders
+	for want, installed := range map[string]func(string) bool{
+		"": lacking(),
+		"fence_ipmilan is " + where + ": install it (apt-get install fence-agents)":                                          lacking("/usr/sbin/fence_ipmilan"),
+		"ipmi_sim, ipmitool, fence_ipmilan are " + where + ": install them (apt-get install openipmi ipmitool fence-agents)": lacking("ipmi_sim", "ipmitool", "/usr/sbin/fence_ipmilan"),
+	} {
+		got := ""
+		if err := lackingTools(needed, installed); err != nil {
+			got = err.Error()
+		}
+		if got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+	if err := lackingTools(toolsOf(Options{NodeKind: NodeKindBelay}), lacking("ipmi_sim", "/usr/sbin/fence_ipmilan")); err != nil {
+		t.Errorf("without BMCs: %v", err)
+	}
+}

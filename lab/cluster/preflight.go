@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -39,6 +40,14 @@ func checkTools(o Options) error {
 	if o.Bare {
 		return nil
 	}
+	return lackingTools(toolsOf(o), func(program string) bool {
+		_, err := lookPath(program)
+		return err == nil
+	})
+}
+
+// toolsOf are the programs that a lab with these options calls, with their packages.
+func toolsOf(o Options) [][2]string {
 	needed := [][2]string{{"unshare", "util-linux"}, {"mount", "mount"}, {"umount", "mount"}}
 	if slices.Contains(o.Drivers, labdisk.DriverDisk) {
 		needed = append(needed, [2]string{"mkfs.ext4", "e2fsprogs"}, [2]string{"blkid", "util-linux"}, [2]string{"fsck", "util-linux"})
@@ -46,12 +55,32 @@ func checkTools(o Options) error {
 	if o.NodeKind == NodeKindKubelet {
 		needed = append(needed, programsOf(PartKubelets)...)
 	}
+	if o.BMC {
+		needed = append(needed, programsOf(PartRecovery)...)
+	}
+	return needed
+}
+
+// lackingTools names all programs that are not installed, with what installs them.
+func lackingTools(needed [][2]string, installed func(program string) bool) error {
+	var programs, packages []string
 	for _, tool := range needed {
-		if _, err := lookPath(tool[0]); err != nil {
-			return fmt.Errorf("%s is neither in PATH nor in %s: install it (apt-get install %s)", tool[0], adminFolders, tool[1])
+		if installed(tool[0]) {
+			continue
+		}
+		programs = append(programs, filepath.Base(tool[0]))
+		if !slices.Contains(packages, tool[1]) {
+			packages = append(packages, tool[1])
 		}
 	}
-	return nil
+	are, them := "are", "them"
+	switch len(programs) {
+	case 0:
+		return nil
+	case 1:
+		are, them = "is", "it"
+	}
+	return fmt.Errorf("%s %s neither in PATH nor in %s: install %s (apt-get install %s)", strings.Join(programs, ", "), are, adminFolders, them, strings.Join(packages, " "))
 }
 
 // checkDevices makes sure of FUSE and of a free loop device, where the drivers need them.

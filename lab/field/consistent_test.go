@@ -121,11 +121,11 @@ func causes(found []diagnosis.Finding) string {
 	return strings.Join(all, ", ")
 }
 
-// checkHolders: a node where a pod waits for the volume is a holder only if it has the volume, and the pod is none.
+// checkHolders: a node where a pod waits for the volume is a holder only if another pod uses the volume there, and the pod is none.
 func checkHolders(t *testing.T, f *diagnosis.Finding) {
 	t.Helper()
 	for _, h := range f.Having() {
-		if f.Volume != nil && h.Node.Name == f.Volume.WantedOn && !h.Attached && h.InUse != "yes" && h.Reported != "yes" {
+		if f.Volume != nil && h.Node.Name == f.Volume.WantedOn && len(h.Pods)+h.HiddenPods == 0 {
 			t.Errorf("%s: node %s waits for the volume, and is a holder", f.Subject, h.Node.Name)
 		}
 		if slices.ContainsFunc(h.Pods, func(p diagnosis.PodState) bool {

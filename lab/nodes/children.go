@@ -45,12 +45,60 @@ type children struct {
 	waiters map[int]chan<- unix.WaitStatus
 	// starts counts how often each child was started.
 	starts map[string]int
+	// held has the children that are not to be started again until the channel is closed.
+	held map[string]chan struct{}
 }
 
 func newChildren(logDir string, log *slog.Logger) *children {
 	return &children{
 		logDir: logDir, log: log,
-		running: map[string]int{}, waiters: map[int]chan<- unix.WaitStatus{}, starts: map[string]int{},
+		running: map[string]int{}, waiters: map[int]chan<- unix.WaitStatus{}, starts: map[string]int{}, held: map[string]chan struct{}{},
+	}
+}
+
+// stopGrace is how long a child that is stopped has after SIGTERM.
+const stopGrace = 5 * time.Second
+
+// stop ends a child, as systemctl stop ends a unit, and keeps it from being started again until startAgain. What it started continues.
+func (c *children) stop(name string) error {
+	c.mu.Lock()
+	known := c.starts[name] > 0
+	if known && c.held[name] == nil {
+		c.held[name] = make(chan struct{})
+	}
+	c.mu.Unlock()
+	if !known {
+		return fmt.Errorf("the node has no child %q", name)
+	}
+	endChild(c, name, stopGrace)
+	return nil
+}
+
+// startAgain lets a child be started that was stopped.
+func (c *children) startAgain(name string) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.starts[name] == 0 {
+		return fmt.Errorf("the node has no child %q", name)
+	}
+	if held := c.held[name]; held != nil {
+		close(held)
+		delete(c.held, name)
+	}
+	return nil
+}
+
+// whileHeld waits until a child may be started, or ctx ends.
+func (c *children) whileHeld(ctx context.Context, name string) {
+	c.mu.Lock()
+	held := c.held[name]
+	c.mu.Unlock()
+	if held == nil {
+		return
+	}
+	select {
+	case <-held:
+	case <-ctx.Done():
 	}
 }
 
@@ -75,6 +123,7 @@ func (c *children) keep(ctx context.Context, program child) {
 		case <-ctx.Done():
 		case <-time.After(rest):
 		}
+		c.whileHeld(ctx, program.name)
 		rest = min(2*rest, longestRest)
 	}
 }

@@ -51,6 +51,12 @@ func (n *Node) FreezeChild(child string) error {
 // ThawChild undoes FreezeChild.
 func (n *Node) ThawChild(child string) error { return n.tell("/thaw", child) }
 
+// StopChild ends one child of the node, as systemctl stop ends a unit: it is not started again until StartChild, or until the node boots.
+func (n *Node) StopChild(child string) error { return n.tell("/stop", child) }
+
+// StartChild starts a child again that was stopped.
+func (n *Node) StartChild(child string) error { return n.tell("/start", child) }
+
 // tellPatience bounds how long node-init may take for one child: a node that is frozen
 // never answers.
 const tellPatience = 10 * time.Second
