@@ -35,6 +35,9 @@ func TestBytesPerObject(t *testing.T) {
 		"VolumeAttachment": {
 			fullAttachment, func(o client.Object) client.Object { return StripAttachment(o.(*storagev1.VolumeAttachment)) }, 1300,
 		},
+		"VolumeAttachment of kube-controller-manager": {
+			upstreamAttachment, func(o client.Object) client.Object { return StripAttachment(o.(*storagev1.VolumeAttachment)) }, 660,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			whole := retained(objects, tt.make)
@@ -231,5 +234,13 @@ func fullAttachment(i int) client.Object {
 		NodeUIDAnnotation: "0f5b4a1e-3333-4000-8000-000000000000", BootIDAnnotation: "3c4bd6b5-0000-4000-8000-000000000000",
 		SystemUUIDAnnotation: "ec2bd6b5-0000-4000-8000-000000000000",
 	}
+	return decoded(va, &storagev1.VolumeAttachment{})
+}
+
+// upstreamAttachment has no annotation but that of its attacher. There are 20 to a node.
+func upstreamAttachment(i int) client.Object {
+	va := fullAttachment(i).(*storagev1.VolumeAttachment)
+	va.Spec.NodeName = fmt.Sprintf("node-%04d.example.com", i/20)
+	va.Annotations = map[string]string{NodeIDAnnotation: fmt.Sprintf("i-%017d", i/20)}
 	return decoded(va, &storagev1.VolumeAttachment{})
 }
