@@ -187,8 +187,8 @@ func (w *clusterState) recordMissing(k key, listed map[string]*corev1.Node, foun
 		if attached[node] {
 			continue
 		}
-		if va, ok := w.handled.Load(kube.AttachmentName(k.Handle, k.Driver, node)); ok {
-			w.recordLost(va.(*storagev1.VolumeAttachment))
+		if va := w.handled.of(kube.AttachmentName(k.Handle, k.Driver, node)); va != nil {
+			w.recordLost(va)
 		}
 	}
 }

@@ -48,7 +48,7 @@ type clusterState struct {
 	// withoutAttach outlives CSIDrivers.
 	withoutAttach withoutAttach
 	// handled holds the VolumeAttachments whose latest event was handled, by name. The cache is ahead of the handlers.
-	handled sync.Map
+	handled handled
 	// deletes are deletes of VolumeAttachments without a response, reports are writes to Nodes, by name.
 	deletes unanswered[types.UID]
 	reports unanswered[string]

@@ -194,7 +194,7 @@ func sameVolume(a, b *corev1.PersistentVolume) bool {
 // version may have been in flight, which can no longer be carried out.
 func (w *clusterState) attachmentChanged(before, after *storagev1.VolumeAttachment, d writeTracker) []key {
 	if after != nil {
-		w.handled.Store(after.Name, after)
+		w.handled.set(after)
 	}
 	if before != nil && after != nil && sameAttachment(before, after) && !w.renamed(before, after) && !d.deleteMayBeUnderway(before) {
 		return nil
@@ -205,7 +205,7 @@ func (w *clusterState) attachmentChanged(before, after *storagev1.VolumeAttachme
 		d.attachmentDeleted(keys, before)
 		if after == nil {
 			w.recordLost(before)
-			w.handled.Delete(before.Name)
+			w.handled.remove(before.Name)
 		}
 		w.trackUnidentified(before, true)
 		w.deletes.forget(before.UID)

@@ -2,9 +2,7 @@ package attacher
 
 import (
 	"fmt"
-	"maps"
 	"runtime"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -169,31 +167,5 @@ func TestTrimmedTwice(t *testing.T) {
 	}
 	if va := decoded(&storagev1.VolumeAttachment{}, &storagev1.VolumeAttachment{}); isTrimmed(va.ObjectMeta) {
 		t.Error("an object without any written field counts as trimmed")
-	}
-}
-
-// TestInterner: equal values are one, different values are not, and an interner does not grow forever.
-func TestInterner(t *testing.T) {
-	s := newInterner()
-	a, b := s.stringMap(map[string]string{"a": "b", "c": "d"}), s.stringMap(map[string]string{"c": "d", "a": "b"})
-	a["probe"] = "" // no other code may
-	if _, one := b["probe"]; !one {
-		t.Error("equal maps are two")
-	}
-	for _, other := range []map[string]string{{"a": "b"}, {"a": "b\x00c"}, {"a": "b", "c": ""}, {"ab": "", "c": "d"}} {
-		if diff := cmp.Diff(other, s.stringMap(maps.Clone(other))); diff != "" {
-			t.Errorf("not what was put there:\n%s", diff)
-		}
-	}
-	if s.stringMap(nil) != nil || s.stringMap(map[string]string{}) != nil || s.list([]string{}) != nil {
-		t.Error("of nothing there is something")
-	}
-	for i := range 3 * maxInterned {
-		if word := strconv.Itoa(i); s.str(word) != word {
-			t.Fatalf("not the word %s", word)
-		}
-	}
-	if len(s.lists) > maxInterned {
-		t.Errorf("%d strings are interned", len(s.lists))
 	}
 }

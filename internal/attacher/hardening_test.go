@@ -406,12 +406,3 @@ func TestFewWorkerThreadsAreUsed(t *testing.T) {
 		}
 	})
 }
-
-// Values of annotations and of volume attributes may contain any character: a map must not be mistaken for another one.
-func TestInternerDistinguishesMaps(t *testing.T) {
-	s := newInterner()
-	s.stringMap(map[string]string{"pool": "a\x00tier\x00gold"})
-	if got := s.stringMap(map[string]string{"pool": "a", "tier": "gold"}); len(got) != 2 {
-		t.Errorf("another volume's attributes: %q", got)
-	}
-}

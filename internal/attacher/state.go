@@ -53,14 +53,16 @@ type objects struct {
 
 	shared   sharedVolumes
 	orphans  *orphans
-	interned *interner
+	interned kube.Interner
+	// others are CSI sources with nothing but the driver, by driver.
+	others kube.Interned[*corev1.CSIPersistentVolumeSource]
 	// keepTraceparents is set before the informers start, if traces are on.
 	keepTraceparents bool
 }
 
 // newObjects creates the informers; nothing is read before factory.Start.
 func newObjects(client kubernetes.Interface, driver string, resync time.Duration) (*objects, error) {
-	o := &objects{driver: driver, translator: csitrans.New(), orphans: newOrphans(), interned: newInterner()}
+	o := &objects{driver: driver, translator: csitrans.New(), orphans: newOrphans()}
 	o.factory = informers.NewSharedInformerFactoryWithOptions(client, resync, informers.WithTransform(o.trimObject))
 	o.attachmentInformer = o.factory.Storage().V1().VolumeAttachments().Informer()
 	o.volumeInformer = o.factory.Core().V1().PersistentVolumes().Informer()
@@ -181,7 +183,7 @@ func isTrimmed(m metav1.ObjectMeta) bool { return m.ManagedFields != nil && len(
 func (o *objects) trimMeta(m metav1.ObjectMeta) metav1.ObjectMeta {
 	return metav1.ObjectMeta{
 		Name: m.Name, UID: m.UID, ResourceVersion: m.ResourceVersion, CreationTimestamp: m.CreationTimestamp,
-		DeletionTimestamp: m.DeletionTimestamp, Finalizers: o.interned.list(m.Finalizers), ManagedFields: trimmedMarker,
+		DeletionTimestamp: m.DeletionTimestamp, Finalizers: o.interned.List(m.Finalizers), ManagedFields: trimmedMarker,
 	}
 }
 
@@ -192,13 +194,13 @@ func (o *objects) trimAttachment(va *storagev1.VolumeAttachment) *storagev1.Volu
 		return va
 	}
 	kept := &storagev1.VolumeAttachment{ObjectMeta: o.trimMeta(va.ObjectMeta), Spec: va.Spec, Status: va.Status}
-	kept.Spec.Attacher, kept.Spec.NodeName = o.interned.str(va.Spec.Attacher), o.interned.str(va.Spec.NodeName)
+	kept.Spec.Attacher, kept.Spec.NodeName = o.interned.Word(va.Spec.Attacher), o.interned.Word(va.Spec.NodeName)
 	if va.Spec.Attacher != o.driver {
 		kept.Spec.Source.InlineVolumeSpec = nil
 		kept.Status = storagev1.VolumeAttachmentStatus{}
 		return kept
 	}
-	kept.Annotations = o.interned.stringMap(trimAnnotations(va))
+	kept.Annotations = o.interned.Map(trimAnnotations(va))
 	if handle := va.Annotations[kube.PublishedHandleAnnotation]; o.mayBelongTo(va, handle) { // else it was edited
 		kept.GenerateName = handle
 	}
@@ -209,7 +211,7 @@ func (o *objects) trimAttachment(va *storagev1.VolumeAttachment) *storagev1.Volu
 	for key := range va.Status.AttachmentMetadata {
 		keys[key] = ""
 	}
-	kept.Status.AttachmentMetadata = o.interned.stringMap(keys)
+	kept.Status.AttachmentMetadata = o.interned.Map(keys)
 	return kept
 }
 
@@ -313,11 +315,12 @@ func (o *objects) trimVolume(pv *corev1.PersistentVolume) *corev1.PersistentVolu
 			pv = translated
 		}
 	}
-	kept.Annotations = o.interned.stringMap(marks)
+	kept.Annotations = o.interned.Map(marks)
 	switch {
 	case pv.Spec.CSI == nil:
 	case pv.Spec.CSI.Driver != o.driver:
-		kept.Spec.CSI = o.interned.foreignSource(pv.Spec.CSI.Driver)
+		driver := pv.Spec.CSI.Driver
+		kept.Spec.CSI = o.others.Take(driver, &corev1.CSIPersistentVolumeSource{Driver: driver})
 	default:
 		kept.Spec.CSI = o.trimSource(pv.Spec.CSI)
 		keepRequestFields(kept, pv)
@@ -345,8 +348,8 @@ func claimOf(pv *corev1.PersistentVolume) (namespace, name string, ok bool) {
 // trimSource keeps the fields that ControllerPublishVolume needs.
 func (o *objects) trimSource(from *corev1.CSIPersistentVolumeSource) *corev1.CSIPersistentVolumeSource {
 	return &corev1.CSIPersistentVolumeSource{
-		Driver: o.driver, VolumeHandle: from.VolumeHandle, ReadOnly: from.ReadOnly, FSType: o.interned.str(from.FSType),
-		VolumeAttributes: o.interned.stringMap(from.VolumeAttributes), ControllerPublishSecretRef: from.ControllerPublishSecretRef,
+		Driver: o.driver, VolumeHandle: from.VolumeHandle, ReadOnly: from.ReadOnly, FSType: o.interned.Word(from.FSType),
+		VolumeAttributes: o.interned.Map(from.VolumeAttributes), ControllerPublishSecretRef: from.ControllerPublishSecretRef,
 	}
 }
 

@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 
@@ -41,9 +42,13 @@ func transform[T client.Object](strip func(T) T) func(any) (any, error) {
 	}
 }
 
+// interned holds what objects of the caches have in common. A client with few rights cannot fill it: of pods and claims it has only the namespaces, which must
+// exist.
+var interned Interner
+
 func meta(m metav1.ObjectMeta) metav1.ObjectMeta {
 	return metav1.ObjectMeta{
-		Name: m.Name, Namespace: m.Namespace, UID: m.UID, ResourceVersion: m.ResourceVersion,
+		Name: m.Name, Namespace: interned.Word(m.Namespace), UID: m.UID, ResourceVersion: m.ResourceVersion,
 		CreationTimestamp: m.CreationTimestamp, DeletionTimestamp: m.DeletionTimestamp,
 	}
 }
@@ -173,11 +178,27 @@ func StripNode(node *corev1.Node) *corev1.Node {
 		}
 	}
 	kept.Status.VolumesAttached = node.Status.VolumesAttached
-	kept.Status.VolumesInUse = node.Status.VolumesInUse
+	kept.Status.VolumesInUse = sameStrings(node.Status.VolumesInUse, node.Status.VolumesAttached)
 	kept.Status.NodeInfo.BootID = node.Status.NodeInfo.BootID
 	kept.Status.NodeInfo.SystemUUID = node.Status.NodeInfo.SystemUUID
 	kept.Spec.ProviderID = node.Spec.ProviderID
 	kept.ManagedFields = keepReportWriter(node)
+	return kept
+}
+
+// sameStrings returns the list of volumes in use, whose names are mostly those of attached ones, with the strings of these.
+func sameStrings(inUse []corev1.UniqueVolumeName, attached []corev1.AttachedVolume) []corev1.UniqueVolumeName {
+	if len(inUse) == 0 {
+		return nil
+	}
+	names := make(map[corev1.UniqueVolumeName]corev1.UniqueVolumeName, len(attached))
+	for i := range attached {
+		names[attached[i].Name] = attached[i].Name
+	}
+	kept := make([]corev1.UniqueVolumeName, len(inUse))
+	for i, name := range inUse {
+		kept[i] = cmp.Or(names[name], name)
+	}
 	return kept
 }
 
@@ -216,13 +237,13 @@ func StripVolume(volume *corev1.PersistentVolume) *corev1.PersistentVolume {
 	} else if Migrated(volume) {
 		kept.Annotations = migrated // a cache may strip an object twice
 	}
-	kept.Spec.AccessModes = volume.Spec.AccessModes
+	kept.Spec.AccessModes = sameModes(volume.Spec.AccessModes)
 	if ref := volume.Spec.ClaimRef; ref != nil {
-		kept.Spec.ClaimRef = &corev1.ObjectReference{Namespace: Name(ref.Namespace), Name: Name(ref.Name), UID: Name(ref.UID)}
+		kept.Spec.ClaimRef = &corev1.ObjectReference{Namespace: interned.Word(Name(ref.Namespace)), Name: Name(ref.Name), UID: Name(ref.UID)}
 	}
 	switch source := volume.Spec.PersistentVolumeSource; {
 	case source.CSI != nil:
-		kept.Spec.CSI = &corev1.CSIPersistentVolumeSource{Driver: source.CSI.Driver, VolumeHandle: source.CSI.VolumeHandle}
+		kept.Spec.CSI = &corev1.CSIPersistentVolumeSource{Driver: interned.Word(source.CSI.Driver), VolumeHandle: source.CSI.VolumeHandle}
 	case source.FC != nil:
 		kept.Spec.FC = stripFC(source.FC)
 	case source.ISCSI != nil:
@@ -231,6 +252,21 @@ func StripVolume(volume *corev1.PersistentVolume) *corev1.PersistentVolume {
 		}
 	}
 	return kept
+}
+
+// onlyModes are the lists that nearly all volumes have. They are shared, because objects of a cache are not changed.
+var onlyModes = map[corev1.PersistentVolumeAccessMode][]corev1.PersistentVolumeAccessMode{
+	corev1.ReadWriteOnce: {corev1.ReadWriteOnce}, corev1.ReadWriteOncePod: {corev1.ReadWriteOncePod},
+	corev1.ReadWriteMany: {corev1.ReadWriteMany}, corev1.ReadOnlyMany: {corev1.ReadOnlyMany},
+}
+
+func sameModes(modes []corev1.PersistentVolumeAccessMode) []corev1.PersistentVolumeAccessMode {
+	if len(modes) == 1 {
+		if only, ok := onlyModes[modes[0]]; ok {
+			return only
+		}
+	}
+	return modes
 }
 
 // migratedMark is an annotation that the cache sets on a translated volume; no such object is ever written.
@@ -246,6 +282,7 @@ func Migrated(volume *corev1.PersistentVolume) bool { return volume.Annotations[
 // access modes.
 func StripAttachment(attachment *storagev1.VolumeAttachment) *storagev1.VolumeAttachment {
 	kept := &storagev1.VolumeAttachment{ObjectMeta: meta(attachment.ObjectMeta), Spec: attachment.Spec}
+	kept.Spec.Attacher, kept.Spec.NodeName = interned.Word(kept.Spec.Attacher), interned.Word(kept.Spec.NodeName)
 	switch {
 	case UnpublishPrecedesRemoval(attachment):
 		kept.Finalizers = attachersFinalizer
@@ -259,23 +296,38 @@ func StripAttachment(attachment *storagev1.VolumeAttachment) *storagev1.VolumeAt
 		}
 		kept.Spec.Source.InlineVolumeSpec = short
 	}
-	for _, name := range attachmentAnnotations {
-		if name == PendingCallAnnotation && attachment.Status.Attached && attachment.DeletionTimestamp == nil {
-			continue // over, and never removed
-		}
-		if value, ok := attachment.Annotations[name]; ok && (name != TraceparentAnnotation || len(value) == TraceparentLength) {
-			if kept.Annotations == nil {
-				kept.Annotations = map[string]string{}
-			}
-			kept.Annotations[name] = value
-		}
-	}
+	kept.Annotations = stripAnnotations(attachment)
 	if _, ok := attachment.Annotations[PublishedHandleAnnotation]; ok {
 		kept.GenerateName = calledByBelay
 	}
 	kept.Status.Attached = attachment.Status.Attached
 	kept.Status.AttachError = attachment.Status.AttachError
 	kept.Status.DetachError = attachment.Status.DetachError
+	return kept
+}
+
+// stripAnnotations keeps what the controller reads. Attachments that say only of what node they are share one map: a map of its own would take a
+// third of what is kept of an attachment.
+func stripAnnotations(attachment *storagev1.VolumeAttachment) map[string]string {
+	kept, ofNode := map[string]string{}, true
+	for _, name := range attachmentAnnotations {
+		if name == PendingCallAnnotation && attachment.Status.Attached && attachment.DeletionTimestamp == nil {
+			continue // over, and never removed
+		}
+		value, ok := attachment.Annotations[name]
+		if !ok || name == TraceparentAnnotation && len(value) != TraceparentLength {
+			continue
+		}
+		if slices.Contains(nodeAnnotations, name) {
+			value = interned.Word(value)
+		} else {
+			ofNode = false
+		}
+		kept[name] = value
+	}
+	if ofNode {
+		return interned.Map(kept)
+	}
 	return kept
 }
 
@@ -305,6 +357,11 @@ var attachmentAnnotations = []string{
 	DetachRequestedAnnotation, VolumeHandleAnnotation, NodeUIDAnnotation, BootIDAnnotation, SystemUUIDAnnotation,
 	ProviderIDAnnotation, UnfencedBootAnnotation, TraceparentAnnotation, NodeIDAnnotation, SameMachineAnnotation,
 	PendingCallAnnotation, PublishedElsewhereAnnotation,
+}
+
+// nodeAnnotations are those of them whose values all attachments of a node mostly have in common.
+var nodeAnnotations = []string{
+	NodeUIDAnnotation, BootIDAnnotation, SystemUUIDAnnotation, ProviderIDAnnotation, NodeIDAnnotation, SameMachineAnnotation,
 }
 
 // SameAnnotations compares what the cache keeps of two versions of an attachment, except the CSI node ID, which its attacher records with the
