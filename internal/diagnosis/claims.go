@@ -16,9 +16,6 @@ import (
 	"belay.dev/belay/internal/kube"
 )
 
-// DefaultClassAnnotation is set on the StorageClass of claims that name none (k/k v1.36.3 pkg/apis/storage/util/helpers.go IsDefaultStorageClassAnnotation).
-const DefaultClassAnnotation = "storageclass.kubernetes.io/is-default-class"
-
 // Unbound reports whether a claim has no volume, or not the one that it names.
 func Unbound(claim *corev1.PersistentVolumeClaim) bool {
 	return claim.Spec.VolumeName == "" || claim.Status.Phase == corev1.ClaimPending || claim.Status.Phase == corev1.ClaimLost
@@ -186,13 +183,16 @@ func (x *state) unprovisioned(claim *corev1.PersistentVolumeClaim, since time.Ti
 	provisioner := x.provisioner(claim)
 	cause := explain.Cause("")
 	w.fill = func(s *explain.Situation) {
-		s.Class, s.Provisioner, s.Cause = name, provisioner, cause
+		s.Class, s.AClass, s.Provisioner, s.Cause = name, x.classThatProvisions(), provisioner, cause
 		s.SourceKind, s.SourceName, s.SourceNamespace = sourceOf(claim)
 		s.ProvisionerPod = provisionerHost(failure, provisioner)
 	}
 	switch {
 	case name == "":
-		cause, w.failed, w.detail = explain.NoClass, true, x.withoutClass(claim)
+		w.failed, w.detail = true, x.withoutClass(claim)
+		if cause = explain.NoClass; claim.Spec.StorageClassName != nil {
+			cause = explain.NoDynamicClass
+		}
 	case class == nil && x.exists(Ref{Resource: StorageClasses, Name: name}) == decision.No:
 		cause, w.failed, w.detail = explain.ClassMissing, true, fmt.Sprintf("the StorageClass %s does not exist", name)
 	case class != nil && class.Provisioner == kube.NoProvisioner:
@@ -253,7 +253,7 @@ func (x *state) withoutClass(claim *corev1.PersistentVolumeClaim) string {
 	if claim.Spec.StorageClassName != nil {
 		return `its storageClassName is "", so nothing is provisioned, and no PersistentVolume without a class fits`
 	}
-	isDefault := func(c *storagev1.StorageClass) bool { return c.Annotations[DefaultClassAnnotation] == "true" }
+	isDefault := func(c *storagev1.StorageClass) bool { return c.Annotations[explain.DefaultClass] == "true" }
 	if !slices.Contains(x.Whole, StorageClasses) || slices.ContainsFunc(x.Classes, isDefault) {
 		return "no persistent volumes available for this claim and no storage class is set"
 	}
@@ -266,6 +266,18 @@ func (x *state) withoutClass(claim *corev1.PersistentVolumeClaim) string {
 	}
 	slices.Sort(names)
 	return "no storage class is set, and no StorageClass is the default; there are " + few(names)
+}
+
+// classThatProvisions is the first StorageClass whose driver is installed; empty for none.
+func (x *state) classThatProvisions() string {
+	var names []string
+	for _, c := range x.Classes {
+		if x.drivers[c.Provisioner] != nil {
+			names = append(names, c.Name)
+		}
+	}
+	slices.Sort(names)
+	return append(names, "")[0]
 }
 
 // few lists the first names.

@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 
+	"belay.dev/belay/internal/decision"
 	"belay.dev/belay/internal/drivers"
 	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/kube"
@@ -51,6 +52,9 @@ func (x *state) claimEnding(claim *corev1.PersistentVolumeClaim) wait {
 	w.detail = strings.Join(held, "; ")
 	w.fill = func(s *explain.Situation) {
 		s.Claim, s.Cause = claim.Name, cause
+		if pv := x.volumes[claim.Spec.VolumeName]; pv != nil {
+			s.Kept = pv.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimRetain
+		}
 		if len(pods) > 0 {
 			s.HolderNamespace, s.HolderName, s.HolderOwner, s.HolderEnded = pods[0].Namespace, pods[0].Name, pods[0].Owner, podEnded(pods[0])
 		}
@@ -262,9 +266,28 @@ func (x *state) resizing(claim *corev1.PersistentVolumeClaim) wait {
 		s.Cause, s.Size, s.HasSize = cause, size.String(), sizeText(has)
 		if len(users) > 0 {
 			s.HolderNamespace, s.HolderName, s.HolderOwner = users[0].Namespace, users[0].Name, users[0].Owner
+			if cause == explain.NodeResizes {
+				x.mayNotReturn(s, claim, users[0])
+			}
 		}
 	}
 	return w
+}
+
+// mayNotReturn adds why the user of a claim could not have its volume again if it were ended: no attacher runs, or the driver is not on its node.
+func (x *state) mayNotReturn(s *explain.Situation, claim *corev1.PersistentVolumeClaim, user PodState) {
+	pod := x.pods[join(user.Namespace, user.Name)]
+	key, pv, ok := x.volumeOfClaim(claim.Namespace, claim.Name)
+	if !ok || pod == nil || kube.NoAttacher(key.Driver) {
+		return
+	}
+	of := x.situation(x.describe(key, pv), nil)
+	s.Driver, s.LeaseNamespace, s.AttacherPod = of.Driver, of.LeaseNamespace, of.AttacherPod
+	if runs, _ := x.attacherState(key.Driver); x.attachRequired(key.Driver) && runs == decision.No {
+		s.NotAgain = "no attacher of CSI driver " + key.Driver + " runs"
+	} else if x.onNode(key.Driver, pod.Spec.NodeName) == decision.No {
+		s.NotAgain, s.OffNode = "CSI driver "+key.Driver+" has not registered on node "+pod.Spec.NodeName, pod.Spec.NodeName
+	}
 }
 
 // resizeError is the last error of a resize, nil if a resize has succeeded since.

@@ -4,13 +4,16 @@ import (
 	"testing"
 	"time"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"belay.dev/belay/internal/attachment"
 	"belay.dev/belay/internal/decision"
 	"belay.dev/belay/internal/explain"
+	"belay.dev/belay/internal/kube"
 )
 
 // ends makes the claim one that is being deleted since an hour, with finalizers.
@@ -50,7 +53,12 @@ func TestWhatEnds(t *testing.T) {
 			s.deletesClaim(claimProtection)
 			s.holder.Status = corev1.PodStatus{Phase: corev1.PodSucceeded}
 			s.Snapshot.Pods = []*corev1.Pod{s.holder}
-		}, claim, explain.ClaimTerminating, "kubectl delete pod holder -n ns"},
+		}, claim, explain.ClaimTerminating, "Delete pod holder, which has ended|kubectl patch pv pv -p '{\"spec\":{\"persistentVolumeReclaimPolicy\":\"Retain\"}}'|kubectl delete pod holder -n ns"},
+		"a pod that has ended, and a volume that is kept": {func(s scene) {
+			s.deletesClaim(claimProtection)
+			s.holder.Status = corev1.PodStatus{Phase: corev1.PodSucceeded}
+			s.Snapshot.Pods, s.Volumes[0].Spec.PersistentVolumeReclaimPolicy = []*corev1.Pod{s.holder}, corev1.PersistentVolumeReclaimRetain
+		}, claim, explain.ClaimTerminating, "Its volume is kept: its reclaim policy is Retain."},
 		"a pod without a node does not keep it": {func(s scene) {
 			s.deletesClaim(claimProtection)
 			s.waiter.Spec.NodeName = ""
@@ -142,6 +150,18 @@ func TestWhatGrows(t *testing.T) {
 	}{
 		"the file system, and a pod runs":         {func(s scene) { step(s.grows(pending), corev1.PersistentVolumeClaimNodeResizePending) }, explain.ResizePending, "kubectl delete pod holder -n ns"},
 		"the file system, by the condition alone": {func(s scene) { s.grows(pending) }, explain.ResizePending, "asks for 20Gi and has 10Gi"},
+		"the file system, and the attacher does not run": {func(s scene) {
+			step(s.grows(pending), corev1.PersistentVolumeClaimNodeResizePending)
+			s.Drivers = append(s.Drivers, &storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: oneDriver}})
+			s.Leases = append(s.Leases, &coordinationv1.Lease{
+				ObjectMeta: metav1.ObjectMeta{Namespace: "csi", Name: kube.SanitizeDriverName(kube.AttacherLease + oneDriver)},
+				Spec:       coordinationv1.LeaseSpec{HolderIdentity: new("csi-0"), RenewTime: &metav1.MicroTime{Time: s.Now.Add(-time.Hour)}},
+			})
+		}, explain.ResizePending, "but no attacher of CSI driver disk.example.com runs|Leave the pod running, and start the driver's attacher first.|kubectl get pods -o wide -n csi"},
+		"the file system, and the driver has left the node": {func(s scene) {
+			step(s.grows(pending), corev1.PersistentVolumeClaimNodeResizePending)
+			s.CSINodes = append(s.CSINodes, &storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: "a"}})
+		}, explain.ResizePending, "has not registered on node a|Leave the pod running until the driver has registered on node a"},
 		"the file system, and no pod runs": {func(s scene) {
 			step(s.grows(pending), corev1.PersistentVolumeClaimNodeResizePending)
 			s.Pods, s.Attachments, s.a.Status.VolumesInUse, s.a.Status.VolumesAttached = nil, nil, nil, nil

@@ -6,6 +6,7 @@ import (
 	"path"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -13,6 +14,7 @@ import (
 
 	"belay.dev/belay/internal/attachment"
 	"belay.dev/belay/internal/decision"
+	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/kube"
 )
 
@@ -35,6 +37,7 @@ func (x *state) elsewhere(w *wait, key attachment.VolumeKey, own, text, where st
 	}
 	if where != "" {
 		w.answer.Elsewhere = "machine " + x.foreign(path.Base(where))
+		w.answer.HostName = x.foreign(hostOfInstance(key.Driver, path.Base(where)))
 		w.answer.Outside = slices.Contains(x.Whole, CSINodes) && slices.Contains(x.Whole, Nodes)
 		return ""
 	}
@@ -77,6 +80,42 @@ func (x *state) nodeNames() []string {
 // (kubernetes-sigs/azuredisk-csi-driver@v1.34.0 pkg/azuredisk/azure_controller_common.go:160).
 var scaleSet = regexp.MustCompile(`/virtualMachineScaleSets/([^/]+)/virtualMachines/(\d+)$`)
 
+// azureDisk is the driver to which a machine of a scale set is SET_NUMBER, while its host name, which is that of the Node, ends in the number in base 36,
+// with six digits: SET_10 is SET00000A (learn.microsoft.com/azure/virtual-machine-scale-sets/virtual-machine-scale-sets-instance-ids). The rest is the
+// name of the set with AKS, and may be another elsewhere.
+const azureDisk = "disk.csi.azure.com"
+
+var (
+	hostOfSet     = regexp.MustCompile(`^(.+)([0-9a-zA-Z]{6})$`)
+	instanceOfSet = regexp.MustCompile(`^([a-zA-Z][a-zA-Z0-9-]*)_([0-9]+)$`)
+)
+
+// instanceOf is the machine of a scale set that has a host name; empty if it is no such name.
+func instanceOf(host string) string {
+	found := hostOfSet.FindStringSubmatch(host)
+	if found == nil {
+		return ""
+	}
+	number, err := strconv.ParseUint(found[2], 36, 64)
+	if err != nil {
+		return ""
+	}
+	return found[1] + "_" + strconv.FormatUint(number, 10)
+}
+
+// hostOfInstance is the host name of a machine of a scale set; empty if it is no such machine.
+func hostOfInstance(driver, machine string) string {
+	found := instanceOfSet.FindStringSubmatch(machine)
+	if driver != azureDisk || found == nil {
+		return ""
+	}
+	number, err := strconv.ParseUint(found[2], 10, 31)
+	if err != nil {
+		return ""
+	}
+	return fmt.Sprintf("%s%06s", found[1], strconv.FormatUint(number, 36))
+}
+
 // machineIDs are what a storage may call the machine of a node: the node's name, its CSI node ID, its provider ID and system UUID.
 func (x *state) machineIDs(name, driver string) []string {
 	ids := []string{name, x.nodeID(name, driver)}
@@ -85,6 +124,9 @@ func (x *state) machineIDs(name, driver string) []string {
 		if found := scaleSet.FindStringSubmatch(node.Spec.ProviderID); found != nil {
 			ids = append(ids, found[1]+"_"+found[2])
 		}
+	}
+	if driver == azureDisk && (x.nodes[name] == nil || x.nodes[name].Spec.ProviderID == "") {
+		ids = append(ids, instanceOf(name))
 	}
 	for _, id := range ids {
 		if strings.Contains(id, "/") {
@@ -241,12 +283,10 @@ func (x *state) zonesFor(w *wait, driver, name string) {
 		}
 	}
 	delete(elsewhere, w.answer.Zone)
-	var zones []string
 	for _, zone := range slices.Sorted(maps.Keys(elsewhere)) {
 		slices.Sort(elsewhere[zone])
-		zones = append(zones, zone+" ("+few(slices.Compact(elsewhere[zone]))+")")
+		w.answer.Zones = append(w.answer.Zones, explain.Zone{Name: zone, Nodes: few(slices.Compact(elsewhere[zone]))})
 	}
-	w.answer.Zones = few(zones)
 }
 
 // zoneKey is the label of nodes by which a driver knows their zones: one that it has registered, or that of Kubernetes.

@@ -44,6 +44,15 @@ func TestWhatStandsInTheCluster(t *testing.T) {
 		"a machine of an Azure scale set": {drivers.Publish, "Internal", "disk(/d1) already attached to node(/subscriptions/s/resourceGroups/rg/providers/Microsoft.Compute/virtualMachineScaleSets/pool/virtualMachines/pool_33), could not be attached to node(b)", func(s scene) {
 			s.a.Spec.ProviderID = "azure:///subscriptions/s/resourceGroups/rg/providers/Microsoft.Compute/virtualMachineScaleSets/pool/virtualMachines/33"
 		}, explain.BackendDisagrees, "that node a has the volume", "", ""},
+		"a machine of an Azure scale set, whose number a name has in base 36": {drivers.Publish, "Internal", "disk(/d1) already attached to node(/s/virtualMachineScaleSets/aks-pool-vmss/virtualMachines/aks-pool-vmss_10), could not be attached to node(b)", func(s scene) {
+			s.a.Name = "aks-pool-vmss00000a"
+		}, explain.BackendDisagrees, "that node aks-pool-vmss00000a has the volume", "", ""},
+		"one whose name ends in the same digits": {drivers.Publish, "Internal", "disk(/d1) already attached to node(/s/virtualMachineScaleSets/aks-pool-vmss/virtualMachines/aks-pool-vmss_10), could not be attached to node(b)", func(s scene) {
+			s.a.Name = "aks-pool-vmss000010" // number 36
+		}, explain.BackendDisagrees, "that machine aks-pool-vmss_10 has the volume", "machine aks-pool-vmss_10 (host name aks-pool-vmss00000a)", "node aks-pool-vmss000010"},
+		"one whose provider ID says otherwise": {drivers.Publish, "Internal", "disk(/d1) already attached to node(/s/virtualMachineScaleSets/aks-pool-vmss/virtualMachines/aks-pool-vmss_10), could not be attached to node(b)", func(s scene) {
+			s.a.Name, s.a.Spec.ProviderID = "aks-pool-vmss00000a", "azure:///s/virtualMachineScaleSets/aks-other-vmss/virtualMachines/10"
+		}, explain.BackendDisagrees, "that machine aks-pool-vmss_10", "", ""},
 		"belay-attacher says where the driver lists it": {drivers.Publish, "Internal", "refused; " + explain.NotFreed("fr-par-1/s1", "reasons"), nil, explain.BackendDisagrees, "that node a has the volume, and no VolumeAttachment shows it", "", ""},
 		"two Nodes have one node ID": {drivers.Publish, "Internal", "busy elsewhere", func(s scene) {
 			for _, n := range s.CSINodes[1:] {

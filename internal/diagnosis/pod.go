@@ -12,6 +12,7 @@ import (
 
 	"belay.dev/belay/internal/attachment"
 	"belay.dev/belay/internal/decision"
+	"belay.dev/belay/internal/drivers"
 	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/kube"
 	"belay.dev/belay/internal/nodevolume"
@@ -77,11 +78,11 @@ func (x *state) finding(pod *corev1.Pod, w wait, v *Volume, h *Holder) Finding {
 			s.Wanted = pod.Spec.NodeName
 		}
 	}
-	switch at := x.node(s.Wanted).Since; {
-	case w.reason == explain.DriverNotOnNode:
+	switch w.reason {
+	case explain.DriverNotOnNode:
 		s.Rebooted = x.rebooted(cmp.Or(s.Wanted, s.Node))
-	case w.reason == explain.PodNodeNotReady && at != nil:
-		s.Detail = "since " + stamp(*at)
+	case explain.PodNodeNotReady:
+		s.Detail, s.Silent = x.notReady(s.Wanted), x.node(s.Wanted).State == NodeUnreachable
 	}
 	f := x.findingOf(w, s)
 	f.Next = append(f.Next, replaced(pod, f.Next)...)
@@ -93,6 +94,23 @@ func (x *state) finding(pod *corev1.Pod, w wait, v *Volume, h *Holder) Finding {
 		f.Summary += " (as the pod's events say)"
 	}
 	return f
+}
+
+// notReady says since when a node has not been Ready, and what its kubelet says of it, in words that follow "has not been Ready"; empty if neither is known.
+func (x *state) notReady(name string) (text string) {
+	node := x.nodes[name]
+	if node == nil {
+		return ""
+	}
+	for _, c := range node.Status.Conditions {
+		if c.Type == corev1.NodeReady && !c.LastTransitionTime.IsZero() {
+			text = "since " + stamp(c.LastTransitionTime.Time)
+			if c.Status == corev1.ConditionFalse && c.Message != "" {
+				text += " (" + drivers.Shorten(x.foreign(c.Message), shown) + ")"
+			}
+		}
+	}
+	return text
 }
 
 func (x *state) findingOf(w wait, s explain.Situation) Finding {

@@ -36,6 +36,8 @@ var ownSentences = []struct {
 	{regexp.MustCompile(`^(storageclass\.storage\.k8s\.io|storageClass) "[^"]*" not found$`), explain.ClassMissing},
 	// controller.go:698 (v5), :737 (v6), before the texts of topology.go.
 	{regexp.MustCompile(`^error generating accessibility requirements: `), explain.NoTopology},
+	// rancher/local-path-provisioner#338, openebs/dynamic-localpv-provisioner#186.
+	{regexp.MustCompile(`^configuration error, no node was specified$`), explain.NodeNotChosen},
 	// controller.go:674 (v5), :701 (v6), before those about snapshots and claims, and :589, :595.
 	{regexp.MustCompile(`^error getting handle for DataSource Type |^the PVC source (not found|does not belong) `), explain.SourceNotReady},
 	// controller.go:1854 (v5), :2009 (v6), and those about the names of secrets, :1728 to :1842.

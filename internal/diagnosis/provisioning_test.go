@@ -169,6 +169,16 @@ func TestUnboundClaims(t *testing.T) {
 		}, explain.ClaimNotBound, ""},
 		"the class does not exist": {func(s scene) { s.schedules(unboundText); s.Classes = nil }, explain.ClaimNotBound, "Create the StorageClass fast"},
 		"no class, and no default": {func(s scene) { s.schedules(unboundText); s.Claims[0].Spec.StorageClassName = nil }, explain.ClaimNotBound, "no StorageClass is the default; there are fast"},
+		"no class, and a driver that is installed": {
+			func(s scene) {
+				s.schedules(unboundText)
+				s.Claims[0].Spec.StorageClassName = nil
+				s.Drivers = append(s.Drivers, &storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: oneDriver}})
+				s.Classes = append(s.Classes, &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: "by-hand"}, Provisioner: kube.NoProvisioner})
+			}, explain.ClaimNotBound,
+			"kubectl annotate storageclass fast storageclass.kubernetes.io/is-default-class=true|all claims of the cluster|kubectl patch pvc claim -p '{\"spec\":{\"storageClassName\":\"fast\"}}' -n ns",
+		},
+		"the empty class, which is no default": {func(s scene) { s.schedules(unboundText); s.Claims[0].Spec.StorageClassName = new("") }, explain.ClaimNotBound, "a default class does not apply to it|kubectl delete pvc claim -n ns"},
 		"the class provisions nothing": {func(s scene) {
 			s.schedules(unboundText)
 			s.Classes[0].Provisioner = kube.NoProvisioner
@@ -190,17 +200,22 @@ func TestUnboundClaims(t *testing.T) {
 	}
 }
 
-// says reports whether a text is in the summary or the steps of a finding.
+// says reports whether a text is in the summary or the steps of a finding; of several, divided by "|", each.
 func says(e *Explanation, text string) bool {
 	all := e.Summary
 	for _, f := range e.Findings {
 		all += f.Summary
 		for _, step := range f.Next {
-			all += step.Text + step.Command
+			all += step.Text + step.Command + step.Danger
 		}
 		for _, fact := range f.Facts {
 			all += fact.Message
 		}
 	}
-	return strings.Contains(all, text)
+	for part := range strings.SplitSeq(text, "|") {
+		if !strings.Contains(all, part) {
+			return false
+		}
+	}
+	return true
 }

@@ -270,6 +270,7 @@ func (x *state) misplaced(pod *corev1.Pod, w *wait) *Volume {
 			first, nowhere = x.describe(key, pv), none
 			if host := hostOf(pv); none && host != "" {
 				w.reason, w.detail = explain.VolumeNodeGone, host
+				w.fill = func(s *explain.Situation) { s.Class, s.Cause = kube.ClassOf(claim), x.provisionedHow(claim, pv) }
 				return first
 			}
 		}
@@ -281,6 +282,19 @@ func (x *state) misplaced(pod *corev1.Pod, w *wait) *Volume {
 		w.answer.ZoneKey = x.foreign(affinityKey(x.volumes[first.PersistentVolume]))
 	}
 	return first
+}
+
+// provisionedHow is the cause that no volume is made for a claim like this one, as far as that is known; empty if one is. A disk or a path of a node may
+// be made by hand, or by a provisioner.
+func (x *state) provisionedHow(claim *corev1.PersistentVolumeClaim, pv *corev1.PersistentVolume) explain.Cause {
+	name, class := kube.ClassOf(claim), x.class(claim)
+	switch {
+	case name == "", class != nil && class.Provisioner == kube.NoProvisioner, class == nil && x.exists(Ref{Resource: StorageClasses, Name: name}) == decision.No:
+		return explain.MadeByHand
+	case class == nil && (pv.Spec.Local != nil || pv.Spec.HostPath != nil):
+		return explain.PerhapsByHand
+	}
+	return ""
 }
 
 // outOfReach returns that a volume cannot be used on the node of its pod, which then was not chosen by the scheduler, or has other labels now.

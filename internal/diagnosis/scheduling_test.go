@@ -69,6 +69,16 @@ func (s scene) zone(key, of string, nodes ...string) {
 	}
 }
 
+// disk makes the volume a disk of a node, of a class with the provisioner, or of one that does not exist.
+func (s scene) disk(provisioner string) {
+	s.Volumes[0].Spec.PersistentVolumeSource = corev1.PersistentVolumeSource{Local: &corev1.LocalVolumeSource{Path: "/mnt/disks/ssd0"}}
+	s.Attachments, s.a.Status.VolumesInUse, s.a.Status.VolumesAttached = nil, nil, nil
+	s.Claims[0].Spec.StorageClassName = new("local")
+	if provisioner != "" {
+		s.Snapshot.Classes = append(s.Classes, &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: "local"}, Provisioner: provisioner})
+	}
+}
+
 // TestWhereVolumesCanBeUsed says where, which nodes are there, and why they do not take the pod.
 func TestWhereVolumesCanBeUsed(t *testing.T) {
 	const zone = corev1.LabelTopologyZone
@@ -120,6 +130,30 @@ func TestWhereVolumesCanBeUsed(t *testing.T) {
 			s.zone(corev1.LabelHostname, "old", "a", "b")
 			waits(s, "0/2 nodes are available: 2 node(s) had volume node affinity conflict.")
 		}, explain.VolumeNodeGone, "is on node old, which does not exist"},
+		"the node of a disk is gone, and nothing makes another one": {
+			func(s scene) {
+				s.zone(corev1.LabelHostname, "old", "a", "b")
+				s.disk(kube.NoProvisioner)
+				waits(s, "0/2 nodes are available: 2 node(s) had volume node affinity conflict.")
+			}, explain.VolumeNodeGone,
+			"first create a local PersistentVolume on another node: StorageClass local makes none.|kubectl get pv pv -o yaml|leave out claimRef|Then delete the claim",
+		},
+		"the node of a disk is gone, and its class too": {func(s scene) {
+			s.zone(corev1.LabelHostname, "old", "a", "b")
+			s.disk("")
+			s.Whole = append(s.Whole, StorageClasses)
+			waits(s, "0/2 nodes are available: 2 node(s) had volume node affinity conflict.")
+		}, explain.VolumeNodeGone, "first create a local PersistentVolume on another node: StorageClass local makes none."},
+		"the node of a disk is gone, and its class was not read": {func(s scene) {
+			s.zone(corev1.LabelHostname, "old", "a", "b")
+			s.disk("")
+			waits(s, "0/2 nodes are available: 2 node(s) had volume node affinity conflict.")
+		}, explain.VolumeNodeGone, "first create a local PersistentVolume on another node, unless StorageClass local makes one."},
+		"the node of a disk is gone, and a provisioner makes another one": {func(s scene) {
+			s.zone(corev1.LabelHostname, "old", "a", "b")
+			s.disk("rancher.io/local-path")
+			waits(s, "0/2 nodes are available: 2 node(s) had volume node affinity conflict.")
+		}, explain.VolumeNodeGone, "delete the claim, then the pod. A StatefulSet creates both again, with an empty volume"},
 		"the node of a driver's volume is gone": {func(s scene) {
 			s.zone("topology.topolvm.io/node", "old", "a", "b")
 			waits(s, "0/2 nodes are available: 2 node(s) didn't match PersistentVolume's node affinity.")

@@ -39,6 +39,7 @@ type Answer struct {
 	Call      Operation // what the driver was called for
 	Handle    string    // of the volume
 	Elsewhere string    // where the volume is attached at the storage, "node b"
+	HostName  string    // the name of that machine in the cluster, if it had a Node
 	Outside   bool      // that machine is no node of the cluster
 	Lists     bool      // that node lists the volume in use; the answer names none
 	Ask       string    // a command of the storage's own client that shows where it is, and its documentation
@@ -53,7 +54,7 @@ type Answer struct {
 	Or        string // what the answer may mean instead
 	Unread    bool   // the PersistentVolume could not be read
 	Zone      string // that of the node of the pod that waits
-	Zones     string // those of the other nodes: "zone-b (n2, n3)"
+	Zones     []Zone // those of the other nodes that are Ready
 	ZoneKey   string // the label of nodes that has it
 	Works     string // what the driver has done meanwhile, for an operation that it does not carry out
 	AskPlace  string // where people look for it if the storage's client has no such command: "in vCenter"
@@ -63,6 +64,11 @@ type Answer struct {
 	FSType    string // the type that the PersistentVolume names
 	Nowhere   bool   // no node is where the volume can be used
 }
+
+// Zone is a zone and the nodes that are in it, in words.
+type Zone struct{ Name, Nodes string }
+
+func (z Zone) String() string { return z.Name + " (" + z.Nodes + ")" }
 
 // Mount is the operation of a node that sets up a volume for a pod.
 const Mount Operation = "mount"
@@ -96,6 +102,9 @@ var answerGuides = map[decision.Reason]Guide{
 				where = s.Elsewhere
 			}
 			who := where
+			if s.HostName != "" {
+				who += " (host name " + s.HostName + ")"
+			}
 			if s.Outside {
 				who += ", which is no node of this cluster,"
 			}
@@ -133,8 +142,8 @@ var answerGuides = map[decision.Reason]Guide{
 			if s.Zone != "" {
 				where = "not in " + s.Zone + ", where node " + s.Wanted + " is"
 			}
-			if s.Zones != "" {
-				why += "; other nodes: " + s.Zones
+			if len(s.Zones) > 0 {
+				why += "; other nodes: " + zones(s)
 			}
 			if s.Affinity {
 				why = "the pod got the node against the node affinity of PersistentVolume " + volumeName(s) + ", as spec.nodeName or a changed label of the node allows"
@@ -151,16 +160,15 @@ var answerGuides = map[decision.Reason]Guide{
 					{Text: "Remove spec.nodeName from the pod's template, then delete the pod: the scheduler chooses a node for the next one.", Command: ofPod(s, "kubectl delete pod")},
 				}
 			}
-			return []Step{
-				{
-					Text: "Set spec.nodeAffinity of the PersistentVolume to the zone in which the storage has the volume. " +
-						"That is allowed as long as it has none. Another attempt does not help." + documented(s),
-					Command: cmp.Or(s.Ask, nodesWith(s)),
-				},
-				{Text: "Set it: the zone is in the label " + zoneKey(s) + " of the nodes.", Command: ofVolume(s, "kubectl edit pv %s")},
+			steps := []Step{{
+				Text: "Set spec.nodeAffinity of the PersistentVolume to the zone in which the storage has the volume. " +
+					"That is allowed as long as it has none. Another attempt does not help." + documented(s),
+				Command: cmp.Or(s.Ask, nodesWith(s)),
+			}}
+			return append(append(steps, bindToZone(s)...), []Step{
 				{Text: "Delete the pod: the next one gets a node in that zone.", Command: ofPod(s, "kubectl delete pod")},
 				{Text: "If no node is in that zone, add one there, or restore the volume's data in a zone that has nodes.", Command: nodesWith(s)},
-			}
+			}...)
 		},
 	},
 	DriverNotAuthorized: {
@@ -170,6 +178,12 @@ var answerGuides = map[decision.Reason]Guide{
 			return fmt.Sprintf("%s is not allowed %s: the storage refuses its credentials, or they lack a right%s", csiDriver(s), toDo(s), because(s.Detail))
 		},
 		Next: func(s Situation) []Step {
+			if s.Call == Mount { // by the node's pod of the driver, with the Secret that the volume names
+				return []Step{{
+					Text:    "Correct the credentials in the Secret that the PersistentVolume names, or give their user " + permission(s, callOf(s)) + " at the storage. A role of the driver's pods or of the node counts where there is no Secret. It is tried again by itself.",
+					Command: ofVolume(s, `kubectl get pv %s -o jsonpath='{.spec.csi}{"\n"}'`),
+				}}
+			}
 			return append([]Step{{
 				Text: "Give the driver's controller " + permission(s, callOf(s)) + ", or renew its credentials. " +
 					"The call is repeated with back-off, and succeeds after that. The whole message is in the log, and in the VolumeAttachment." + decode(s),
@@ -221,7 +235,7 @@ var answerGuides = map[decision.Reason]Guide{
 		},
 		Next: func(s Situation) []Step {
 			return []Step{{
-				Text:    "Compare access modes, volume mode and parameters of the volume with what the driver's documentation allows. Another attempt does not help.",
+				Text:    "Compare access modes, volume mode, mount options and parameters of the volume with what the driver, and the machine and kernel of the node, support. Another attempt does not help.",
 				Command: ofVolume(s, "kubectl describe pv %s"),
 			}}
 		},
@@ -258,27 +272,24 @@ var answerGuides = map[decision.Reason]Guide{
 			return fmt.Sprintf("the volume has another file system than PersistentVolume %s names, or a damaged one, or the kernel of node %s lacks the type%s", volumeName(s), s.Wanted, because(s.Detail))
 		},
 		Next: func(s Situation) []Step {
+			device, tried := "the device", "the type that was tried"
+			if s.Tried != "" {
+				device, tried = s.Device, s.Tried
+			}
+			look := Step{
+				Text:    "On node " + s.Wanted + ", read dmesg, and with blkid the type of " + device + "; do not format or repair it. Another attempt does not help.",
+				Command: ofVolume(s, `kubectl get pv %s -o jsonpath='{.spec.csi}{"\n"}'`),
+			}
+			again := makeAgain(s, "If it shows another type than spec.csi.fsType of the PersistentVolume")
+			again.Danger = "formatting the device, which would end the error, destroys the data"
 			if s.Tried != "" && s.FSType != "" && s.Tried != s.FSType {
-				return []Step{
-					{
-						Text: "On node " + s.Wanted + ", see with blkid which file system " + s.Device + " has; do not format or repair it. " +
-							"The driver tried " + s.Tried + " and the PersistentVolume names " + s.FSType + ": one of them is wrong, and the file system may be sound. Another attempt does not help.",
-						Command: ofVolume(s, `kubectl get pv %s -o jsonpath='{.spec.csi}{"\n"}'`),
-					},
-					{
-						Text:   "Create a PersistentVolume with the fsType that blkid shows. If that is the type that it names already, find out in the driver's configuration and log why it tries another.",
-						Danger: "formatting the device, which would end the error, destroys the data",
-					},
-				}
+				look.Text += " The driver tried " + s.Tried + " and the PersistentVolume names " + s.FSType + ": one of them is wrong, and the file system may be sound."
+				again.Text += " If it shows " + s.FSType + ", find out in the driver's configuration and log why it tries " + s.Tried + "."
 			}
-			return []Step{
-				{
-					Text: "On node " + s.Wanted + ", compare what blkid and dmesg say of the device with the volume's fsType; do not format it. " +
-						"The type is spec.csi.fsType of the PersistentVolume. Another attempt does not help.",
-					Command: ofVolume(s, "kubectl describe pv %s"),
-				},
-				{Text: "If the type is wrong, create a PersistentVolume with the right one. If it is right, the file system is damaged: repair it, or restore the volume.", Danger: "formatting the device, which would end the error, destroys the data"},
-			}
+			return []Step{look, {
+				Text:   "If blkid shows " + tried + ", its superblock is damaged, or its options do not fit: take a snapshot or a copy, and repair only the copy. dmesg says what it is.",
+				Danger: "a repair of the volume itself may destroy what a copy would save",
+			}, again}
 		},
 	},
 	FSGroupRefused: {
@@ -376,9 +387,39 @@ func zoneKey(s Situation) string { return cmp.Or(s.ZoneKey, "topology.kubernetes
 // nodesWith shows the zone of each node.
 func nodesWith(s Situation) string { return "kubectl get nodes -L " + zoneKey(s) }
 
+// zones lists those of the other nodes, the first ones.
+func zones(s Situation) string {
+	const most = 5
+	var all []string
+	for _, z := range s.Zones {
+		all = append(all, z.String())
+	}
+	if len(all) > most {
+		all = append(all[:most], fmt.Sprintf("and %d more", len(s.Zones)-most))
+	}
+	return strings.Join(all, ", ")
+}
+
+// bindToZone has a PersistentVolume used in the zone where it is: a command for each zone, if there are few.
+func bindToZone(s Situation) (steps []Step) {
+	const most = 3
+	if len(s.Zones) == 0 || len(s.Zones) > most || s.Volume == "" {
+		return []Step{{Text: "Set it: the zone is in the label " + zoneKey(s) + " of the nodes.", Command: ofVolume(s, "kubectl edit pv %s")}}
+	}
+	for _, z := range s.Zones {
+		affinity := fmt.Sprintf(`{"spec":{"nodeAffinity":{"required":{"nodeSelectorTerms":[{"matchExpressions":[{"key":%q,"operator":"In","values":[%q]}]}]}}}}`, strings.Trim(zoneKey(s), "'"), z.Name)
+		steps = append(steps, Step{
+			Text:    "If that is " + z.Name + ", set it so: its nodes are " + z.Nodes + ".",
+			Command: "kubectl patch pv " + s.Volume + " -p " + ShellWord(affinity),
+			Danger:  "it cannot be changed after that",
+		})
+	}
+	return steps
+}
+
 // decode is how to read an error of AWS that has in it, encoded, which permission is missing; empty for another one.
 func decode(s Situation) string {
-	if named(s) == "names" {
+	if !strings.Contains(s.Detail, encoded) {
 		return ""
 	}
 	return " aws sts decode-authorization-message decodes what follows \"" + encoded + ":\", as described at " +
@@ -387,31 +428,27 @@ func decode(s Situation) string {
 
 const encoded = "Encoded authorization failure message"
 
-// named is how an error says which permission is missing.
-func named(s Situation) string {
-	if strings.Contains(s.Detail, encoded) {
-		return "has encoded"
-	}
-	return "names"
-}
-
 // permit is what to do about a permission of the driver at the storage, which it needs for what it was called for: "delete volumes".
 func permit(s Situation, what string) string {
 	return "Give the driver, or its role at the cloud, " + permission(s, what) + "."
 }
 
 // aPermission matches the name of a permission: that of AWS, of Azure and of Google Cloud.
-var aPermission = regexp.MustCompile(`\b[a-z0-9-]+:[A-Z][a-z]+[A-Z]\w+|\bMicrosoft\.\w+/\w|[Rr]equired '[\w./]+' permission|[Pp]ermission:? '[\w./]+'`)
+var aPermission = regexp.MustCompile(`\b([a-z0-9-]+:[A-Z][a-z]+[A-Z]\w+)|action '(Microsoft\.[\w./]+)'|[Rr]equired '([\w./]+)' permission|[Pp]ermission:? '([\w./]+)'`)
 
 // permission says which permission is missing: the one that the error names, or the one that the call needs.
 func permission(s Situation, what string) string {
-	switch {
-	case s.Detail == "", strings.Contains(s.Detail, encoded), aPermission.MatchString(s.Detail):
-		return "the permission that the error " + named(s)
-	case s.Right != "":
-		return "the permission to " + what + " (" + s.Right + ")"
+	if found := aPermission.FindStringSubmatch(s.Detail); found != nil {
+		return "the permission " + strings.Join(found[1:], "")
 	}
-	return "the permission to " + what
+	if s.Detail == "" {
+		return "the permission that the error names"
+	}
+	right := ""
+	if s.Right != "" {
+		right = " (" + s.Right + ")"
+	}
+	return "the permission to " + what + right
 }
 
 // callOf is what the driver was called for, of volumes as such.

@@ -165,11 +165,14 @@ var attachGuides = map[decision.Reason]Guide{
 			if s.Mount != nil || s.Call == Mount {
 				return secretOfNode(s)
 			}
-			return []Step{{
-				Text: "Create that Secret, correct the reference to it in the PersistentVolume, or give the ServiceAccount of the attacher's pod the right to get it. " +
-					"It is read again with the next attempt.",
-				Command: ofVolume(s, `kubectl get pv %s -o jsonpath='{.spec.csi}{"\n"}'`),
-			}}
+			return []Step{
+				{
+					Text: "Create the Secret that the PersistentVolume names, or give the ServiceAccount of the attacher's pod the right to get it. " +
+						"It is read again with the next attempt. The command shows which one it is.",
+					Command: ofVolume(s, `kubectl get pv %s -o jsonpath='{.spec.csi}{"\n"}'`),
+				},
+				makeAgain(s, "To use another Secret"),
+			}
 		},
 	},
 	DriverNotOnNode: {
@@ -300,13 +303,20 @@ var attachGuides = map[decision.Reason]Guide{
 			if s.Detail != "" { // since when
 				is = "has not been Ready " + s.Detail
 			}
+			if s.Silent {
+				is += ", and whose kubelet is silent"
+			}
 			return fmt.Sprintf("%s is on node %s, which %s, so nothing mounts its volumes there", subject(s), s.Wanted, is)
 		},
 		Next: func(s Situation) []Step {
+			next := "Its pods are then deleted, and their volumes detached: a controller creates its pods on other nodes. A pod that is only deleted stays Terminating, and its volumes stay attached."
+			if s.Bare {
+				next = "The pod is then deleted, and its volumes are detached. No controller creates it again: apply its manifest then. If it is only deleted, it stays Terminating, and its volumes stay attached."
+			}
 			return []Step{
-				{Text: "Repair node " + s.Wanted + ": its kubelet mounts the volumes once it is Ready again.", Command: "kubectl describe node " + s.Wanted},
+				repairNode(s),
 				{
-					Text:    "Only if its machine is off: declare it out of service. The pod can then be created on another node; one that is only deleted stays Terminating, and its volumes stay attached.",
+					Text:    "Only if its machine is off: declare it out of service. " + next,
 					Command: "kubectl taint node " + s.Wanted + " " + outOfService, Danger: "if the machine still runs, two nodes may write to the volumes of its pods",
 				},
 			}
@@ -326,10 +336,7 @@ var attachGuides = map[decision.Reason]Guide{
 						Text:    "Read kubelet's log on node " + s.Node + " for the pod's UID: it names the volume that it cannot unmount. " + noForce,
 						Command: in(s.Namespace, "kubectl get pod "+s.Pod+` -o jsonpath='{.metadata.uid}{"\n"}'`),
 					},
-					{
-						Text:    "If the unmount keeps failing, drain the node, reboot it even if the drain hangs on this pod, and uncordon it: a new boot has no mounts.",
-						Command: "kubectl drain " + s.Node + " --ignore-daemonsets", Danger: "all pods of the node are stopped",
-					},
+					rebootNode(s, s.Bare),
 				}
 			case HasFinalizers:
 				return []Step{{Text: "See whether the controllers run that set the finalizers: each removes its own.", Command: in(s.Namespace, "kubectl describe pod "+s.Pod)}}
@@ -410,6 +417,15 @@ var attachGuides = map[decision.Reason]Guide{
 	},
 }
 
+// repairNode is what to do about a node that is not Ready: if its kubelet is silent, its conditions are old.
+func repairNode(s Situation) Step {
+	step := Step{Text: "Repair node " + s.Wanted + " as its conditions say: its kubelet mounts the volumes once it is Ready again.", Command: "kubectl describe node " + s.Wanted}
+	if s.Silent {
+		step.Text = "Look at the machine of node " + s.Wanted + ": start it, or its kubelet, or repair its network. Its console or cloud shows what it does. Its kubelet mounts the volumes once it is Ready again. The command shows its addresses, and what it last reported."
+	}
+	return step
+}
+
 // secretReader is who reads the Secret of a call: kubelet those of the node, the attacher that of the attach.
 func secretReader(s Situation) string {
 	if s.Call == Mount {
@@ -421,24 +437,18 @@ func secretReader(s Situation) string {
 // secretOfNode is what to do about a Secret that kubelet cannot read. The API server lets a node read the Secrets that the PersistentVolumes of its pods
 // name (k/k v1.36.3 plugin/pkg/auth/authorizer/node/graph.go AddPV, node_authorizer.go).
 func secretOfNode(s Situation) []Step {
-	where := "pod's template"
-	if s.Volume != "" {
-		where = "PersistentVolume"
+	const rights = "kubelet reads it with the rights of its node, which cover each Secret that a PersistentVolume of its pods names: no Role is missing. It is read again with the next attempt."
+	if s.Volume == "" {
+		return []Step{{Text: "Create that Secret, or correct the reference to it in the pod's template. " + rights}}
 	}
-	list := Step{
-		Text: "Create that Secret, or correct the reference to it in the " + where + ". " +
-			"kubelet reads it with the rights of its node, which cover each Secret that a PersistentVolume of its pods names: no Role is missing. It is read again with the next attempt.",
-		Command: ofVolume(s, `kubectl get pv %s -o jsonpath='{.spec.csi}{"\n"}'`),
+	create := Step{Text: "Create the Secret that the PersistentVolume names. " + rights, Command: ofVolume(s, `kubectl get pv %s -o jsonpath='{.spec.csi}{"\n"}'`)}
+	if s.Mount != nil {
+		if namespace, name, ok := strings.Cut(s.Mount.fill("{1}", s, same), "/"); ok {
+			create.Text = "Create the Secret " + name + " in namespace " + namespace + ", under this name. The command lists those that exist. " + rights
+			create.Command = "kubectl get secrets -n " + ShellWord(namespace)
+		}
 	}
-	if s.Mount == nil {
-		return []Step{list}
-	}
-	if namespace, _, ok := strings.Cut(s.Mount.fill("{1}", s, same), "/"); ok {
-		see := Step{Text: "See which PersistentVolume fields refer to Secrets.", Command: list.Command}
-		list.Command = "kubectl get secrets -n " + ShellWord(namespace)
-		return []Step{list, see}
-	}
-	return []Step{list}
+	return []Step{create, makeAgain(s, "To use another Secret")}
 }
 
 // csiDriver names the driver of a volume; that of a PersistentVolume which could not be read may be unknown.

@@ -130,15 +130,30 @@ var claimGuides = map[decision.Reason]Guide{
 			return fmt.Sprintf("%s fits no node: its volume %s is on node %s, which does not exist any more", subject(s), s.Volume, s.Detail)
 		},
 		Next: func(s Situation) []Step {
-			return []Step{
-				{Text: "If the machine still exists, let it join again with the same name: the data is on its disk.", Command: "kubectl get nodes"},
-				{
-					Text: "If the data is lost, or can be restored from elsewhere, delete the claim, then the pod. " +
-						"A StatefulSet creates both again, with an empty volume; anything else you create again yourself.",
-					Command: in(s.Namespace, "kubectl delete pvc "+s.Claim+" --wait=false"),
-					Danger:  "this abandons the data that is on the machine",
-				},
+			back := Step{Text: "If the machine or its disk still exists, let it join again with the same name: the data is on that disk.", Command: "kubectl get nodes"}
+			remove := Step{
+				Text: "If the data is lost, or can be restored from elsewhere, delete the claim, then the pod. " +
+					"A StatefulSet creates both again, with an empty volume; anything else you create again yourself.",
+				Command: in(s.Namespace, "kubectl delete pvc "+s.Claim+" --wait=false"),
+				Danger:  "this abandons the data that is on the machine",
 			}
+			if s.Cause != MadeByHand && s.Cause != PerhapsByHand {
+				return []Step{back, remove}
+			}
+			class := "its class"
+			if s.Class != "" {
+				class = "StorageClass " + s.Class
+			}
+			makes := ": " + class + " makes none."
+			if s.Cause == PerhapsByHand {
+				makes = ", unless " + class + " makes one."
+			}
+			remove.Text = "Then delete the claim, and the pod after it. A StatefulSet creates both again, and the claim gets the new volume; anything else you create again yourself."
+			return []Step{back, {
+				Text: "Otherwise, first create a local PersistentVolume on another node" + makes + " " +
+					"This one is the pattern: give it another name, path and node, and leave out claimRef, status, uid and resourceVersion. Without it, the new claim waits too.",
+				Command: "kubectl get pv " + s.Volume + " -o yaml",
+			}, remove}
 		},
 	},
 	VolumeMismatch: {
@@ -192,8 +207,13 @@ func nextOfUnbound(s Situation) []Step {
 	classes := Step{Text: "See which StorageClasses there are.", Command: "kubectl get storageclass"}
 	switch s.Cause {
 	case NoClass:
-		classes.Text = "Make one StorageClass the default, or create the claim again with a class. Claims that name none get the default. Or create a PersistentVolume without a class for the claim."
-		return []Step{classes}
+		classes.Text = "Make one StorageClass the default, or give the claim a class. Claims that name none get the default. Or create a PersistentVolume without a class for the claim."
+		return append([]Step{classes}, nextWithClass(s)...)
+	case NoDynamicClass:
+		return []Step{
+			{Text: "Create a PersistentVolume without a class for the claim, or create the claim again with a class. The class \"\" provisions nothing, a default class does not apply to it, and that of a claim cannot be changed.", Command: classes.Command},
+			{Text: "To create the claim again, delete this one, which has no volume.", Command: in(s.Namespace, "kubectl delete pvc "+s.Claim)},
+		}
 	case ClassMissing:
 		return []Step{
 			{Text: "Create the StorageClass " + s.Class + ", or create the claim again with another one. The claim is then provisioned by itself.", Command: classes.Command},
@@ -218,6 +238,25 @@ func nextOfUnbound(s Situation) []Step {
 	}
 }
 
+// nextWithClass are commands for a claim that names no class, with one of the cluster's. The class of such a claim may be set as long as it has no volume
+// (k/k v1.30.14 to v1.37.2 pkg/apis/core/validation/validation.go validateStorageClassUpgradeFromNil).
+func nextWithClass(s Situation) []Step {
+	if s.AClass == "" {
+		return nil
+	}
+	return []Step{
+		{
+			Text:    "With StorageClass " + s.AClass + ", for example: make it the default.",
+			Command: "kubectl annotate storageclass " + s.AClass + " " + DefaultClass + "=true",
+			Danger:  "from then on, all claims of the cluster that name no class get it",
+		},
+		{
+			Text:    "Or give it to this claim alone.",
+			Command: in(s.Namespace, "kubectl patch pvc "+s.Claim+" -p "+ShellWord(`{"spec":{"storageClassName":"`+strings.Trim(s.AClass, "'")+`"}}`)),
+		},
+	}
+}
+
 // nextOfProvisioning is what to do about a provisioner that fails.
 func nextOfProvisioning(s Situation) []Step {
 	class := Step{Text: "See what the StorageClass says.", Command: "kubectl get storageclass " + s.Class + " -o yaml"}
@@ -234,6 +273,8 @@ func nextOfProvisioning(s Situation) []Step {
 			},
 			withText(class, "Compare allowedTopologies of the StorageClass with the labels of the nodes."),
 		}
+	case NodeNotChosen:
+		return []Step{withText(class, "Create a StorageClass with volumeBindingMode: WaitForFirstConsumer, and the claim again with it: the provisioner has to know the node. The mode of a StorageClass, and the class of a claim, cannot be changed.")}
 	case StorageExhausted:
 		return []Step{describeClaim(s, "Raise the quota that the error names, or free storage there. The provisioner tries again by itself.")}
 	case StorageRefuses:

@@ -51,7 +51,7 @@ var endingGuides = map[decision.Reason]Guide{
 				{Text: do + " The provisioner tries again by itself." + decode(s), Command: "kubectl describe pv " + s.Volume},
 				{
 					Text:    "If the volume is gone at the storage, or is to be kept there, delete only its object.",
-					Command: "kubectl patch pv " + s.Volume + ` -p '{"spec":{"persistentVolumeReclaimPolicy":"Retain"}}' && kubectl delete pv ` + s.Volume,
+					Command: retain(s.Volume) + " && kubectl delete pv " + s.Volume,
 					Danger:  "a volume that still exists at the storage costs money and has no record in the cluster any more",
 				},
 			}
@@ -62,13 +62,13 @@ var endingGuides = map[decision.Reason]Guide{
 		Page:  pageClaims, Silence: onlyAsked, Verdict: InProgress,
 		Summary: func(s Situation) string {
 			if s.Cause == NodeResizes {
-				return fmt.Sprintf("claim %s asks for %s%s: the file system grows when %s", s.Claim, s.Size, hasSize(s), user(s))
+				return fmt.Sprintf("claim %s asks for %s%s: the file system grows when %s%s", s.Claim, s.Size, hasSize(s), user(s), notAgain(s))
 			}
 			return fmt.Sprintf("claim %s asks for %s%s, and no component has made the volume larger", s.Claim, s.Size, hasSize(s))
 		},
 		Next: func(s Situation) []Step {
 			if s.Cause == NodeResizes {
-				return restart(s, "Restart the pod that uses it: kubelet then grows the file system first.")
+				return append(beforeRestart(s), restart(s, "Restart the pod that uses it: kubelet then grows the file system first.")...)
 			}
 			return []Step{describeClaim(s, "See whether the driver's resizer runs: nothing else makes the volume larger. Read the claim's events.")}
 		},
@@ -85,7 +85,7 @@ var endingGuides = map[decision.Reason]Guide{
 			case SizeRefused:
 				steps[0].Text = "Ask for a size that the storage can give. The request may be lowered to any size above the present one."
 			case NodeResizes:
-				steps = append(steps, restart(s, "If the driver grows a file system only while it is not mounted, restart the pod that uses it.")...)
+				steps = append(append(steps, beforeRestart(s)...), restart(s, "If the driver grows a file system only while it is not mounted, restart the pod that uses it.")...)
 			default: // it is known no better
 			}
 			return steps
@@ -126,26 +126,43 @@ var endingGuides = map[decision.Reason]Guide{
 
 // nextOfTerminatingClaim is what to do about a claim that is kept.
 func nextOfTerminatingClaim(s Situation) []Step {
-	lost := "its volume is deleted too if its reclaim policy is Delete"
 	switch {
 	case s.Cause == HeldBySnapshot:
 		return []Step{{Text: "Wait until the snapshot is ready: the claim ends then by itself. See why it is not.", Command: in(s.Namespace, "kubectl get volumesnapshot")}}
 	case s.HolderName != "" && s.HolderEnded:
-		return []Step{
-			{Text: "Delete " + holder(s) + ", which has ended: the claim ends then by itself. If the data is needed, set the reclaim policy of its volume to Retain before.", Command: "kubectl get pv " + volumeOr(s)},
-			{Text: "Then delete it.", Command: deleteHolder(s), Danger: lost},
-		}
+		return keepFirst(s, "Delete "+holder(s)+", which has ended: the claim ends then by itself.", "Then delete it.")
 	case s.HolderName != "":
-		return []Step{
-			{Text: "If the data is needed, set the reclaim policy of its volume to Retain. The claim ends when no pod uses it any more.", Command: "kubectl get pv " + volumeOr(s)},
-			{Text: "To let the claim end, end the pod.", Command: deleteHolder(s), Danger: lost},
-		}
+		return keepFirst(s, "The claim ends when no pod uses it any more.", "To let the claim end, end the pod.")
 	}
 	return []Step{describeClaim(s, "See which finalizer keeps it, and whether the controller runs that set it. Do not remove a finalizer by hand before that: what it protects is then lost.")}
 }
 
-// volumeOr is the claim's volume, or nothing, which lists all.
-func volumeOr(s Situation) string { return s.Volume }
+// keepFirst are the steps that let a claim end by the end of the pod that keeps it, and before that keep its data.
+func keepFirst(s Situation, text, then string) []Step {
+	see := Step{Text: text + " See first whether the reclaim policy of its volume is Retain, which keeps the data.", Command: "kubectl get pv " + s.Volume}
+	end := Step{Text: then, Command: deleteHolder(s), Danger: "its volume is deleted too if its reclaim policy is Delete"}
+	if s.Kept {
+		see.Text, end.Danger = text+" Its volume is kept: its reclaim policy is Retain.", ""
+		return []Step{see, end}
+	}
+	return []Step{see, {Text: "If the data is needed, set that policy to Retain before the claim ends.", Command: retain(s.Volume)}, end}
+}
+
+// retain keeps the data of a PersistentVolume when its claim is deleted. The name is a word of a shell.
+func retain(pv string) string {
+	return "kubectl patch pv " + pv + ` -p '{"spec":{"persistentVolumeReclaimPolicy":"Retain"}}'`
+}
+
+// makeAgain is how a PersistentVolume gets a source with another part: the source cannot be changed (k/k v1.30.14 to v1.37.2
+// pkg/apis/core/validation/validation.go ValidatePersistentVolumeUpdate, "spec.persistentvolumesource is immutable after creation").
+func makeAgain(s Situation, to string) Step {
+	step := Step{Text: to + ", make the PersistentVolume again: what it refers to cannot be changed."}
+	if s.Volume != "" {
+		step.Text += " The command keeps the data and prints the volume. Then end its pods, delete claim and volume, and create both again: the volume with the same handle, and without uid, resourceVersion and status."
+		step.Command = retain(s.Volume) + " && kubectl get pv " + s.Volume + " -o yaml"
+	}
+	return step
+}
 
 func hasSize(s Situation) string {
 	if s.HasSize == "" {
@@ -159,6 +176,28 @@ func user(s Situation) string {
 		return "a pod starts with it, and no pod uses it"
 	}
 	return holder(s) + " starts again"
+}
+
+// notAgain says why a pod that is ended could not have its volume again.
+func notAgain(s Situation) string {
+	if s.NotAgain == "" {
+		return ""
+	}
+	return ", but " + s.NotAgain
+}
+
+// beforeRestart is what has to be well before a pod is ended that is to have its volume again.
+func beforeRestart(s Situation) []Step {
+	switch {
+	case s.NotAgain == "" || s.HolderName == "":
+		return nil
+	case s.OffNode != "":
+		return []Step{{Text: "Leave the pod running until the driver has registered on node " + s.OffNode + ": look at the driver's pod there, and at its log.", Command: podsOn(s.OffNode)}}
+	}
+	attacher := guides[AttacherNotRunning].Next(s)[0]
+	why, _, _ := strings.Cut(attacher.Text, " The operation continues")
+	attacher.Text = "Leave the pod running, and start the driver's attacher first. " + why
+	return []Step{attacher}
 }
 
 // restart is how to have the pod started again that uses a claim.

@@ -29,6 +29,7 @@ type Situation struct {
 	HolderState      string      // its phase, or "Terminating"
 	Leaving          string      // the pod that is being deleted and has ended, whose volume is still mounted
 	NotInstalled     bool        // the driver is not installed in the cluster
+	Silent           bool        // the kubelet of the node of the pod that waits reports nothing
 	Rebooted         string      // when the node rebooted, as its kubelet reports
 	Detail           string      // an error of a component, or a number
 	Ends             string      // why a fence ends before it took anything
@@ -42,10 +43,14 @@ type Situation struct {
 	FenceIsAvailable bool
 
 	Class, Provisioner                      string // of a claim
+	AClass                                  string // a StorageClass that the cluster has, for a claim without one
 	ProvisionerPod                          string // where its provisioner runs: a pod, or a machine whose network it has
 	SourceKind, SourceName, SourceNamespace string // what a claim is to be filled from, as kubectl takes it
 	Size, HasSize                           string // what a claim asks for, and what it has
+	NotAgain                                string // why a pod that uses the claim could not have its volume again if it were ended
+	OffNode                                 string // the node that lacks the driver, if that is why
 	Ephemeral                               bool   // the claim is one of a generic ephemeral volume
+	Kept                                    bool   // the reclaim policy of the volume keeps it when the claim is deleted
 	HolderEnded                             bool   // the pod that uses the volume has ended
 	Workload                                string // the owner of pods, as kubectl takes it
 	Cause                                   Cause  // what of several causes of a reason it is
@@ -57,9 +62,13 @@ type Cause string
 // The causes: of a claim without a volume, of one that is not bound to the volume that it names, and of one that ends or grows.
 const (
 	NoClass              Cause = "NoClass"              // it names no StorageClass
+	NoDynamicClass       Cause = "NoDynamicClass"       // it names the class "", which provisions nothing
+	MadeByHand           Cause = "MadeByHand"           // nothing provisions a volume of its class
+	PerhapsByHand        Cause = "PerhapsByHand"        // its volume is a disk or a path of a node, and its class is unknown
 	ClassMissing         Cause = "ClassMissing"         // its StorageClass does not exist
 	NodeWithoutScheduler Cause = "NodeWithoutScheduler" // its pod has a node that the scheduler did not choose
 	NoTopology           Cause = "NoTopology"           // no topology of the driver fits
+	NodeNotChosen        Cause = "NodeNotChosen"        // its class does not wait for a node, which its provisioner needs
 	SourceNotReady       Cause = "SourceNotReady"       // the snapshot or claim that it is to be filled from
 	SecretOfClass        Cause = "SecretOfClass"        // a Secret that its StorageClass names
 	WrongParameters      Cause = "WrongParameters"      // the driver refuses what the StorageClass or the claim asks for
@@ -96,6 +105,9 @@ type Guide struct {
 	// Next are the steps, the safest first. Without it there are none.
 	Next func(Situation) []Step
 }
+
+// DefaultClass is the annotation of the StorageClass of claims that name none (k/k v1.36.3 pkg/apis/storage/util/helpers.go IsDefaultStorageClassAnnotation).
+const DefaultClass = "storageclass.kubernetes.io/is-default-class"
 
 // FailedCreate is the reason of the event of a controller that cannot create a pod or its claim (k/k v1.36.3 pkg/controller/controller_utils.go:416).
 const FailedCreate = "FailedCreate"

@@ -296,10 +296,7 @@ var holderGuides = map[decision.Reason]Guide{
 			}
 			return []Step{
 				{Text: "Read kubelet's log on node " + s.Node + " for UnmountVolume and UnmountDevice, and that of the driver's pod there." + force, Command: "kubectl get pods -A -o wide --field-selector spec.nodeName=" + s.Node},
-				{
-					Text:    "If the unmount keeps failing, drain the node, reboot it even if the drain hangs on this pod, and uncordon it: a new boot has no mounts.",
-					Command: "kubectl drain " + s.Node + " --ignore-daemonsets", Danger: "all pods of the node are stopped",
-				},
+				rebootNode(s, s.Bare && strings.HasSuffix(s.Leaving, "/"+s.Pod)),
 			}
 		},
 	},
@@ -391,6 +388,24 @@ func holder(s Situation) string {
 		return "pod " + s.HolderNamespace + "/" + s.HolderName
 	}
 	return "pod " + s.HolderName
+}
+
+// rebootNode is how a node is rebooted that does not unmount a volume. kubectl drain does nothing if a pod that has not ended has no controller or an
+// emptyDir volume, unless it is told to (k8s.io/kubectl v0.36.3 pkg/drain/filters.go unreplicatedFilter, localStorageFilter). Such a pod is bare.
+func rebootNode(s Situation, bare bool) Step {
+	step := Step{
+		Text: "If the unmount keeps failing, drain the node, reboot it even if the drain hangs on this pod, and uncordon it: a new boot has no mounts. " +
+			"A drain refuses pods without a controller: delete them first (kubectl delete pod), or add --force. No controller creates them again.",
+		Command: "kubectl drain " + s.Node + " --ignore-daemonsets --delete-emptydir-data",
+		Danger:  "all pods of the node are stopped, and lose what is in their emptyDir volumes",
+	}
+	if bare {
+		step.Text, _, _ = strings.Cut(step.Text, " A drain refuses")
+		step.Text += " Without --force, it refuses this pod and others without a controller."
+		step.Command += " --force"
+		step.Danger += "; those without a controller are not created again"
+	}
+	return step
 }
 
 func because(detail string) string {

@@ -205,8 +205,8 @@ func serverSteps(s Situation) []Step {
 		return mountSteps(s)
 	}
 	return append([]Step{{
-		Text: "Make sure that the server that the message names runs, that node " + s.Wanted + " reaches it, and that it lets the node in: " +
-			"an NFS server by the node's address, an iSCSI target by its initiator name or CHAP secret. The addresses of the node:",
+		Text: "Make sure that the server that the message names runs and has what the volume names, that node " + s.Wanted + " reaches it, and that it lets the node in: " +
+			"a file server by the node's address, an iSCSI target by its initiator name or CHAP secret. The addresses of the node:",
 		Command: "kubectl get node " + s.Wanted + " -o wide",
 	}}, describeMount(s)...)
 }

@@ -25,7 +25,7 @@ func (g Guide) Steps(s Situation) []Step {
 	for _, name := range []*string{
 		&s.Pod, &s.Namespace, &s.Claim, &s.Volume, &s.Driver, &s.Node, &s.Wanted, &s.Attachment, &s.HolderNamespace, &s.HolderName,
 		&s.LeaseNamespace, &s.AttacherPod, &s.NodeID, &s.Container, &s.ZoneKey,
-		&s.Class, &s.Provisioner, &s.ProvisionerPod, &s.SourceKind, &s.SourceName, &s.SourceNamespace, &s.Workload,
+		&s.Class, &s.AClass, &s.Provisioner, &s.ProvisionerPod, &s.SourceKind, &s.SourceName, &s.SourceNamespace, &s.Workload, &s.OffNode,
 	} {
 		if *name != "" {
 			*name = ShellWord(*name)

@@ -67,7 +67,7 @@ var changeFirst = map[decision.Reason]string{
 
 // causes are all of them.
 var causes = []Cause{
-	"", NoClass, ClassMissing, NodeWithoutScheduler, NoTopology, SourceNotReady, SecretOfClass, WrongParameters, NotSupported, StorageExhausted, StorageRefuses, DriverSilent,
+	"", NoClass, NoDynamicClass, MadeByHand, PerhapsByHand, ClassMissing, NodeWithoutScheduler, NodeNotChosen, NoTopology, SourceNotReady, SecretOfClass, WrongParameters, NotSupported, StorageExhausted, StorageRefuses, DriverSilent,
 	BoundToAnother, BoundToDeleted, OtherClass, HeldBySnapshot, ControllerResizes, NodeResizes, SizeRefused, VolumesStay, HasFinalizers,
 }
 

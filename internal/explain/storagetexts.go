@@ -8,12 +8,29 @@ import (
 
 // storageTexts are those in which a server of a storage has its part, and those about how the pod wants the volume.
 var storageTexts = []kubeletText{
+	{ // pkg/volume/iscsi/iscsi_util.go:352, 368; after "output:" and "Error" open-iscsi usr/iscsi_err.c ISCSI_ERR_ISCSID_NOTCONN
+		kinds: iscsi, pattern: regexp.MustCompile(`(?s)(?:iscsi: failed to |failed to sendtargets to portal ).*could not connect to iscsid`), reason: NodeProgramMissing,
+		why:   "the daemon iscsid does not run on node {node}",
+		steps: []Step{{Text: "Start iscsid on node {node} (systemctl enable --now iscsid), and on each node that may run the pod. kubelet tries again by itself.", Command: "kubectl get node {node} -o wide"}},
+	},
+	{ // as the next one; open-iscsi usr/io.c iscsi_io_connect: an error of connect(2), in 2.0 as its number
+		kinds: iscsi, pattern: regexp.MustCompile(`failed to sendtargets to portal (\S+) output: [^\n]*(?:[Cc]onnection refused|cannot make connection to \S+ \(111\))`), reason: StorageServerFailing,
+		why: "its portal {1} refuses the connection of node {node}",
+		steps: []Step{
+			{Text: "Start the iSCSI target at {1}: the machine is reached, and no program listens at the port. The PersistentVolume has its address: compare it with the target's. A firewall that rejects node {node} looks the same.", Command: "kubectl describe pv {pv}"},
+		},
+	},
 	{ // pkg/volume/iscsi/iscsi_util.go:352; after "output:" open-iscsi usr/initiator_common.c, usr/login.c
 		kinds: iscsi, pattern: regexp.MustCompile(`failed to sendtargets to portal (\S+) output: (?:iscsiadm: )?([^\n]*)`), reason: StorageServerFailing,
 		why: "its portal {1} does not answer node {node}: {2}",
 		steps: []Step{
-			{Text: "Make sure that the iSCSI target runs at {1}, and that no firewall keeps node {node} from it. The PersistentVolume has its address.", Command: "kubectl describe pv {pv}"},
+			{Text: "Make sure that the machine of the iSCSI target runs at {1}, and that no firewall keeps node {node} from it. The PersistentVolume has its address.", Command: "kubectl describe pv {pv}"},
 		},
+	},
+	{ // as the next one; usr/iscsi_err.c: ISCSI_ERR_TRANS, ISCSI_ERR_TRANS_TIMEOUT
+		kinds: iscsi, pattern: regexp.MustCompile(`(?s)iscsi: failed to attach disk: Error.*portal: ([^,\]\s]+),(\d+).*\((?:4 - encountered connection failure|8 - connection timed out)\)`), reason: StorageServerFailing,
+		why:   "its portal {1}:{2} does not answer the login of node {node}",
+		steps: []Step{{Text: "Make sure that the iSCSI target runs at {1}:{2}, and that no firewall keeps node {node} from it. The PersistentVolume has its address.", Command: "kubectl describe pv {pv}"}},
 	},
 	{ // pkg/volume/iscsi/iscsi_util.go:368, 93, 123
 		kinds: iscsi, pattern: regexp.MustCompile(`(?s)iscsi: failed to (?:attach disk: Error|update (?:discoverydb|node) with CHAP, output): (?:Logging in to .*?\n)?(.*)`), reason: StorageServerFailing,
@@ -38,7 +55,7 @@ var storageTexts = []kubeletText{
 	{ // nfs-utils 2.8.2 utils/mount/error.c mount_error
 		kinds: nfs, pattern: regexp.MustCompile(`(?s)mounting (\S+) failed, reason given by server:\s+([^\n]*)`), reason: StorageServerFailing,
 		why:   "the NFS server does not export {1}: {2}",
-		steps: []Step{{Text: "Create the directory at the server, or correct the path of the volume.", Command: "kubectl describe pv {pv}"}},
+		steps: []Step{{Text: "Create and export {1} at the server, or use the path that it exports. The path of a PersistentVolume cannot be changed: to use another one, set its reclaim policy to Retain, delete it and the claim, and create both again.", Command: "kubectl describe pv {pv}"}},
 	},
 	{ // nfs-utils 2.8.2 utils/mount/error.c rpc_mount_errors, mount_error; utils/mount/network.c nfs_lookup
 		kinds: nfs, pattern: regexp.MustCompile(`mount\.nfs4?: ([^\n]*(?:Connection refused|[Tt]imed out|No route to host|Network is unreachable|resolve|not supported|Name or service not known)[^\n]*)`), reason: StorageServerFailing,
@@ -105,6 +122,14 @@ var storageTexts = []kubeletText{
 	},
 	{ // pkg/volume/util/operationexecutor/operation_generator.go:482
 		pattern: regexp.MustCompile(`volume uses the ReadWriteOncePod access mode and is already in use by another pod`), reason: ReadWriteOncePodInUse,
+	},
+
+	{ // pkg/volume/csi/csi_mounter.go:354, in 1.30 to 1.37; openebs/zfs-localpv#547
+		kinds: csi, pattern: regexp.MustCompile(`applyFSGroup failed for vol \S+: (?:lstat|open) (/\S+): no such file or directory`), reason: MountFailing,
+		why: "kubelet does not find what the driver has mounted, {1}: the driver uses another directory than kubelet's, or its mounts do not reach the node",
+		steps: []Step{
+			{Text: "Compare the directory of kubelet in the message with that in the driver's DaemonSet, which has to mount it with mountPropagation: Bidirectional. They differ where kubelet has another --root-dir, as with MicroK8s and k0s: set it in the driver's installation.", Command: "kubectl get pods -A -o wide --field-selector spec.nodeName={node}"},
+		},
 	},
 
 	// pkg/volume/csi/csi_attacher.go:634

@@ -16,7 +16,7 @@ import (
 )
 
 // provisioning returns the calls that read what claims without a volume wait for: their StorageClasses, the capacity that the scheduler looks
-// at, and the volumes that it could bind. There are none if all claims are bound. With all, everything else was read, except the events that are
+// at, and the volumes that it could bind. There are none if all claims are bound, but for the classes of disks of nodes, which may provision no other. With all, everything else was read, except the events that are
 // no warnings.
 func (r *run) provisioning(ctx context.Context, namespace string, all bool) (calls []func()) {
 	var classes []string
@@ -25,6 +25,8 @@ func (r *run) provisioning(ctx context.Context, namespace string, all bool) (cal
 			classes = append(classes, kube.ClassOf(claim))
 		}
 	}
+	unbound := len(classes) > 0
+	classes = append(classes, r.classesOfDisks()...)
 	switch {
 	case len(classes) == 0:
 	case all || slices.Contains(classes, ""): // which could be the default
@@ -36,12 +38,25 @@ func (r *run) provisioning(ctx context.Context, namespace string, all bool) (cal
 		calls = append(calls, func() { r.capacities(ctx) })
 	}
 	if all {
-		return append(calls, r.otherEvents(ctx, namespace, len(classes) > 0)...)
+		return append(calls, r.otherEvents(ctx, namespace, unbound)...)
 	}
 	if r.refused(explain.NoVolumeToBind) && !r.fullPods() {
 		calls = append(calls, func() { r.volumes(ctx) })
 	}
 	return calls
+}
+
+// classesOfDisks are the classes of claims that are bound to a disk or a path of a node, if the scheduler finds no node that has the volume of a pod.
+func (r *run) classesOfDisks() (classes []string) {
+	if !r.refused(explain.VolumeTopologyConflict) {
+		return nil
+	}
+	for _, pv := range r.into.Volumes {
+		if name := kube.ClassOfVolume(pv); name != "" && (pv.Spec.Local != nil || pv.Spec.HostPath != nil) && !slices.Contains(classes, name) {
+			classes = append(classes, name)
+		}
+	}
+	return classes
 }
 
 // otherEvents returns the calls that read events which are not among the warnings of a namespace: what controllers report about claims that wait, and
@@ -119,7 +134,7 @@ func (r *run) classes(ctx context.Context) {
 // keepClass drops the parameters, which may be the driver's secrets.
 func keepClass(s *diagnosis.Snapshot, class *storagev1.StorageClass) {
 	kept := &storagev1.StorageClass{ObjectMeta: keepMeta(class.ObjectMeta), Provisioner: class.Provisioner, VolumeBindingMode: class.VolumeBindingMode, AllowedTopologies: class.AllowedTopologies}
-	kept.Annotations = only(class.Annotations, diagnosis.DefaultClassAnnotation)
+	kept.Annotations = only(class.Annotations, explain.DefaultClass)
 	s.Classes = append(s.Classes, kept)
 }
 

@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"belay.dev/belay/internal/diagnosis"
+	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/kube"
 )
 
@@ -18,8 +19,10 @@ import (
 func TestReadsForClaims(t *testing.T) {
 	const none = ""
 	full, noVolume := "0/1 nodes are available: 1 node(s) did not have enough free storage.", "0/1 nodes are available: 1 node(s) didn't find available persistent volumes to bind."
+	misplaced := "0/1 nodes are available: 1 node(s) didn't match PersistentVolume's node affinity."
 	for name, one := range map[string]struct {
 		bound    bool
+		local    bool
 		class    *string
 		message  string
 		all      bool
@@ -38,6 +41,9 @@ func TestReadsForClaims(t *testing.T) {
 		"one of those in a cluster":               {class: new("c"), message: full, all: true, calls: 3, nodesAll: true},
 		"one for which there is no volume":        {class: new("c"), message: noVolume, calls: 2, nodesAll: true},
 		"one of those in a cluster, which has it": {class: new("c"), message: noVolume, all: true, calls: 2, nodesAll: true},
+		"a disk of a node that is gone":           {bound: true, local: true, class: new("c"), message: misplaced, calls: 1, nodesAll: true},
+		"a disk of a node that is full":           {bound: true, local: true, class: new("c"), message: "0/1 nodes are available: 1 Insufficient cpu."},
+		"a volume of a driver elsewhere":          {bound: true, class: new("c"), message: misplaced, nodesAll: true},
 		"another cause":                           {bound: true, class: new("c"), message: "0/1 nodes are available: 1 Insufficient cpu."},
 		"a volume that is not deleted":            {bound: true, class: new("c"), all: true, phase: corev1.VolumeReleased, claimed: "ns", policy: corev1.PersistentVolumeReclaimDelete, calls: 1},
 		"one whose delete failed":                 {bound: true, class: new("c"), all: true, phase: corev1.VolumeFailed, claimed: "ns", calls: 1},
@@ -60,6 +66,9 @@ func TestReadsForClaims(t *testing.T) {
 					}
 					r.into.Claims, r.into.Pods = append(r.into.Claims, claim), append(r.into.Pods, pod)
 					pv := &corev1.PersistentVolume{Spec: corev1.PersistentVolumeSpec{PersistentVolumeReclaimPolicy: one.policy}, Status: corev1.PersistentVolumeStatus{Phase: one.phase}}
+					if one.local {
+						pv.Spec.Local, pv.Spec.StorageClassName = &corev1.LocalVolumeSource{Path: "/d"}, "c"
+					}
 					if one.claimed != "" {
 						pv.Spec.ClaimRef = &corev1.ObjectReference{Namespace: one.claimed, Name: claim.Name}
 					}
@@ -77,7 +86,7 @@ func TestReadsForClaims(t *testing.T) {
 func TestWhatIsKeptOfClasses(t *testing.T) {
 	affinity := &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "zone", Operator: corev1.NodeSelectorOpIn, Values: []string{"a"}}}}}}}
 	objects := []runtime.Object{&storagev1.StorageClass{
-		ObjectMeta: metav1.ObjectMeta{Name: "fast", Annotations: map[string]string{diagnosis.DefaultClassAnnotation: "true", "x": "y"}}, Provisioner: "p", Parameters: map[string]string{"password": "hidden"},
+		ObjectMeta: metav1.ObjectMeta{Name: "fast", Annotations: map[string]string{explain.DefaultClass: "true", "x": "y"}}, Provisioner: "p", Parameters: map[string]string{"password": "hidden"},
 	}}
 	for i := range 3 {
 		objects = append(objects, &corev1.PersistentVolume{
