@@ -187,7 +187,7 @@ var holes = []hole{
 	{"19", "a level that did not answer is left out", loginsFile, "min(exerciseEvery<<min(max(s.missed-2, 0), 8), limit)", "1000*limit", shell, "TestNoAnswerLocksNothing"},
 	{"19", "a switch that may refuse is asked as often as one that has worked", loginsFile, "s, limit := l.state(i), maxGuess", "s, limit := l.state(i), maxRest", shell, "TestGuess"},
 	{"19", "what one level refuses counts against the others", loginsFile, "return r.Level == int32(level) && r.SecretVersion", "return r.SecretVersion", shell, "TestLevelsCountForThemselves"},
-	{"19", "a BMC that does not answer counts as one that refuses", "internal/fenceagent/ipmi.go", "if exit != 0 && refused(text) {", "if exit != 0 {", "internal/fenceagent", "TestRefusedLogin"},
+	{"19", "a BMC that does not answer counts as one that refuses", "internal/fenceagent/ipmi.go", "if refused(exit, text) {", "if exit != 0 {", "internal/fenceagent", "TestRefusedLogin"},
 	{"19", "a Secret that was corrected during a fence is not tried", fencerFile, "c.Reason == reasonLocked && f.mayLogin(ctx, source)", "false", shell, "TestSecretCorrectedDuringAFence"},
 	{"19", "a Secret that was corrected is not tried", loginsFile, " && r.SecretVersion == l.versions[level]", "", shell, "TestLogins"},
 	{"20", "a pod that nothing evicts stays", decide, "if pod.leaves() && !pod.Leaving {", "if false {", pure, "TestFence"},

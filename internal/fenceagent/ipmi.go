@@ -97,7 +97,7 @@ func (a *Agent) guid(ctx context.Context) (string, error) {
 			return a.identity(id)
 		}
 	}
-	if exit != 0 && refused(text) {
+	if refused(exit, text) {
 		return "", fmt.Errorf("%w: %s", ErrRefused, a.shown(text))
 	}
 	return "", fmt.Errorf("the BMC gave no GUID: exit status %d: %s", exit, a.shown(text))

@@ -20,10 +20,10 @@ var refusals = []string{
 	"Invalid user name",                                               // over IPMI 1.5: src/plugins/lan/lan.c:1587
 }
 
-// refused reports whether ipmitool was refused.
-func refused(text string) bool {
+// refused reports whether ipmitool failed because it was refused.
+func refused(exit int, text string) bool {
 	for line := range strings.Lines(text) {
-		if slices.Contains(refusals, strings.TrimSpace(line)) {
+		if exit != 0 && slices.Contains(refusals, strings.TrimSpace(line)) {
 			return true
 		}
 	}
