@@ -46,11 +46,14 @@ func dialError(err error) error {
 // agentSwitch is a fence agent as recovery uses it.
 type agentSwitch struct{ *fenceagent.Agent }
 
-// Identity returns the system UUID of the hardware; recovery.ErrNoIdentity if the agent cannot tell.
+// Identity returns the system UUID of the hardware; recovery.ErrNoIdentity if the agent cannot tell, and recovery.ErrRefused if the login was refused.
 func (s agentSwitch) Identity(ctx context.Context) (string, error) {
 	id, err := s.Agent.Identity(ctx)
 	if errors.Is(err, fenceagent.ErrNoIdentity) {
 		err = recovery.ErrNoIdentity
+	}
+	if errors.Is(err, fenceagent.ErrRefused) {
+		err = fmt.Errorf("%w: %w", recovery.ErrRefused, err)
 	}
 	return id, err
 }

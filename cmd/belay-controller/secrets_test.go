@@ -14,6 +14,7 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	clientscheme "k8s.io/client-go/kubernetes/scheme"
@@ -91,7 +92,10 @@ func TestSecretsNeverShow(t *testing.T) {
 		must(t, c.Get(ctx, client.ObjectKey{Name: "secret-1"}, source))
 		return source.Status
 	}
-	wait.Until(t, "the failed login is recorded", func() bool { return status().FailedLogins > 0 })
+	wait.Until(t, "it is recorded that the agent gave no answer", func() bool {
+		c := meta.FindStatusCondition(status().Conditions, "FenceReady")
+		return c != nil && c.Reason == "NoAnswer"
+	})
 	power("ON")
 	var changed time.Time
 	wait.Until(t, "the switch is bound", func() bool {

@@ -243,7 +243,10 @@ func (x *state) sourceOf(node string) *SourceRecord {
 	if object == nil {
 		return nil
 	}
-	r := &SourceRecord{Levels: []SourceLevel{}, Ready: string(metav1.ConditionUnknown), FailedLogins: object.Status.FailedLogins}
+	r := &SourceRecord{Levels: []SourceLevel{}, Ready: string(metav1.ConditionUnknown)}
+	for _, refused := range object.Status.Refused {
+		r.FailedLogins = max(r.FailedLogins, refused.Times)
+	}
 	for _, level := range object.Spec.Levels {
 		l := SourceLevel{Feeds: []SourceFeed{}}
 		for _, feed := range level.Feeds {

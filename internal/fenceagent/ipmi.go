@@ -87,7 +87,7 @@ func (a *Agent) guid(ctx context.Context) (string, error) {
 			args = append(args, flag, value)
 		}
 	}
-	exit, text, err := execute(ctx, "", filepath.Join(folder, "ipmitool"), append(args, "mc", "guid", "smbios")...)
+	exit, text, err := execute(ctx, "", filepath.Join(folder, "ipmitool"), append(args, "-v", "mc", "guid", "smbios")...)
 	if err != nil {
 		return "", fmt.Errorf("ask the BMC for its GUID: %w", err)
 	}
@@ -96,6 +96,9 @@ func (a *Agent) guid(ctx context.Context) (string, error) {
 			id, _, _ = strings.Cut(strings.TrimSpace(id), " ")
 			return a.identity(id)
 		}
+	}
+	if refused(exit, text) {
+		return "", fmt.Errorf("%w: %s", ErrRefused, a.shown(text))
 	}
 	return "", fmt.Errorf("the BMC gave no GUID: exit status %d: %s", exit, a.shown(text))
 }

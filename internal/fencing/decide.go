@@ -170,17 +170,18 @@ func (d *decider) evidence() {
 	}
 }
 
-// nothingLeft ends a fence that has nothing more to do: its Node was deleted, and no pod or VolumeAttachment of the boot is left that is not being
-// deleted. Others detach those. Volumes that were taken one by one may be mounted on the machine, which may register again: then it waits on.
+// nothingLeft ends a fence that has nothing more to do: its Node was deleted, or is another machine's now, and no pod or VolumeAttachment of the boot is
+// left that is not being deleted. Others detach those, and the pods of the name are the other machine's: that one may need a fence of its own. Volumes that
+// were taken one by one may be mounted on the machine, which may register again: then it waits on.
 func (d *decider) nothingLeft() bool {
 	switch {
-	case d.seen.Exists != No || d.fence.StorageProven || d.fence.Intent.open(d.now):
+	case d.seen.Exists != No && !d.replaced() || d.fence.StorageProven || d.fence.Intent.open(d.now):
 		return false
 	case !d.seen.Listed:
 		d.do(List{})
 		return true
 	}
-	waits := slices.ContainsFunc(d.seen.Pods, func(p Pod) bool { return !p.Leaving }) ||
+	waits := !d.replaced() && slices.ContainsFunc(d.seen.Pods, func(p Pod) bool { return !p.Leaving }) ||
 		slices.ContainsFunc(d.seen.Attachments, func(a Attachment) bool { return !a.Deleting })
 	if !waits {
 		d.enter(Cancelled)
@@ -461,11 +462,10 @@ func (d *decider) detaching() {
 	}
 }
 
-// moved waits for the next boot of the machine, or for another machine of the name. If the Node was deleted, there is nothing to wait for:
-// the taints went with it.
+// moved waits for the next boot of the machine, or for another machine of the name, which may be silent itself: the taints are not about that one. If
+// the Node was deleted, there is nothing to wait for: the taints went with it.
 func (d *decider) moved() {
-	back := d.seen.Exists == No ||
-		d.seen.Exists == Yes && d.seen.Ready == Yes && (d.seen.restarted(d.fence) || d.seen.Now.Since(d.fence.Boot) == OtherMachine)
+	back := d.seen.Exists == No || d.replaced() || d.seen.Ready == Yes && d.seen.restarted(d.fence)
 	switch {
 	case d.seen.alive(d.fence):
 		d.contradicted()

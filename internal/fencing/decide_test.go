@@ -90,17 +90,25 @@ func TestNewLeaderListens(t *testing.T) {
 	}
 }
 
-// TestOldAnswer (hole 4): an answer authorizes for five seconds after the question.
+// TestOldAnswer (hole 4): an answer authorizes for five seconds after the question, without what the switch took to answer it, as far as that can be true.
 func TestOldAnswer(t *testing.T) {
 	s := newStand(t)
 	s.until(Tainting)
 	s.seen.ReadAt = s.now
-	for age, want := range map[time.Duration]bool{FreshFor: true, FreshFor + time.Millisecond: false, -time.Millisecond: false} {
-		s.seen.Source.Status.Asked = s.now.Add(-age)
+	const all = MaxLevels * LevelWithin
+	for _, c := range []struct {
+		age, took time.Duration
+		want      bool
+	}{
+		{FreshFor, 0, true}, {FreshFor + time.Millisecond, 0, false}, {-time.Millisecond, 0, false},
+		{FreshFor + 6*time.Second, 6 * time.Second, true}, {FreshFor + 6*time.Second + 1, 6 * time.Second, false}, {FreshFor + time.Second, -time.Hour, false},
+		{FreshFor + all, all, true}, {FreshFor + all + 1, time.Hour, false}, {-time.Millisecond, time.Second, false},
+	} {
+		s.seen.Source.Status.Asked, s.seen.Source.Status.Took = s.now.Add(-c.age), c.took
 		d := Decide(s.now, s.fence, s.seen)
 		taints := len(d.Steps) > 0 && d.Steps[0] == Step(Taint{NodeUID: boot1.NodeUID, Version: "7"})
-		if taints != want {
-			t.Errorf("an answer to a question asked %v ago: taints %t, want %t", age, taints, want)
+		if taints != c.want {
+			t.Errorf("an answer that took %v to a question asked %v ago: taints %t, want %t", c.took, c.age, taints, c.want)
 		}
 	}
 }
@@ -225,6 +233,36 @@ func TestReplacedNode(t *testing.T) {
 	if d.Reason != NoEvidence || count[Taint](s)+count[Isolate](s)+count[DeleteAttachment](s) != 0 || d.Proof.Class() != "" {
 		t.Fatalf("%s: %T", d.Reason, s.did)
 	}
+}
+
+// TestReplacedMachineIsNotKeptFromItsOwnFence: a fence whose machine another one has replaced under the name ends when no VolumeAttachment of its boot is left
+// that is not being deleted, whatever pods run under the name, and once its volumes have moved whether or not the other machine is Ready: that one may be
+// silent itself, and gets its own fence only then.
+func TestReplacedMachineIsNotKeptFromItsOwnFence(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(*stand)
+		ends   bool
+	}{
+		"a VolumeAttachment":        {func(*stand) {}, false},
+		"one that is being deleted": {func(s *stand) { s.seen.Attachments[0].Deleting = true }, true},
+		"pods of the name alone":    {func(s *stand) { s.seen.Attachments = nil }, true},
+		"and it is not replaced":    {func(s *stand) { s.seen.Attachments, s.seen.Now = nil, boot1 }, false},
+		"and volumes were taken":    {func(s *stand) { s.seen.Attachments, s.fence.StorageProven = nil, true }, false},
+	} {
+		s := newStand(t)
+		s.seen.Source.Name = "" // as that of the other machine
+		s.until(Fencing)
+		s.seen.Now, s.seen.Ready, s.seen.Silent = other, No, true
+		c.change(s)
+		s.waits()
+		if (s.fence.Phase == Cancelled) != c.ends || count[DeletePod](s)+count[DeleteAttachment](s)+count[Command](s)+count[Taint](s) != 0 {
+			t.Errorf("%s: %s after %T", name, s.fence.Phase, s.did)
+		}
+	}
+	s := newStand(t)
+	s.until(Moved)
+	s.seen.Now, s.seen.Ready, s.seen.Silent = other, No, true
+	s.until(Released)
 }
 
 // TestSignOfLifeBeforeOff: a node that comes back before anything was sent keeps its pods, and the isolation goes.

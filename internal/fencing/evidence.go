@@ -22,9 +22,18 @@ const (
 	Stated Class = "Stated"
 )
 
-// FreshFor is how long an answer authorizes anything, counted from the moment the question was sent (hole 4). Answers that were stored
-// authorize nothing.
-const FreshFor = 5 * time.Second
+const (
+	// FreshFor is how long an answer authorizes anything, counted from the question, without what the switch took to answer it (hole 4). Answers
+	// that were stored authorize nothing.
+	FreshFor = 5 * time.Second
+	// LevelWithin bounds what the switches of one level take to give identity and state, and to be switched off before that. Of a BMC that does not answer,
+	// ipmitool 1.8.19 says so after 20.9 s, and Debian's fence_ipmilan 4.12.1 after 22.8 s (measured with a port that drops all packets).
+	LevelWithin = 30 * time.Second
+	// MaxLevels is the most levels of a power switch, as the CRD of a FenceSource allows.
+	MaxLevels = 4
+	// answerSlack is what storing an answer takes, beside asking.
+	answerSlack = 5 * time.Second
+)
 
 // Power is the answer of one switch.
 type Power uint8
@@ -42,15 +51,23 @@ type Answer struct {
 	Power Power
 	// Asked is when the question was stored for the fencer, before it was sent.
 	Asked time.Time
+	// Took is how long the fencer asked until it had the state, on its own clock: the state was read at the end of that.
+	Took time.Duration
 	// Machine is the system UUID of the hardware that answered, in the form of the Node's.
 	Machine string
 	// Raw is the text of the answer without secrets.
 	Raw string
 }
 
-// fresh reports whether the question was asked by this process, not long ago.
+// took is Took as far as it can be true.
+func (a Answer) took() time.Duration { return min(max(a.Took, 0), MaxLevels*LevelWithin) }
+
+// given is when the state had been read at the earliest: if the fencer began to ask as soon as the question was stored.
+func (a Answer) given() time.Time { return a.Asked.Add(a.took()) }
+
+// fresh reports whether the question was asked by this process, and the answer is not old.
 func (a Answer) fresh(now time.Time) bool {
-	return !a.Asked.IsZero() && !now.Before(a.Asked) && now.Sub(a.Asked) <= FreshFor
+	return !a.Asked.IsZero() && !now.Before(a.Asked) && now.Sub(a.given()) <= FreshFor
 }
 
 // Source is what a process knows about the power switch of a node, or the switches of a machine with several feeds.
@@ -73,6 +90,13 @@ type Source struct {
 	Held bool
 	// Running is set while a question or a command of this process waits for its answer.
 	Running bool
+	// Levels is how many levels are asked, one after the other.
+	Levels int
+}
+
+// AnswerWithin is how long the fencer may take to answer a question, or a command that it sends.
+func (s Source) AnswerWithin() time.Duration {
+	return time.Duration(min(max(s.Levels, 1), MaxLevels))*LevelWithin + answerSlack
 }
 
 // bound reports whether the source is known to switch the machine that runs this boot.

@@ -3,7 +3,7 @@ package fencing
 import "time"
 
 // LifeFor is how long a Life counts after the sign of life behind it: longer than an answer authorizes anything (FreshFor), because a wait
-// must not end by chance between two questions.
+// must not end by chance between two questions. What a switch takes to answer comes on top, for this question and the next.
 const LifeFor = 30 * time.Second
 
 // Sign is what shows that a boot runs.
@@ -47,7 +47,7 @@ func (d *decider) life() Life {
 	if !source.bound(boot) || !source.Status.fresh(d.now) || !source.contradicts(boot) {
 		return Life{}
 	}
-	return Life{boot: boot, sign: SaysOn, until: source.Status.Asked.Add(LifeFor)}
+	return Life{boot: boot, sign: SaysOn, until: source.Status.given().Add(source.Status.took() + LifeFor)}
 }
 
 // Life returns that a boot runs which its Node shows, if the lease was renewed within the node's limit while this process listened. A lease

@@ -184,9 +184,9 @@ func (p *page) source(s *diagnosis.SourceRecord) {
 	}
 	switch n := s.FailedLogins; {
 	case n == 1:
-		p.line("", "it did not answer once")
+		p.line("", "it refused the login once")
 	case n > 1:
-		p.line("", "it did not answer %d times in a row", n)
+		p.line("", "it refused the login %d times in a row", n)
 	}
 }
 

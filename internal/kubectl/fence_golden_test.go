@@ -251,7 +251,7 @@ var fencedScenes = map[string]struct {
 		s.fence.Status.Phase = fencingv1.Phase(fencing.Releasing)
 		s.waits(fencing.IntentOpen)
 		s.intends(10 * time.Second)
-		s.source.Status.FailedLogins = 1
+		s.source.Status.Refused = []fencingv1.RefusedLogins{{Times: 1}}
 	}, diagnosis.BeingReleased, diagnosis.InProgress, diagnosis.InProgress, explain.Scheduling},
 	"settling": {fencedScene.settles, diagnosis.BeingReleased, diagnosis.InProgress, diagnosis.InProgress, explain.Scheduling},
 	"cancels": {func(s fencedScene) { // the owner has opted out after the command was stored

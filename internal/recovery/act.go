@@ -169,7 +169,7 @@ func (t *turn) othersQuestion() bool {
 		return false
 	}
 	_, own := t.mem.asked[q.Nonce]
-	return !own && !t.answered(q.Nonce) && t.now().Sub(q.Time.Time).Abs() < answerWithin
+	return !own && !t.answered(q.Nonce) && t.now().Sub(q.Time.Time).Abs() < t.answerWithin
 }
 
 // command stores a command to switch off for the fencer (hole 5).

@@ -27,8 +27,9 @@ import (
 const (
 	// maxDecisions bounds how often one Reconcile decides. A fence that needs more is decided again at once.
 	maxDecisions = 16
-	// answerWithin is how long the answer to a question is waited for before another one is asked. It is longer than an agent may take.
-	answerWithin = 15 * time.Second
+	// sendWithin is how long a command is waited for that the fencer has not recorded as sent, before the switch is asked for its state. A fence is
+	// looked at again that often.
+	sendWithin = 15 * time.Second
 )
 
 // actor decides on fences, and carries out what was decided.
@@ -85,6 +86,9 @@ type turn struct {
 	mem   *memory
 	// latest is the highest epoch of the node's fences.
 	latest int64
+	// sent is the command that the fencer last recorded before it sent it, and answerWithin how long it may take to answer.
+	sent         string
+	answerWithin time.Duration
 }
 
 // Reconcile decides on a fence until it waits.
@@ -176,7 +180,7 @@ func (t *turn) result(d fencing.Decision) reconcile.Result {
 	if finished(t.fence) {
 		return reconcile.Result{}
 	}
-	after := answerWithin
+	after := sendWithin
 	if !d.RecheckAt.IsZero() {
 		after = min(after, d.RecheckAt.Sub(t.now()))
 	}

@@ -67,7 +67,7 @@ func shownEpoch(node *corev1.Node) int64 {
 
 // sourceState returns what a FenceSource says about a node's switch.
 func boundSource(s *fencingv1.FenceSource) fencing.Source {
-	source := fencing.Source{Name: s.Name}
+	source := fencing.Source{Name: s.Name, Levels: len(s.Spec.Levels)}
 	for _, c := range s.Status.Conditions {
 		if c.Type == conditionFenceReady {
 			source.Shared, source.Locked = c.Reason == reasonShared, c.Reason == reasonLocked

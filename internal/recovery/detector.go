@@ -239,8 +239,10 @@ func byName(sources *fencingv1.FenceSourceList) map[string]*fencingv1.FenceSourc
 func (d *detector) node(node *corev1.Node, source *fencingv1.FenceSource) fencing.Node {
 	n := d.describe(node)
 	if source != nil {
-		n.Zone = recordedZone(source, n.Boot)
-		n.PowerOff, n.Key = d.powerOff(node.Name, source.Status.Power, n.Silent), rememberedKey(source, n.Boot)
+		n.Zone, n.Key = recordedZone(source, n.Boot), rememberedKey(source, n.Boot)
+		if machine := boundSource(source).SaidOn.Machine; machine == n.Boot.Machine { // it says nothing about one that replaced it under the name
+			n.PowerOff = d.powerOff(node.Name, source.Status.Power, n.Silent)
+		}
 	}
 	return n
 }

@@ -333,3 +333,26 @@ func TestZoneIsWhatTheFencerRecorded(t *testing.T) {
 		t.Errorf("both nodes of a zone are silent: %+v", s)
 	}
 }
+
+// TestPowerOfTheMachineBefore: what the switch says counts for the machine that it is bound to, in each of its boots, and not for another one that has
+// replaced it under the name.
+func TestPowerOfTheMachineBefore(t *testing.T) {
+	for machine, want := range map[string]fencing.Knowledge{"hw-n1": fencing.Yes, "hw-before": fencing.Unknown} {
+		node, source := nodeOf("n1", 0), sourceOf("n1", "bmc")
+		source.Status.Bound = &fencingv1.Bound{NodeUID: "uid-n1", BootID: "boot-before", MachineID: machine, HardwareID: machine, Generation: 1}
+		source.Status.Power = &fencingv1.PowerState{State: powerOff}
+		p := partsOver(nil, node, source)
+		p.hears(leaseOf("n1"))
+		d := &detector{parts: p, held: map[string]hold{}}
+		if got := d.node(node, source).PowerOff; got != want {
+			t.Errorf("the switch of %s says Off: for hw-n1 that is %v, want %v", machine, got, want)
+		}
+	}
+	// The hardware behind the address is another machine's.
+	f := newFencer(partsOver(dialing(map[string]Switch{"bmc": &machine{uuid: "hw-other", power: fencing.PowerOff}}), nodeOf("n1", 0)))
+	source := sourceOf("n1", "bmc")
+	source.Status.Bound = &fencingv1.Bound{NodeUID: "uid-n1", BootID: "boot-n1", MachineID: "hw-n1", HardwareID: "hw-n1", Generation: 1}
+	if f.check(t.Context(), source, nodeOf("n1", 0), true); source.Status.Power != nil {
+		t.Errorf("the hardware of another machine says Off: %+v", source.Status.Power)
+	}
+}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -27,11 +28,8 @@ const (
 	exerciseEvery = time.Minute
 	// lookEvery is how often the switch of a node that has fallen silent is asked, which is a second signal for the detector.
 	lookEvery = 2 * time.Second
-	// agentWithin bounds one call of an agent.
-	agentWithin = 12 * time.Second
-	// maxLogins is how often a switch may fail to answer with one version of its Secrets before it is not asked any more: BMCs lock the
-	// accounts of those who guess (hole 19).
-	maxLogins = 3
+	// maxLooks is how often the time between two looks at a switch that does not answer is doubled: to 32 s.
+	maxLooks = 4
 )
 
 // Reasons of the condition FenceReady.
@@ -66,8 +64,7 @@ func newFencer(p *parts) *fencer {
 
 // sourceState is what this process knows about the switch of a node.
 type sourceState struct {
-	// failed is how often a level did not answer while its node lived, by the version of the Secrets and the level.
-	failed map[string]int
+	levels map[int]*levelState
 	// answered has the nonces that this process has answered, or is about to.
 	answered map[string]bool
 	// unstored has the answers that are not in the record yet, by nonce.
@@ -76,6 +73,8 @@ type sourceState struct {
 	held heldCommand
 	// exercised is when the switch was asked last without being asked to.
 	exercised time.Time
+	// looks is how often in a row it gave no clear answer while its node was silent and not fenced.
+	looks int
 }
 
 // Reconcile serves one node: what its NodeFence asks first, and otherwise an exercise of its switch.
@@ -115,7 +114,7 @@ func (f *fencer) state(node string) *sourceState {
 	defer f.mu.Unlock()
 	s := f.sources[node]
 	if s == nil {
-		s = &sourceState{failed: map[string]int{}, answered: map[string]bool{}, unstored: map[string]fencingv1.Evidence{}}
+		s = &sourceState{levels: map[int]*levelState{}, answered: map[string]bool{}, unstored: map[string]fencingv1.Evidence{}}
 		f.sources[node] = s
 	}
 	return s
@@ -156,7 +155,7 @@ func (f *fencer) serve(ctx context.Context, state *sourceState, source *fencingv
 // reconsider looks at a source that a person has corrected while its node is being fenced, or whose twin was corrected.
 func (f *fencer) reconsider(ctx context.Context, source *fencingv1.FenceSource) error {
 	b, c := source.Status.Bound, meta.FindStatusCondition(source.Status.Conditions, conditionFenceReady)
-	again := c != nil && (c.Reason == reasonShared || c.Reason == reasonLocked && f.newSecret(ctx, source))
+	again := c != nil && (c.Reason == reasonShared || c.Reason == reasonLocked && f.mayLogin(ctx, source))
 	if b == nil || b.Generation == source.Generation && !again {
 		return nil
 	}
@@ -165,10 +164,10 @@ func (f *fencer) reconsider(ctx context.Context, source *fencingv1.FenceSource) 
 	return f.storeSource(ctx, source, before)
 }
 
-// newSecret reports whether a Secret was changed since its version was locked. It reads, and logs in nowhere.
-func (f *fencer) newSecret(ctx context.Context, source *fencingv1.FenceSource) bool {
-	_, version, err := f.dial(ctx, source)
-	return err == nil && version != source.Status.SecretVersion
+// mayLogin reports whether a level may be asked, because its Secret was changed since its version was locked. It reads, and logs in nowhere.
+func (f *fencer) mayLogin(ctx context.Context, source *fencingv1.FenceSource) bool {
+	_, versions, err := f.dial(ctx, source)
+	return err == nil && len(f.state(source.Name).logins(source, versions, f.now()).open()) > 0
 }
 
 // requested turns the record into what is asked.
@@ -218,18 +217,16 @@ func (f *fencer) call(ctx context.Context, state *sourceState, source *fencingv1
 	if e, known := state.unstored[nonce]; known && e.BootID == fence.Spec.BootID {
 		return f.store(ctx, state, fence, e)
 	}
-	levels, version, err := f.dial(ctx, source)
+	levels, versions, err := f.dial(ctx, source)
 	if err != nil {
 		return f.answer(ctx, state, fence, nonce, reply{raw: err.Error()})
 	}
 	before := source.DeepCopy()
-	worked, may := mayLogin(source, version)
-	if !may {
+	logins := state.logins(source, versions, f.now())
+	if len(logins.open()) == 0 {
 		setFenceReady(source, metav1.ConditionFalse, reasonLocked, lockedMessage)
 		return errors.Join(f.storeSource(ctx, source, before), f.answer(ctx, state, fence, nonce, reply{raw: lockedMessage}))
 	}
-	ctx, cancel := context.WithTimeout(ctx, agentWithin)
-	defer cancel()
 	var command *order
 	if off {
 		source.Status.Command = f.commandFor(source, fence, nonce)
@@ -242,11 +239,11 @@ func (f *fencer) call(ctx context.Context, state *sourceState, source *fencingv1
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithDeadline(ctx, r.Fence.Intent.NotAfter)
 		defer cancel()
-		command = &order{machine: machineID(fence.Spec.MachineID), stands: func(ctx context.Context) error { return f.stands(ctx, &r) }}
+		command = &order{machine: machineID(fence.Spec.MachineID), stands: func(ctx context.Context) error { return f.stands(ctx, r) }}
 	}
-	a := levels.ask(ctx, command, knownLevels(source))
-	if source.Status.FailedLogins = failures(source, a, worked); !worked && a.power == fencing.PowerUnknown {
-		setFenceReady(source, metav1.ConditionFalse, reasonNoAnswer, "asked while the node was being fenced: "+truncate(a.raw, 900))
+	a := levels.ask(ctx, logins, command, knownLevels(source))
+	if len(logins.open()) == 0 {
+		setFenceReady(source, metav1.ConditionFalse, reasonLocked, lockedMessage)
 	}
 	return errors.Join(f.answer(ctx, state, fence, nonce, a), f.storeSource(context.WithoutCancel(ctx), source, before))
 }
@@ -255,7 +252,7 @@ func (f *fencer) call(ctx context.Context, state *sourceState, source *fencingv1
 var errOvertaken = errors.New("the node shows a sign of life, is of the control plane, or is to be left alone by its owner")
 
 // stands reads fence and node for the last time before a command is sent.
-func (f *fencer) stands(ctx context.Context, r *fencing.Requested) error {
+func (f *fencer) stands(ctx context.Context, r fencing.Requested) error {
 	fence := &fencingv1.NodeFence{}
 	if err := f.live.Get(ctx, client.ObjectKey{Name: r.Fence.Boot.Node}, fence); err != nil {
 		return fmt.Errorf("read NodeFence %s: %w", r.Fence.Boot.Node, err)
@@ -264,10 +261,10 @@ func (f *fencer) stands(ctx context.Context, r *fencing.Requested) error {
 	if r.Fence = fenceState(fence); r.Fence.Intent.Nonce != nonce {
 		return errOvertaken
 	}
-	if err := f.readNode(ctx, r); err != nil {
+	if err := f.readNode(ctx, &r); err != nil {
 		return err
 	}
-	if fencing.Overtaken(*r) {
+	if fencing.Overtaken(r) {
 		return errOvertaken
 	}
 	return nil
@@ -294,12 +291,12 @@ func (f *fencer) answer(ctx context.Context, state *sourceState, fence *fencingv
 	ctx = context.WithoutCancel(ctx)
 	e := fencingv1.Evidence{
 		Power: powerName(a.power), Source: fence.Name, BootID: fence.Spec.BootID, MachineID: a.machine(fence.Spec.MachineID),
-		Nonce: nonce, Time: micro(f.now()), Raw: truncate(a.raw, 1024),
+		Nonce: nonce, Time: micro(f.now()), TookMilliseconds: a.took.Milliseconds(), Raw: truncate(a.raw, 1024),
 	}
 	if a.power == fencing.PowerOff {
 		e.Class = string(fencing.PoweredOff)
 	}
-	log.FromContext(ctx).Info("Power switch answered", "power", e.Power, "machine", e.MachineID, "nonce", nonce, "answer", a.raw)
+	log.FromContext(ctx).Info("Power switch answered", "power", e.Power, "machine", e.MachineID, "nonce", nonce, "took", a.took, "answer", a.raw)
 	state.unstored[nonce] = e
 	return f.store(ctx, state, fence, e)
 }
@@ -323,7 +320,7 @@ func (f *fencer) exercise(ctx context.Context, state *sourceState, source *fenci
 	quiet := heard && silent >= limit/2
 	every := exerciseEvery
 	if quiet {
-		every = lookEvery
+		every = lookEvery << min(state.looks, maxLooks)
 	}
 	if wait := every - f.now().Sub(state.exercised); wait > 0 && !state.exercised.IsZero() && !changed(source) {
 		return min(wait, lookEvery), nil
@@ -361,30 +358,7 @@ func (f *fencer) storeSource(ctx context.Context, source, before *fencingv1.Fenc
 	return nil
 }
 
-// mayLogin reports whether the switch may be asked with this version of its Secrets, and whether it has answered to it before: BMCs lock the
-// account of those who guess (hole 19), and what worked is no guess.
-func mayLogin(source *fencingv1.FenceSource, version string) (worked, may bool) {
-	status := &source.Status
-	if version != status.SecretVersion || changed(source) {
-		status.SecretVersion, status.FailedLogins = version, 0
-		return false, true
-	}
-	return status.FailedLogins == 0, status.FailedLogins < maxLogins
-}
-
-// failures is how often the switch has not answered in a row. A silent node says nothing about a login that worked: its BMC may have lost its
-// power too, and must be asked again and again.
-func failures(source *fencingv1.FenceSource, a reply, worked bool) int32 {
-	switch {
-	case a.power != fencing.PowerUnknown:
-		return 0
-	case worked:
-		return source.Status.FailedLogins
-	}
-	return source.Status.FailedLogins + 1
-}
-
-const lockedMessage = "the power switch did not answer three times in a row: correct the Secret or the FenceSource; it is not asked again before that"
+const lockedMessage = "the power switch refused the login three times in a row: correct the Secret or the FenceSource; it is not asked again before that"
 
 // setFenceReady sets the condition FenceReady.
 func setFenceReady(source *fencingv1.FenceSource, ready metav1.ConditionStatus, reason, message string) {
@@ -406,35 +380,48 @@ func (f *fencer) check(ctx context.Context, source *fencingv1.FenceSource, node 
 		cannot(reasonShared, sharedMessage)
 		return
 	}
-	levels, version, err := f.dial(ctx, source)
+	levels, versions, err := f.dial(ctx, source)
 	if err != nil {
 		cannot(dialReason(err), truncate(err.Error(), 1024))
 		return
 	}
-	worked, may := mayLogin(source, version)
-	if !may {
+	logins := f.state(source.Name).logins(source, versions, f.now())
+	var a reply
+	var on, spoilt []int32
+	switch due := logins.due(); {
+	case len(logins.open()) == 0:
 		cannot(reasonLocked, lockedMessage)
 		return
+	case quiet:
+		a = levels.ask(ctx, logins, nil, knownLevels(source))
+	case len(due) == 0: // none has answered, and what is known stays
+		return
+	default:
+		a, on, spoilt = levels.exercise(ctx, logins, due)
 	}
-	ctx, cancel := context.WithTimeout(ctx, agentWithin)
-	defer cancel()
-	var a reply
-	var on []int32
-	if quiet {
-		a = levels.ask(ctx, nil, knownLevels(source))
+	if state := f.state(source.Name); quiet && a.power == fencing.PowerUnknown {
+		state.looks++
 	} else {
-		a, on = levels.exercise(ctx, f.state(source.Name).failed, version)
+		state.looks = 0
 	}
-	source.Status.FailedLogins = failures(source, a, worked && quiet)
-	if a.power == fencing.PowerUnknown {
+	switch {
+	case len(logins.open()) == 0:
+		cannot(reasonLocked, lockedMessage)
+	case a.power == fencing.PowerUnknown:
 		cannot(reasonNoAnswer, truncate(a.raw, 1024))
-		return
-	}
-	if quiet {
+	case quiet:
 		f.answersInSilence(ctx, source, a)
-		return
+	default:
+		f.bind(ctx, source, node, a, append(on, stillKnown(source, bootOf(node), append(on, spoilt...))...))
 	}
-	f.bind(ctx, source, node, a, on)
+}
+
+// stillKnown are the levels that said On under this boot, and have said nothing since: no answer takes nothing back.
+func stillKnown(source *fencingv1.FenceSource, boot fencing.Boot, spoke []int32) []int32 {
+	if boundSource(source).SaidOn != boot {
+		return nil
+	}
+	return slices.DeleteFunc(slices.Clone(knownLevels(source)), func(i int32) bool { return slices.Contains(spoke, i) })
 }
 
 const sharedMessage = "another FenceSource has the same address and plug, or hardware with the same system UUID: one of them is wrong"
@@ -442,11 +429,12 @@ const sharedMessage = "another FenceSource has the same address and plug, or har
 // answersInSilence records what the switch of a silent node says: a signal, which binds nothing. A source that was changed, or was shared until
 // another one was corrected, stays bound if it is the same hardware that answers.
 func (f *fencer) answersInSilence(ctx context.Context, source *fencingv1.FenceSource, a reply) {
-	source.Status.Power = &fencingv1.PowerState{State: powerName(a.power), Time: micro(f.now())}
+	source.Status.Power = nil
 	b := source.Status.Bound
 	if b == nil || a.machine(b.HardwareID) != b.HardwareID {
 		return
 	}
+	source.Status.Power = &fencingv1.PowerState{State: powerName(a.power), Time: micro(f.now())}
 	if b.Generation != source.Generation {
 		b.Generation, b.Levels = source.Generation, nil
 	}
@@ -479,6 +467,9 @@ func (f *fencer) bind(ctx context.Context, source *fencingv1.FenceSource, node *
 	hardware := a.hardware
 	if hardware == "" {
 		hardware = machineID(source.Annotations[fenceMachine])
+	}
+	if s := boundSource(source); hardware == "" && s.SaidOn == boot && slices.Contains(knownLevels(source), int32(a.level)) {
+		hardware = s.Machine // another level gave it under this boot, and is silent now
 	}
 	bound := source.Status.Bound
 	source.Status.Bound = nil // what it says now counts

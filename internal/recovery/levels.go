@@ -1,11 +1,14 @@
 package recovery
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
+	"time"
 
 	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
@@ -29,6 +32,10 @@ type reply struct {
 	power    fencing.Power
 	hardware string // the identity that they gave, empty for none
 	raw      string
+	level    int
+	// took is how long they were asked. failed is set if one of them gave no answer, and refused if it refused the login.
+	took            time.Duration
+	failed, refused bool
 }
 
 // machine is the identity of the answer: what the hardware gave. A source whose hardware gives none is bound by a person's word, which the
@@ -53,31 +60,32 @@ func dialReason(err error) string {
 	return reasonSecret
 }
 
-// dial returns the switches of a node, and the versions of the Secrets that they log in with.
-func (f *fencer) dial(ctx context.Context, source *fencingv1.FenceSource) (levels, string, error) {
+// dial returns the switches of a node, and by level the versions of the Secrets that they log in with.
+func (f *fencer) dial(ctx context.Context, source *fencingv1.FenceSource) (levels, []string, error) {
 	var all levels
 	var versions []string
 	for _, level := range source.Spec.Levels {
 		var switches []Switch
+		var secrets []string
 		for _, feed := range level.Feeds {
 			var data map[string][]byte
 			if ref := feed.SecretRef; ref != nil {
 				secret := &corev1.Secret{}
 				// From --v=8 on client-go logs the bodies of answers.
 				if err := f.live.Get(klog.NewContext(ctx, logr.Discard()), client.ObjectKey{Namespace: ref.Namespace, Name: ref.Name}, secret); err != nil {
-					return nil, "", fmt.Errorf("read Secret %s/%s: %w", ref.Namespace, ref.Name, err)
+					return nil, nil, fmt.Errorf("read Secret %s/%s: %w", ref.Namespace, ref.Name, err)
 				}
-				data, versions = secret.Data, append(versions, secret.ResourceVersion)
+				data, secrets = secret.Data, append(secrets, secret.ResourceVersion)
 			}
 			s, err := f.Dial(feed, data)
 			if err != nil {
-				return nil, "", fmt.Errorf("%w %s: %w", errDial, feed.Agent, err)
+				return nil, nil, fmt.Errorf("%w %s: %w", errDial, feed.Agent, err)
 			}
 			switches = append(switches, s)
 		}
-		all = append(all, switches)
+		all, versions = append(all, switches), append(versions, strings.Join(secrets, ","))
 	}
-	return all, strings.Join(versions, ","), nil
+	return all, versions, nil
 }
 
 // knownLevels are those that count also where their hardware gives no identity: they said On under the boot that is bound, as the source is
@@ -89,112 +97,132 @@ func knownLevels(source *fencingv1.FenceSource) []int32 {
 	return nil
 }
 
-// exercise asks all levels, so that each is known before it is needed, and returns the answer of the first that answers and which levels said
-// On. A level that did not answer three times with these Secrets is left out (hole 19).
-func (l levels) exercise(ctx context.Context, failed map[string]int, version string) (first reply, on []int32) {
+// exercise asks levels side by side, so that each is known before it is needed. It returns the answer of the first that answers, which levels said On, and
+// which of them cannot be what they were when they did.
+func (l levels) exercise(ctx context.Context, of logins, due []int) (first reply, on, spoilt []int32) {
+	answers := make([]reply, len(l))
+	var group sync.WaitGroup
+	for _, i := range due {
+		group.Go(func() { answers[i] = askLevel(ctx, l[i], nil, true) })
+	}
+	group.Wait()
 	var said []string
-	for i, level := range l {
-		key := fmt.Sprint(version, "/", i)
-		if i > 0 && failed[key] >= maxLogins {
-			continue
+	for _, i := range due {
+		r := answers[i]
+		of.note(i, r)
+		if s := of.state(i); r.power == fencing.PowerUnknown {
+			s.missed, s.missedAt = s.missed+1, of.now
 		}
-		r := askLevel(ctx, level, nil, true)
 		said = append(said, r.raw)
-		switch r.power {
-		case fencing.PowerOn:
+		switch {
+		case r.power == fencing.PowerOn:
 			on = append(on, int32(i))
-		case fencing.PowerUnknown:
-			failed[key]++
-		case fencing.PowerOff:
+		case !r.failed:
+			spoilt = append(spoilt, int32(i))
 		}
 		if first.power == fencing.PowerUnknown {
 			first = r
+			first.level = i
 		}
 	}
 	first.raw = strings.Join(said, "; ")
-	return first, on
+	return first, on, spoilt
 }
 
 // order is a command to switch a machine off.
 type order struct {
 	machine string
-	// stands returns why the command is not to be sent any more. It is called last, since the switch may take long to show whose it is.
+	// stands returns why the command is not to be sent any more. It is called last, since the switch may take long to show whose it is, and for all
+	// switches of a level at the same time.
 	stands func(ctx context.Context) error
 }
 
-// ask asks the first level that answers. With an order, its switches are switched off before that.
-func (l levels) ask(ctx context.Context, off *order, known []int32) reply {
+// ask asks the levels in order until one gives a clear answer. With an order, its switches are switched off before that.
+func (l levels) ask(ctx context.Context, of logins, off *order, known []int32) reply {
 	var said []string
-	for i, level := range l {
-		r := askLevel(ctx, level, off, slices.Contains(known, int32(i)))
+	begun := time.Now()
+	for _, i := range of.inOrder() {
+		r := askLevel(ctx, l[i], off, slices.Contains(known, int32(i)))
+		of.note(i, r)
 		said = append(said, r.raw)
 		if r.power != fencing.PowerUnknown {
-			r.raw = strings.Join(said, "; ")
+			r.raw, r.level, r.took = strings.Join(said, "; "), i, time.Since(begun)
 			return r
 		}
 	}
-	return reply{raw: strings.Join(said, "; ")}
+	return reply{raw: strings.Join(said, "; "), failed: true, took: time.Since(begun)}
 }
 
 // errUnknownLevel is the answer of hardware without an identity that has not said On while the node lived.
 var errUnknownLevel = errors.New("its hardware gives no identity, and it has not said On while the node lived")
 
-// askLevel asks all switches of a level: On if one of them is, Off if all are, Unknown otherwise. Whether it is known counts where its hardware
-// gives no identity.
+// askLevel asks all switches of a level side by side: On if one of them is, Off if all are, Unknown otherwise. Whether it is known counts where its
+// hardware gives no identity.
 func askLevel(ctx context.Context, level []Switch, off *order, known bool) reply {
-	r := reply{power: fencing.PowerOff}
-	var said []string
-	for _, s := range level {
-		if off != nil {
-			if err := switchOff(ctx, s, off, known); err != nil {
-				said = append(said, err.Error())
-			}
-		}
-		power, raw, err := s.Status(ctx)
-		if err != nil {
-			power, raw = fencing.PowerUnknown, err.Error()
-		}
-		said = append(said, raw)
-		if r.power != fencing.PowerOn && power != fencing.PowerOff {
-			r.power = power
-		}
-		if err != nil {
-			continue // one login that fails is enough (hole 19)
-		}
-		hardware, err := s.Identity(ctx)
-		switch {
-		case errors.Is(err, ErrNoIdentity) && known:
-		case errors.Is(err, ErrNoIdentity):
-			r.power, said = fencing.PowerUnknown, append(said, errUnknownLevel.Error())
-		case err != nil:
-			r.power, said = fencing.PowerUnknown, append(said, err.Error())
-		case r.hardware != "" && r.hardware != machineID(hardware):
-			r.power, said = fencing.PowerUnknown, append(said, "two switches of one level give different identities")
-		default:
-			r.hardware = machineID(hardware)
-		}
+	ctx, cancel := context.WithTimeout(ctx, fencing.LevelWithin)
+	defer cancel()
+	begun, answers := time.Now(), make([]reply, len(level))
+	var group sync.WaitGroup
+	for i, s := range level {
+		group.Go(func() { answers[i] = askSwitch(ctx, s, off, known) })
 	}
-	if len(level) == 0 {
-		r.power = fencing.PowerUnknown
+	group.Wait()
+	r := reply{took: time.Since(begun)}
+	if len(level) > 0 {
+		r.power = fencing.PowerOff
+	}
+	var said []string
+	differ := false
+	for _, a := range answers {
+		said = append(said, a.raw)
+		if r.power != fencing.PowerOn && a.power != fencing.PowerOff {
+			r.power = a.power
+		}
+		differ = differ || r.hardware != "" && a.hardware != "" && r.hardware != a.hardware
+		r.hardware, r.failed, r.refused = cmp.Or(r.hardware, a.hardware), r.failed || a.failed, r.refused || a.refused
+	}
+	if differ {
+		r.power, r.hardware, said = fencing.PowerUnknown, "", append(said, "two switches of one level give different identities")
 	}
 	r.raw = strings.Join(said, ", ")
 	return r
 }
 
-// switchOff switches a machine off, if the switch is still its own: cables are swapped while nodes live, and a switch is exercised only
-// once in a while (hole 6).
-func switchOff(ctx context.Context, s Switch, off *order, known bool) error {
+// askSwitch asks whose a switch is, and then for the state: that is read last, and after a command. A login that fails once is not repeated (hole 19).
+func askSwitch(ctx context.Context, s Switch, off *order, known bool) reply {
 	hardware, err := s.Identity(ctx)
+	nameless := errors.Is(err, ErrNoIdentity)
 	switch {
-	case errors.Is(err, ErrNoIdentity) && known: // a person said whose it is
-	case errors.Is(err, ErrNoIdentity):
-		return fmt.Errorf("not switched off: %w", errUnknownLevel)
-	case err != nil:
-		return fmt.Errorf("not switched off, because the identity of the hardware is unknown: %w", err)
-	case machineID(hardware) != off.machine:
-		return fmt.Errorf("not switched off: the hardware is %s", machineID(hardware))
+	case nameless && !known:
+		return reply{raw: errUnknownLevel.Error()}
+	case err != nil && !nameless:
+		return reply{raw: "the identity of the hardware is unknown: " + err.Error(), failed: true, refused: errors.Is(err, ErrRefused)}
 	}
-	if err := off.stands(ctx); err != nil {
+	r := reply{}
+	if !nameless {
+		r.hardware = machineID(hardware)
+	}
+	var said []string
+	if off != nil {
+		if err := off.send(ctx, s, r.hardware, nameless); err != nil {
+			said = append(said, err.Error())
+		}
+	}
+	power, raw, err := s.Status(ctx)
+	if err != nil {
+		power, raw, r.failed, r.refused = fencing.PowerUnknown, err.Error(), true, errors.Is(err, ErrRefused)
+	}
+	r.power, r.raw = power, strings.Join(append(said, raw), ", ")
+	return r
+}
+
+// send switches a machine off, if the switch is still its own: cables are swapped while nodes live, and a switch is exercised only
+// once in a while (hole 6). Of one that gives no identity a person said whose it is.
+func (o *order) send(ctx context.Context, s Switch, hardware string, nameless bool) error {
+	if !nameless && hardware != o.machine {
+		return fmt.Errorf("not switched off: the hardware is %s", hardware)
+	}
+	if err := o.stands(ctx); err != nil {
 		return fmt.Errorf("not sent: %w", err)
 	}
 	return s.Off(ctx) //nolint:wrapcheck // the agent says what it attempted

@@ -35,9 +35,13 @@ func (t *turn) observe(ctx context.Context) (fencing.Observed, error) {
 	switch err := t.client.Get(ctx, client.ObjectKey{Name: t.fence.Name}, source); {
 	case err == nil:
 		seen.Source = boundSource(source)
+		if c := source.Status.Command; c != nil {
+			t.sent = c.Nonce
+		}
 	case !apierrors.IsNotFound(err):
 		return seen, fmt.Errorf("read FenceSource %s in the cache: %w", t.fence.Name, err)
 	}
+	t.answerWithin = seen.Source.AnswerWithin()
 	t.readAnswers(&seen.Source)
 	if t.mem.left != nil {
 		seen.Listed, seen.Pods, seen.Attachments = true, t.mem.left.pods, t.mem.left.attachments
@@ -146,7 +150,7 @@ func (t *turn) readAnswers(source *fencing.Source) {
 		if asked.Before(source.Status.Asked) {
 			continue
 		}
-		source.Status = fencing.Answer{Power: powerOf(e), Asked: asked, Raw: e.Raw}
+		source.Status = fencing.Answer{Power: powerOf(e), Asked: asked, Took: time.Duration(e.TookMilliseconds) * time.Millisecond, Raw: e.Raw}
 		if e.BootID == t.fence.Spec.BootID {
 			source.Status.Machine = e.MachineID
 		} else {
@@ -157,18 +161,21 @@ func (t *turn) readAnswers(source *fencing.Source) {
 }
 
 // awaits reports whether the record has a question or a command of this process that may still be answered. The record, because a write that was
-// refused has stored none.
+// refused has stored none. A command that the fencer holds back is not waited for as long as one that it may have sent.
 func (t *turn) awaits() bool {
-	var stored []string
-	if q := t.fence.Status.Question; q != nil {
-		stored = append(stored, q.Nonce)
-	}
-	for _, i := range lastOf(t.fence.Status.Intents, 1) {
-		stored = append(stored, i.Nonce)
-	}
-	return slices.ContainsFunc(stored, func(nonce string) bool {
+	pending := func(nonce string, within time.Duration) bool {
 		asked, own := t.mem.asked[nonce]
-		return own && t.now().Sub(asked) < answerWithin && !t.answered(nonce)
+		return own && t.now().Sub(asked) < within && !t.answered(nonce)
+	}
+	if q := t.fence.Status.Question; q != nil && pending(q.Nonce, t.answerWithin) {
+		return true
+	}
+	return slices.ContainsFunc(lastOf(t.fence.Status.Intents, 1), func(i fencingv1.Intent) bool {
+		within := sendWithin
+		if i.Nonce == t.sent {
+			within = t.answerWithin
+		}
+		return pending(i.Nonce, within)
 	})
 }
 

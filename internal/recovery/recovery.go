@@ -49,6 +49,9 @@ type Switch interface {
 // ErrNoIdentity is the error of a Switch that does not report the identity of its hardware.
 var ErrNoIdentity = errors.New("the agent gives no identity of the hardware")
 
+// ErrRefused is the error of a Switch that is known to have refused the login: one that does not answer, or that says nothing of why, has not.
+var ErrRefused = errors.New("the power switch refused the login")
+
 // ErrNoAgent is the error of a Dial whose agent is not installed, or is no fence agent. Other errors are about its options.
 var ErrNoAgent = errors.New("the agent cannot be used")
 

@@ -8,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/uuid"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -115,67 +114,6 @@ func TestDeletedFenceStays(t *testing.T) {
 	}
 }
 
-// TestLogins (hole 19): a switch that refuses is asked three times for one version of its Secret, and again after the Secret was changed.
-func TestLogins(t *testing.T) {
-	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "bmc"}, Data: map[string][]byte{"password": []byte("old")}}
-	source := &fencingv1.FenceSource{ObjectMeta: metav1.ObjectMeta{Name: "n1"}, Spec: fencingv1.FenceSourceSpec{Levels: []fencingv1.FenceLevel{{
-		Feeds: []fencingv1.Feed{{Agent: "fence_test", SecretRef: &fencingv1.SecretReference{Namespace: "default", Name: "bmc"}}},
-	}}}}
-	refuses := &machine{uuid: "hw-n1", failing: errors.New("login failed")}
-	fence := &fencingv1.NodeFence{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}
-	p := partsOver(func(fencingv1.Feed, map[string][]byte) (Switch, error) { return refuses, nil }, nodeOf("n1", 0), source, secret, fence)
-	f := newFencer(p)
-	exercise := func() (asked int) {
-		t.Helper()
-		for range 5 {
-			now := &fencingv1.FenceSource{}
-			must(t, p.client.Get(t.Context(), client.ObjectKey{Name: "n1"}, now))
-			f.check(t.Context(), now, nodeOf("n1", 0), false)
-			must(t, p.client.Status().Update(t.Context(), now))
-			if c := meta.FindStatusCondition(now.Status.Conditions, conditionFenceReady); c == nil || c.Status != metav1.ConditionFalse {
-				t.Fatalf("FenceReady is %+v", c)
-			}
-		}
-		asked, refuses.asked = refuses.asked, 0
-		return asked
-	}
-	if n := exercise(); n != maxLogins {
-		t.Errorf("asked %d times", n)
-	}
-	secret.Data["password"] = []byte("new")
-	must(t, p.client.Update(t.Context(), secret))
-	if n := exercise(); n != maxLogins {
-		t.Errorf("asked %d times after the Secret was changed", n)
-	}
-	served := func() (asked int) {
-		t.Helper()
-		for range 5 {
-			now := &fencingv1.FenceSource{}
-			must(t, p.client.Get(t.Context(), client.ObjectKey{Name: "n1"}, now))
-			must(t, p.client.Get(t.Context(), client.ObjectKey{Name: "n1"}, fence))
-			must(t, f.call(t.Context(), f.state("n1"), now, fence, fencing.Requested{}, uuid.NewString(), false))
-		}
-		asked, refuses.asked = refuses.asked, 0
-		return asked
-	}
-	if n := served(); n != 0 {
-		t.Errorf("asked %d times for a fence after the last attempt", n)
-	}
-	secret.Data["password"] = []byte("rotated")
-	must(t, p.client.Update(t.Context(), secret))
-	if n := served(); n != maxLogins {
-		t.Errorf("asked %d times for a fence after the Secret was rotated", n)
-	}
-	secret.Data["password"] = []byte("right")
-	must(t, p.client.Update(t.Context(), secret))
-	refuses.failing, refuses.power = nil, fencing.PowerOff
-	served()
-	refuses.failing = errors.New("no answer")
-	if n := served(); n != 5 {
-		t.Errorf("asked %d of 5 times for a fence with a Secret that had worked", n)
-	}
-}
-
 // TestReturns (hole 20): a pod that tolerates every taint is deleted too; one that claims to be a mirror pod, or of a DaemonSet, may be left.
 func TestReturns(t *testing.T) {
 	owned := func(kind string) func(*corev1.Pod) {
@@ -251,8 +189,8 @@ func TestSecretCorrectedDuringAFence(t *testing.T) {
 	must(t, p.client.Get(t.Context(), client.ObjectKey{Namespace: "default", Name: "bmc"}, secret))
 	must(t, p.client.Get(t.Context(), client.ObjectKey{Name: "n1"}, source))
 	source.Status = fencingv1.FenceSourceStatus{
-		FailedLogins: maxLogins, SecretVersion: secret.ResourceVersion,
-		Bound: &fencingv1.Bound{NodeUID: "uid-n1", BootID: "boot-n1", MachineID: "hw-n1", HardwareID: "hw-n1", Generation: 1},
+		Refused: []fencingv1.RefusedLogins{{Times: maxLogins, SecretVersion: secret.ResourceVersion, Generation: 1}},
+		Bound:   &fencingv1.Bound{NodeUID: "uid-n1", BootID: "boot-n1", MachineID: "hw-n1", HardwareID: "hw-n1", Generation: 1},
 	}
 	setFenceReady(source, metav1.ConditionFalse, reasonLocked, lockedMessage)
 	must(t, p.client.Status().Update(t.Context(), source))

@@ -27,6 +27,7 @@ type question struct {
 	off   bool // a switch said Off to it, and was asked after that
 	boot  string
 	nonce string
+	took  time.Duration // until the switch said so, since it was asked
 }
 
 // target is the boot that a request of a process is about: that of the fence when it was sent.
@@ -204,10 +205,10 @@ func (p *process) stores(f *fencingv1.NodeFence, nonce string) {
 	}
 }
 
-// knowsOff reports whether a switch said Off to a question that this process stored so long ago at most.
+// knowsOff reports whether a switch said Off to a question that this process stored so long ago at most, without what the switch took to answer it.
 func (p *process) knowsOff(node, boot string, since time.Duration) bool {
 	for _, q := range p.world.asked {
-		if q.by == p && q.node == node && q.boot == boot && q.off && time.Since(q.at) <= since {
+		if q.by == p && q.node == node && q.boot == boot && q.off && time.Since(q.at)-q.took <= since {
 			return true
 		}
 	}
@@ -215,43 +216,47 @@ func (p *process) knowsOff(node, boot string, since time.Duration) bool {
 }
 
 // judgeOffAnswer notes that a switch said Off to whom asks: all questions about its node that are stored and open by then.
-func (w *world) judgeOffAnswer(_ *process, b *bmc) {
+func (w *world) judgeOffAnswer(s simSwitch) {
+	node := s.b.node()
+	f := w.fence(node)
 	for _, q := range w.asked {
-		if q.node == b.address {
-			q.off = true
+		answered := f != nil && slices.ContainsFunc(f.Status.Evidence, func(e fencingv1.Evidence) bool { return e.Nonce == q.nonce })
+		if q.node != node || answered {
+			continue
 		}
+		q.off, q.took = true, min(time.Since(q.at), time.Since(s.begun))
 	}
 }
 
 // judgeOffSent: a command is sent only to a node that was silent when it was read a moment before.
 func (w *world) judgeOffSent(p *process, b *bmc, label string) {
-	f := w.fence(b.address)
+	f := w.fence(b.node())
 	if f == nil || finished(f) {
-		w.breaks("off", "%s (%s) commands the switch of %s, which has no fence", p.name, label, b.address)
+		w.breaks("off", "%s (%s) commands the switch of %s, which has no fence", p.name, label, b.node())
 		return
 	}
 	if f.Spec.Trigger == fencingv1.TriggerNodeDeleted {
-		w.breaks("off", "%s (%s) commands the switch of %s, whose Node was deleted", p.name, label, b.address)
+		w.breaks("off", "%s (%s) commands the switch of %s, whose Node was deleted", p.name, label, b.node())
 	}
-	if m := w.byUUID(f.Spec.MachineID); w.hostile.neverRegisters && w.node(b.address) == nil && m.on && !m.frozen && !m.cut && !m.gone {
-		w.breaks("off", "%s (%s) commands the switch of %s, which runs well, has network, and whose Node was deleted", p.name, label, b.address)
+	if m := w.byUUID(f.Spec.MachineID); w.hostile.neverRegisters && w.node(b.node()) == nil && m.on && !m.frozen && !m.cut && !m.gone {
+		w.breaks("off", "%s (%s) commands the switch of %s, which runs well, has network, and whose Node was deleted", p.name, label, b.node())
 	}
-	if node := w.node(b.address); node != nil && kube.FenceOptedOut(node) && time.Since(w.optedOut[b.address]) > 2*time.Second {
-		w.breaks("off", "%s (%s) commands the switch of %s, which is opted out", p.name, label, b.address)
+	if node := w.node(b.node()); node != nil && kube.FenceOptedOut(node) && time.Since(w.optedOut[b.node()]) > 2*time.Second {
+		w.breaks("off", "%s (%s) commands the switch of %s, which is opted out", p.name, label, b.node())
 	}
 	m := w.byUUID(f.Spec.MachineID)
-	l := w.leases[b.address]
+	l := w.leases[b.node()]
 	renews := l != nil && !m.gone && m.on && !m.frozen && !m.cut && m.bootID() == f.Spec.BootID
 	// One that was cut off until now has not renewed its lease since, and heardFirst is from before that.
 	if renews && time.Since(m.renewed) <= 2*simRenew && time.Since(m.heardFirst) > 2*time.Second {
-		w.breaks("off", "%s (%s) commands the switch of %s, which has renewed its lease for %v", p.name, label, b.address, time.Since(m.heardFirst))
+		w.breaks("off", "%s (%s) commands the switch of %s, which has renewed its lease for %v", p.name, label, b.node(), time.Since(m.heardFirst))
 	}
 }
 
 // judgeOff: what is switched off is the machine that is being fenced.
 func (w *world) judgeOff(b *bmc) {
 	w.count["offs"]++
-	f, node := w.fence(b.address), w.node(b.address)
+	f, node := w.fence(b.node()), w.node(b.node())
 	switch {
 	case time.Since(b.swapped) < 10*time.Second && w.excuse(excuse.SwappedCable):
 	case w.restores > 0 && w.excuse(excuse.Restored):

@@ -110,7 +110,7 @@ func (w *world) startProcesses() {
 }
 
 func (p *process) dial(feed fencingv1.Feed, _ map[string][]byte) (Switch, error) {
-	return simSwitch{p, p.world.switches[string(feed.Options["ip"])]}, nil
+	return simSwitch{p, p.world.switches[string(feed.Options["ip"])], time.Now()}, nil
 }
 
 func (p *process) wake(part, name string) {
@@ -305,7 +305,10 @@ func (w *world) trouble() {
 		}
 	case 8:
 		if b := w.switches[m.name]; b != nil {
-			b.mode = switchModes[w.rng.IntN(len(switchModes))]
+			if second := w.switches[m.name+secondLevel]; second != nil && w.chance(30) {
+				b = second
+			}
+			b.mode, b.delay = switchModes[w.rng.IntN(len(switchModes))], time.Duration(1000+w.rng.IntN(8000))*time.Millisecond
 			w.say("the switch %s is %s", b.address, b.mode)
 		}
 	case 9:
@@ -478,8 +481,10 @@ func (w *world) heal() {
 			w.say("a person restarts %s", m)
 			m.powerOff()
 		}
-		if b := w.switches[name]; b != nil {
-			b.mode, b.wired = "ok", m
+		for _, address := range []string{name, name + secondLevel} {
+			if b := w.switches[address]; b != nil {
+				b.mode, b.wired = "ok", m
+			}
 		}
 		if !m.on && m.returns.IsZero() && !m.dark {
 			m.returns = time.Now().Add(time.Duration(10+w.rng.IntN(30)) * time.Second)

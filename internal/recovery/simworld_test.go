@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -137,12 +138,23 @@ type bmc struct {
 	// swapped is when it was last wired to another machine.
 	swapped time.Time
 	mode    string
+	// delay is what an answer takes while it is slow.
+	delay time.Duration
 	// queue has the times at which commands are carried out that were answered before.
 	queue []time.Time
 }
 
 // The ways in which a switch behaves.
-var switchModes = []string{"ok", "ok", "ok", "dead", "hangs", "ignores", "lies", "late", "always on"}
+var switchModes = []string{"ok", "ok", "ok", "dead", "hangs", "ignores", "lies", "late", "always on", "slow", "slow", "silent"}
+
+// silentFor is how long ipmitool takes to report that a BMC does not answer.
+const silentFor = 20900 * time.Millisecond
+
+// node is the name of the node that the switch was bought for.
+func (b *bmc) node() string {
+	name, _, _ := strings.Cut(b.address, "/")
+	return name
+}
 
 func nowSeconds() metav1.Time { return metav1.NewTime(time.Now().Truncate(time.Second)) }
 
@@ -195,9 +207,13 @@ func (w *world) byUUID(uuid string) *hardware {
 
 func (w *world) addSource(m *hardware) {
 	w.switches[m.name] = &bmc{address: m.name, wired: m, mode: "ok"}
-	s := &fencingv1.FenceSource{ObjectMeta: metav1.ObjectMeta{Name: m.name, Generation: 1}, Spec: fencingv1.FenceSourceSpec{
-		Levels: []fencingv1.FenceLevel{{Feeds: []fencingv1.Feed{{Agent: "fence_sim", Options: map[string]fencingv1.FeedOption{"ip": fencingv1.FeedOption(m.name)}}}}},
-	}}
+	addresses := []string{m.name}
+	if w.chance(50) { // a second level
+		addresses = append(addresses, m.name+secondLevel)
+		w.switches[m.name+secondLevel] = &bmc{address: m.name + secondLevel, wired: m, mode: "ok"}
+	}
+	s := sourceOf(m.name, addresses...)
+	s.Annotations = nil
 	_, err := w.create(nil, s)
 	must2(w.t, err)
 }
@@ -346,13 +362,28 @@ func (w *world) lifecycle() {
 
 var errSwitch = errors.New("no answer")
 
-// simSwitch is a process's way to a switch.
+// secondLevel ends the address of the switch of the second level of a node.
+const secondLevel = "/pdu"
+
+// simSwitch is a process's way to a switch, and when it was taken.
 type simSwitch struct {
-	p *process
-	b *bmc
+	p     *process
+	b     *bmc
+	begun time.Time
 }
 
 func (s simSwitch) ask(ctx context.Context, what string, do func() (any, error)) (any, error) {
+	switch s.b.mode {
+	case "slow":
+		if err := takes(ctx, s.b.delay); err != nil {
+			return nil, err
+		}
+	case "silent":
+		if err := takes(ctx, silentFor); err != nil {
+			return nil, err
+		}
+		return nil, errSwitch
+	}
 	return s.p.send(ctx, what+" "+s.b.address, true, func() (any, error) {
 		switch s.b.mode {
 		case "dead", "hangs": // one that hangs ends with a timeout of the agent
@@ -374,7 +405,7 @@ func (s simSwitch) Status(ctx context.Context) (fencing.Power, string, error) {
 			w.count["lies"]++
 		}
 		if said == fencing.PowerOff {
-			w.judgeOffAnswer(s.p, s.b)
+			w.judgeOffAnswer(s)
 		}
 		return said, nil
 	})
@@ -422,11 +453,8 @@ func (w *world) switchesOff(b *bmc) {
 
 // carryOutQueues lets commands take effect that were answered before.
 func (w *world) carryOutQueues() {
-	for _, name := range simNodes {
-		b := w.switches[name]
-		if b == nil {
-			continue
-		}
+	for _, address := range slices.Sorted(maps.Keys(w.switches)) {
+		b := w.switches[address]
 		for len(b.queue) > 0 && !time.Now().Before(b.queue[0]) {
 			b.queue = b.queue[1:]
 			w.switchesOff(b)

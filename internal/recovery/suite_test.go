@@ -91,6 +91,7 @@ type machine struct {
 	afterAnswer int
 	asked       int
 	offs        int
+	logins      int
 	boot        string
 }
 
@@ -388,6 +389,7 @@ func (m *machine) Off(context.Context) error {
 func (m *machine) Identity(context.Context) (string, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	m.logins++
 	return strings.ToLower(m.uuid), m.failing
 }
 

@@ -102,19 +102,34 @@ type FenceSourceStatus struct {
 	// fencer.
 	// +optional
 	Command *SentCommand `json:"command,omitempty"`
-	// FailedLogins is how often the source did not answer with this version of its Secrets, in a row.
+	// Refused has the levels that refused the login, and did not answer since. After three times in a row a level is not asked before its Secrets or the
+	// FenceSource change.
+	// +kubebuilder:validation:MaxItems=4
+	// +listType=map
+	// +listMapKey=level
 	// +optional
-	FailedLogins int32 `json:"failedLogins,omitempty"`
-	// SecretVersion is the resourceVersions of the Secrets that were used last.
-	// +kubebuilder:validation:MaxLength=512
-	// +optional
-	SecretVersion string `json:"secretVersion,omitempty"`
+	Refused []RefusedLogins `json:"refused,omitempty"`
 	// Conditions has FenceReady: whether the node could be switched off if it were silent now.
 	// +kubebuilder:validation:MaxItems=8
 	// +listType=map
 	// +listMapKey=type
 	// +optional
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
+}
+
+// RefusedLogins is how often a level refused the login.
+type RefusedLogins struct {
+	// Level is the level, from 0.
+	Level int32 `json:"level"`
+	// Times is how often in a row.
+	Times int32 `json:"times"`
+	// SecretVersion is the resourceVersions of the Secrets that it refused.
+	// +kubebuilder:validation:MaxLength=512
+	// +optional
+	SecretVersion string `json:"secretVersion,omitempty"`
+	// Generation is that of the FenceSource then.
+	// +optional
+	Generation int64 `json:"generation,omitempty"`
 }
 
 // Bound is one boot of one machine, and the hardware that answered for it.

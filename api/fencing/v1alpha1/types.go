@@ -249,6 +249,10 @@ type Evidence struct {
 	Nonce string `json:"nonce,omitempty"`
 	// Time is when the answer came.
 	Time metav1.MicroTime `json:"time"`
+	// TookMilliseconds is how long the fencer asked until it had the power state, which is that much younger than the question.
+	// +kubebuilder:validation:Minimum=0
+	// +optional
+	TookMilliseconds int64 `json:"tookMilliseconds,omitempty"`
 	// Raw is the text of the answer, without secrets.
 	// +kubebuilder:validation:MaxLength=1024
 	// +optional
