@@ -71,6 +71,8 @@ var holes = []hole{
 	{"19", "a Secret goes to any address", "internal/recovery/binding.go", "case len(missing.Addresses) > 0:", "case false:", shell, "TestSecretGoesOnlyWhereItIsFor"},
 	{"19", "a Secret goes over any protocol", "internal/fenceagent/binding.go", "k.plain != nil && !b.Plain", "false", "internal/fenceagent", "TestBinding"},
 	{"19", "an option has another argument in it", "internal/fenceagent/known.go", "if !form.MatchString(options[key]) {", "if false {", "internal/fenceagent", "TestValuesOfAFenceSource"},
+	{"19", "the BMC's password goes where the BMC says", "internal/fenceagent/redfish.go", `to.URL.Scheme != "https" || to.URL.Host != via[0].URL.Host || `, "", "internal/fenceagent", "TestRedfishIdentity"},
+	{"6", "one of two systems of a BMC counts as its only one", "internal/fenceagent/redfish.go", "if len(systems.Members) != 1 {", "if len(systems.Members) == 0 {", "internal/fenceagent", "TestRedfishIdentity"},
 	{"9", "the pods of a new boot are deleted for the old one", decide, "case d.seen.restarted(d.fence): // its kubelet does the rest", "case false:", pure, "TestRestartedNeverTaints"},
 	{"10", "a driver that cuts at unpublish has the node tainted", storage, "d.out.Proof = Proof{boot: d.fence.Boot, class: StorageFenced, volumes: d.seen.Cut, until: d.now.Add(proofFor)}", "d.do(Enter{Phase: Tainting, Evidence: StorageFenced})", pure, "TestStorageFenced"},
 	{"10", "the simulation finds no proof about volumes that ends the boot", storage, "class: StorageFenced, volumes: d.seen.Cut", "class: PoweredOff", shell, "TestRecoverySimulation"},

@@ -174,10 +174,13 @@ func (a *Agent) Off(ctx context.Context) error {
 	return err
 }
 
-// Identity returns the system UUID of the hardware: from the BMC's GUID, or from a command with the action identity.
+// Identity returns the system UUID of the hardware: from the BMC's GUID, from Redfish, or from a command with the action identity.
 func (a *Agent) Identity(ctx context.Context) (string, error) {
-	if a.ipmi {
+	switch {
+	case a.ipmi:
 		return a.guid(ctx)
+	case filepath.Base(a.path) == "fence_redfish":
+		return a.redfishUUID(ctx)
 	}
 	m, err := metadataOf(ctx, a.path)
 	if err != nil {
