@@ -28,6 +28,9 @@ func dialAgent(directories string) recovery.Dial {
 		ctx, cancel := context.WithTimeout(context.Background(), describeWithin)
 		defer cancel()
 		agent, err := fenceagent.New(ctx, path, options, feed.Plug, secret)
+		if err == nil {
+			err = fenceagent.Believe(ctx, path, feed.OffTested)
+		}
 		if err != nil {
 			return nil, dialError(err)
 		}
@@ -35,10 +38,14 @@ func dialAgent(directories string) recovery.Dial {
 	}
 }
 
-// dialError marks an error about the program itself with recovery.ErrNoAgent.
+// dialError marks an error about the program itself with recovery.ErrNoAgent, and one about what its Off means with recovery.ErrOffUntested.
 func dialError(err error) error {
-	if errors.As(err, new(fenceagent.AgentError)) {
+	distrust := (*fenceagent.DistrustError)(nil)
+	switch {
+	case errors.As(err, new(fenceagent.AgentError)):
 		return fmt.Errorf("%w: %w", recovery.ErrNoAgent, err)
+	case errors.As(err, &distrust):
+		return fmt.Errorf("%w: %w", recovery.ErrOffUntested, err)
 	}
 	return err
 }

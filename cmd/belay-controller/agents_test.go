@@ -35,7 +35,8 @@ echo '<resource-agent><parameters><parameter name="ip"/></parameters><actions><a
 		feed            fencingv1.Feed
 		fails, itsAgent bool
 	}{
-		"as it should be":  {fencingv1.Feed{Agent: "fence_test", Options: options("ip")}, false, false},
+		"as it should be":  {fencingv1.Feed{Agent: "fence_test", Options: options("ip"), OffTested: "this test"}, false, false},
+		"not tested":       {fencingv1.Feed{Agent: "fence_test", Options: options("ip")}, true, false},
 		"not installed":    {fencingv1.Feed{Agent: "fence_missing", Options: options("ip")}, true, true},
 		"no fence agent":   {fencingv1.Feed{Agent: "fence_none", Options: options("ip")}, true, true},
 		"unknown option":   {fencingv1.Feed{Agent: "fence_test", Options: options("colour")}, true, false},
@@ -44,6 +45,9 @@ echo '<resource-agent><parameters><parameter name="ip"/></parameters><actions><a
 		_, err := dialAgent(directory)(c.feed, nil)
 		if (err != nil) != c.fails || errors.Is(err, recovery.ErrNoAgent) != c.itsAgent {
 			t.Errorf("%s: %v", name, err)
+		}
+		if untested := errors.Is(err, recovery.ErrOffUntested); untested != (name == "not tested") {
+			t.Errorf("%s: that its Off does not count is %v: %v", name, untested, err)
 		}
 	}
 }

@@ -21,6 +21,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	fencingv1 "belay.dev/belay/api/fencing/v1alpha1"
+	"belay.dev/belay/internal/kube"
 	"belay.dev/belay/internal/testing/apiserver"
 	"belay.dev/belay/internal/testing/fixture"
 	"belay.dev/belay/internal/testing/process"
@@ -73,7 +74,8 @@ func TestSecretsNeverShow(t *testing.T) {
 	power("broken")
 	must(t, os.WriteFile(filepath.Join(dir, "fence_test"), []byte(indiscreet), 0o700))
 	must(t, c.Create(ctx, &corev1.Secret{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "bmc"}, Data: map[string][]byte{"username": []byte("root"), "password": []byte(bmcPassword)},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "bmc", Annotations: map[string]string{kube.AddressesAnnotation: "192.0.2.0/24,fence_test"}},
+		Data:       map[string][]byte{"username": []byte("root"), "password": []byte(bmcPassword)},
 	}))
 	stop := livingNode(t, c, "secret-1")
 	_ = livingNode(t, c, "secret-2")
@@ -81,7 +83,7 @@ func TestSecretsNeverShow(t *testing.T) {
 	source := &fencingv1.FenceSource{ObjectMeta: metav1.ObjectMeta{Name: "secret-1"}, Spec: fencingv1.FenceSourceSpec{Levels: []fencingv1.FenceLevel{{
 		Feeds: []fencingv1.Feed{{
 			Agent: "fence_test", Options: map[string]fencingv1.FeedOption{"ip": "192.0.2.7"},
-			SecretRef: &fencingv1.SecretReference{Namespace: "default", Name: "bmc"},
+			SecretRef: &fencingv1.SecretReference{Namespace: "default", Name: "bmc"}, OffTested: "this test",
 		}},
 	}}}}
 	must(t, c.Create(ctx, source))

@@ -391,6 +391,8 @@ func heldScenes() map[decision.Reason]one {
 	scenes := map[decision.Reason]one{
 		explain.AgentUnusable:  {nodeA, func(s *scene) { s.source(string(explain.AgentUnusable)) }},
 		explain.OptionsRefused: {nodeA, func(s *scene) { s.source(string(explain.OptionsRefused)) }},
+		explain.OffUntested:    {nodeA, func(s *scene) { s.source(string(explain.OffUntested)) }},
+		explain.SecretNotBound: {nodeA, func(s *scene) { s.source(string(explain.SecretNotBound)) }},
 		explain.RecoveryNotRunning: {nodeA, func(s *scene) {
 			s.source("SaidOn")
 			status, boot := &s.FenceSources[0].Status, kube.BootOf(s.a)

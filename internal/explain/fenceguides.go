@@ -347,6 +347,10 @@ const (
 	AgentUnusable decision.Reason = "AgentUnusable"
 	// OptionsRefused: the FenceSource or its Secret has an option that the agent does not know, or that must not be set.
 	OptionsRefused decision.Reason = "OptionsRefused"
+	// OffUntested: nothing says what the agent of a FenceSource calls Off.
+	OffUntested decision.Reason = "OffUntested"
+	// SecretNotBound: the Secret of a FenceSource does not name the address that the FenceSource has.
+	SecretNotBound decision.Reason = "SecretNotBound"
 )
 
 // sourceGuides are the guides of the reasons that have a page of their own.
@@ -367,6 +371,22 @@ var sourceGuides = map[decision.Reason]Guide{
 		},
 		Next: func(s Situation) []Step { return sourceNext(string(OptionsRefused), s.Node) },
 	},
+	OffUntested: {
+		Title: "The Off of the fence agent does not count",
+		Page:  pagePowerSwitch, Silence: onSource,
+		Summary: func(s Situation) string {
+			return fmt.Sprintf("the power switch of node %s is not asked: its fence agent may say Off of a machine that runs, as far as is known", s.Node)
+		},
+		Next: func(s Situation) []Step { return sourceNext(string(OffUntested), s.Node) },
+	},
+	SecretNotBound: {
+		Title: "The Secret is not known to be for this power switch",
+		Page:  pagePowerSwitch, Silence: onSource,
+		Summary: func(s Situation) string {
+			return fmt.Sprintf("the power switch of node %s is not asked: its Secret does not say that it may be sent there", s.Node)
+		},
+		Next: func(s Situation) []Step { return sourceNext(string(SecretNotBound), s.Node) },
+	},
 }
 
 // SourceReason is the reason for which a node could not be fenced, by the reason of the condition FenceReady of its power switch.
@@ -378,6 +398,10 @@ func SourceReason(reason string) decision.Reason {
 		return AgentUnusable
 	case string(OptionsRefused):
 		return OptionsRefused
+	case string(OffUntested):
+		return OffUntested
+	case string(SecretNotBound):
+		return SecretNotBound
 	}
 	return fencing.NoEvidence
 }
@@ -395,6 +419,8 @@ func sourceNext(reason, node string) []Step {
 		sourceShared:           "Correct the FenceSources: two nodes have the same power switch, or the hardware of both has the same system UUID.",
 		string(AgentUnusable):  "Install the agent in the image of the fencer, name its directory with --recovery-agent-path, or correct the name of the agent in the FenceSource.",
 		string(OptionsRefused): "Correct the option that the message names, in the FenceSource or in its Secret.",
+		string(OffUntested):    "Use an agent whose Off is known, or test the agent on a drained node, and say so in the field offTested of its feed.",
+		string(SecretNotBound): "Check that the address is one of your power switches. If it is, set the annotation that the message shows on the Secret.",
 		sourceNoAnswer:         "Check the address, the network between the fencer and the power switch, and the options of the agent.",
 	}[reason]
 	if text == "" {

@@ -46,9 +46,10 @@ var ipmiAgents = []string{"fence_ipmilan", "fence_ipmilanplus", "fence_idrac", "
 var (
 	agentName = regexp.MustCompile(`^fence_[A-Za-z0-9_.-]+$`)
 	optionKey = regexp.MustCompile(`^[a-z][a-z0-9_]*$`)
-	// reserved are options that belay sets itself, that would change what an answer means, that name a program to run or a file to write,
-	// or whose value would be in the process list.
-	reserved = regexp.MustCompile(`^(action|plug|port|nodename|missing_as_off|method|hexadecimal_kg|ssh_options|verbose|verbose_level)$|_path$|_script$|^debug`)
+	// reserved are options that belay sets itself, that would change what an answer means (of which machine it is, too), that name a program to run
+	// or a file to write, or whose value would be in the process list.
+	reserved = regexp.MustCompile(`^(action|plug|port|nodename|missing_as_off|method|hexadecimal_kg|ssh_options|verbose|verbose_level|` +
+		`network_fencing|baremetalsolution|record_only|port_as_ip|target|status_file|runonfail|runonwarn|exec|openrc|logfile|use_sudo|sudo)$|_path$|_script$|^debug`)
 )
 
 // Find returns the path of an agent in a list of directories, separated by colons.
@@ -100,7 +101,10 @@ func New(ctx context.Context, path string, options map[string]string, plug strin
 		}
 		a.ipmitool = tool
 	}
-	return a, a.checkKnown(ctx)
+	if err := a.checkKnown(ctx); err != nil {
+		return nil, err
+	}
+	return a, checkValues(filepath.Base(path), options)
 }
 
 func (a *Agent) set(key, value string) error {
@@ -170,10 +174,13 @@ func (a *Agent) Off(ctx context.Context) error {
 	return err
 }
 
-// Identity returns the system UUID of the hardware: from the BMC's GUID, or from a command with the action identity.
+// Identity returns the system UUID of the hardware: from the BMC's GUID, from Redfish, or from a command with the action identity.
 func (a *Agent) Identity(ctx context.Context) (string, error) {
-	if a.ipmi {
+	switch {
+	case a.ipmi:
 		return a.guid(ctx)
+	case filepath.Base(a.path) == "fence_redfish":
+		return a.redfishUUID(ctx)
 	}
 	m, err := metadataOf(ctx, a.path)
 	if err != nil {

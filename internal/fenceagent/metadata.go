@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync"
 	"time"
@@ -69,4 +70,32 @@ func metadataOf(ctx context.Context, path string) (*metadata, error) {
 	}
 	known.Store(key, m)
 	return m, nil
+}
+
+// releases has what agents call their version, by path and version of the file.
+var releases sync.Map
+
+// release is the version of an agent of Debian: the last line of what it prints.
+var release = regexp.MustCompile(`(?m)^([0-9]+\.[0-9][0-9A-Za-z.]*)\s*\z`)
+
+// releaseOf asks an agent for its version; empty if it gives none.
+func releaseOf(ctx context.Context, path string) (string, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return "", fmt.Errorf("find agent %s: %w", filepath.Base(path), err)
+	}
+	key := version{path, info.ModTime()}
+	if r, ok := releases.Load(key); ok {
+		return r.(string), nil
+	}
+	exit, text, err := execute(ctx, "", path, "--version")
+	if err != nil {
+		return "", fmt.Errorf("ask agent %s for its version: %w", filepath.Base(path), err)
+	}
+	found := ""
+	if m := release.FindStringSubmatch(text); m != nil && exit == 0 {
+		found = m[1]
+	}
+	releases.Store(key, found)
+	return found, nil
 }

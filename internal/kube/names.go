@@ -51,6 +51,11 @@ const (
 	// FenceMachineAnnotation on a FenceSource is a person's word that its switches belong to the machine with this system UUID. It is
 	// needed where no switch reports the identity of its hardware.
 	FenceMachineAnnotation = "fencing.belay.dev/machine"
+	// AddressesAnnotation on the Secret of a power switch names where it may be sent: hosts, networks, and agents that belay does not know, separated by
+	// commas. Who may write a FenceSource does not choose it.
+	AddressesAnnotation = "fencing.belay.dev/addresses"
+	// AllowPlainAnnotation on such a Secret, "true", allows a protocol that shows it, or does not check who answers.
+	AllowPlainAnnotation = "fencing.belay.dev/allow-plain"
 
 	// DetachRequestedAnnotation on a VolumeAttachment is the time, in RFC 3339, at which a detach first had to wait. It is removed
 	// when the volume is wanted again.

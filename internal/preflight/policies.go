@@ -26,6 +26,7 @@ var (
 		{"belay-leases", "with the token of belay-controller or recovery, a client may make leases that count as another part's"},
 	}
 	fenceGuards = []guard{
+		{"belay-fence-source", "every client that may change FenceSources may have the fencer send the Secret of a power switch to another host that the Secret names"},
 		{"belay-fence-statement", "every client that may change NodeFences may state that a machine is off"},
 		{"belay-fence-roles", "with the token of one part of recovery, a client may write the evidence and the intents of another"},
 	}

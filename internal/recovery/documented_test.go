@@ -18,12 +18,13 @@ import (
 )
 
 // TestDocumentedSources: the API server accepts each FenceSource of docs/recovery/power-switches.md, without a field that it does not know,
-// and each agent that is installed here has the options. The Secrets that they name are on the page too.
+// and each agent that is installed here has the options, and its Off counts. The Secrets that they
+// name are on the page too, and are for their addresses.
 func TestDocumentedSources(t *testing.T) {
 	page, err := os.ReadFile("../../docs/recovery/power-switches.md")
 	must(t, err)
 	s := newSite(t)
-	secrets, sources := map[string]map[string][]byte{}, 0
+	secrets, sources := map[string]*corev1.Secret{}, 0
 	for _, block := range regexp.MustCompile("(?s)```yaml\n(.*?)```").FindAllStringSubmatch(string(page), -1) {
 		for document := range strings.SplitSeq(block[1], "---\n") {
 			object := &unstructured.Unstructured{}
@@ -31,11 +32,11 @@ func TestDocumentedSources(t *testing.T) {
 			if object.GetKind() == "Secret" {
 				secret := &corev1.Secret{}
 				must(t, yaml.UnmarshalStrict([]byte(document), secret))
-				data := map[string][]byte{}
+				secret.Data = map[string][]byte{}
 				for key, value := range secret.StringData {
-					data[key] = []byte(value)
+					secret.Data[key] = []byte(value)
 				}
-				secrets[secret.Name] = data
+				secrets[secret.Name] = secret
 				continue
 			}
 			must(t, s.client.Create(t.Context(), object, client.DryRunAll, client.FieldValidation("Strict")))
@@ -55,13 +56,18 @@ func TestDocumentedSources(t *testing.T) {
 }
 
 // checkFeed configures the agent of a feed as the fencer does, if it is installed.
-func checkFeed(t *testing.T, feed fencingv1.Feed, secrets map[string]map[string][]byte) {
+func checkFeed(t *testing.T, feed fencingv1.Feed, secrets map[string]*corev1.Secret) {
 	t.Helper()
-	var secret map[string][]byte
+	var data map[string][]byte
 	if ref := feed.SecretRef; ref != nil {
-		if secret = maps.Clone(secrets[ref.Name]); secret == nil {
-			t.Errorf("the Secret %s is not on the page", ref.Name)
+		secret := secrets[ref.Name]
+		if secret == nil {
+			t.Fatalf("the Secret %s is not on the page", ref.Name)
 		}
+		if err := unbound(secret, feed); err != nil {
+			t.Error(err)
+		}
+		data = maps.Clone(secret.Data)
 	}
 	path, err := fenceagent.Find("/usr/sbin", feed.Agent)
 	if err != nil {
@@ -72,7 +78,10 @@ func checkFeed(t *testing.T, feed fencingv1.Feed, secrets map[string]map[string]
 	for key, value := range feed.Options {
 		options[key] = string(value)
 	}
-	_, err = fenceagent.New(t.Context(), path, options, feed.Plug, secret)
+	_, err = fenceagent.New(t.Context(), path, options, feed.Plug, data)
+	if err == nil {
+		err = fenceagent.Believe(t.Context(), path, feed.OffTested)
+	}
 	if err != nil && !errors.As(err, new(fenceagent.AgentError)) {
 		t.Errorf("%s: %v", feed.Agent, err)
 	}

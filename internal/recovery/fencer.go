@@ -457,6 +457,12 @@ func keepTime(now, before *fencingv1.Bound, at time.Time) {
 	}
 }
 
+// noIdentity says what a person has to look at, and then to set.
+func noIdentity(name, uuid string) string {
+	return "no switch reports the identity of its hardware. If the console of the switch shows the system UUID " + uuid + " for what is switched: kubectl annotate fencesource " +
+		name + " " + fenceMachine + "=" + explain.ShellWord(uuid)
+}
+
 // bind records the boot that the switch said On for, which of its levels did, and the key of the kubelet.
 func (f *fencer) bind(ctx context.Context, source *fencingv1.FenceSource, node *corev1.Node, a reply, on []int32) {
 	boot := bootOf(node)
@@ -477,7 +483,7 @@ func (f *fencer) bind(ctx context.Context, source *fencingv1.FenceSource, node *
 	again := before != nil && before.Reason == reasonNotOn
 	switch {
 	case hardware == "":
-		set(metav1.ConditionFalse, reasonNoIdentity, "no switch reports the identity of its hardware: state it with the annotation "+fenceMachine)
+		set(metav1.ConditionFalse, reasonNoIdentity, noIdentity(source.Name, node.Status.NodeInfo.SystemUUID))
 	case !boot.Complete() || hardware != boot.Machine:
 		set(metav1.ConditionFalse, reasonOtherNode, "the hardware has the system UUID "+hardware+", and the Node "+boot.Machine+f.claimedOf(ctx, boot))
 	case a.power != fencing.PowerOn:

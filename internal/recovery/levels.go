@@ -52,6 +52,10 @@ var errDial = errors.New("configure fence agent")
 // dialReason is the reason of the condition FenceReady for an error of dial.
 func dialReason(err error) string {
 	switch {
+	case errors.Is(err, ErrOffUntested):
+		return string(explain.OffUntested)
+	case errors.Is(err, errUnbound):
+		return string(explain.SecretNotBound)
 	case errors.Is(err, ErrNoAgent):
 		return string(explain.AgentUnusable)
 	case errors.Is(err, errDial):
@@ -60,10 +64,26 @@ func dialReason(err error) string {
 	return reasonSecret
 }
 
-// dial returns the switches of a node, and by level the versions of the Secrets that they log in with.
+// distrusted is a switch whose Off does not count. It is not asked, and not commanded.
+type distrusted struct{ err error }
+
+// Status is not known.
+func (d distrusted) Status(context.Context) (fencing.Power, string, error) {
+	return fencing.PowerUnknown, "", d.err
+}
+
+// Off does nothing.
+func (d distrusted) Off(context.Context) error { return d.err }
+
+// Identity is not known.
+func (d distrusted) Identity(context.Context) (string, error) { return "", d.err }
+
+// dial returns the switches of a node, and by level the versions of the Secrets that they log in with. It is an error if the Off of no level counts.
 func (f *fencer) dial(ctx context.Context, source *fencingv1.FenceSource) (levels, []string, error) {
 	var all levels
 	var versions []string
+	var untested error
+	counts := false
 	for _, level := range source.Spec.Levels {
 		var switches []Switch
 		var secrets []string
@@ -75,15 +95,25 @@ func (f *fencer) dial(ctx context.Context, source *fencingv1.FenceSource) (level
 				if err := f.live.Get(klog.NewContext(ctx, logr.Discard()), client.ObjectKey{Namespace: ref.Namespace, Name: ref.Name}, secret); err != nil {
 					return nil, nil, fmt.Errorf("read Secret %s/%s: %w", ref.Namespace, ref.Name, err)
 				}
+				if err := unbound(secret, feed); err != nil {
+					return nil, nil, err
+				}
 				data, secrets = secret.Data, append(secrets, secret.ResourceVersion)
 			}
 			s, err := f.Dial(feed, data)
-			if err != nil {
+			switch {
+			case errors.Is(err, ErrOffUntested):
+				s, untested = distrusted{err}, fmt.Errorf("%w %s: %w", errDial, feed.Agent, err)
+			case err != nil:
 				return nil, nil, fmt.Errorf("%w %s: %w", errDial, feed.Agent, err)
 			}
 			switches = append(switches, s)
 		}
 		all, versions = append(all, switches), append(versions, strings.Join(secrets, ","))
+		counts = counts || !slices.ContainsFunc(switches, func(s Switch) bool { _, no := s.(distrusted); return no })
+	}
+	if !counts && untested != nil {
+		return nil, nil, untested
 	}
 	return all, versions, nil
 }

@@ -15,6 +15,7 @@ import (
 
 	fencingv1 "belay.dev/belay/api/fencing/v1alpha1"
 	"belay.dev/belay/internal/fencing"
+	"belay.dev/belay/internal/kube"
 )
 
 // desk is a fencer over the source of n1, whose levels log in with a Secret each, on a clock of its own.
@@ -41,7 +42,7 @@ func newDesk(t *testing.T, levels ...*machine) *desk {
 		source.Spec.Levels = append(source.Spec.Levels, fencingv1.FenceLevel{Feeds: []fencingv1.Feed{{
 			Agent: "fence_test", Options: map[string]fencingv1.FeedOption{"ip": fencingv1.FeedOption(name)}, SecretRef: &fencingv1.SecretReference{Namespace: "default", Name: name},
 		}}})
-		objects = append(objects, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}})
+		objects = append(objects, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, Annotations: map[string]string{kube.AddressesAnnotation: "fence_test"}}})
 	}
 	source.Annotations = nil
 	p := partsOver(dialing(switches), objects...)

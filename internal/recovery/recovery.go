@@ -55,6 +55,9 @@ var ErrRefused = errors.New("the power switch refused the login")
 // ErrNoAgent is the error of a Dial whose agent is not installed, or is no fence agent. Other errors are about its options.
 var ErrNoAgent = errors.New("the agent cannot be used")
 
+// ErrOffUntested is the error of a Dial whose agent may say Off of a machine that runs, as far as is known.
+var ErrOffUntested = errors.New("the agent's Off does not count")
+
 // Dial returns the switch of a feed. The secret is the data of the Secret that the feed names, nil without one.
 type Dial func(feed fencingv1.Feed, secret map[string][]byte) (Switch, error)
 

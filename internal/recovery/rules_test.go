@@ -161,6 +161,7 @@ func TestReasonsOfASourceThatCannotBeAsked(t *testing.T) {
 	}{
 		"AgentUnusable":    {fmt.Errorf("%w: agent fence_x is not in /usr/sbin", ErrNoAgent), nil},
 		"OptionsRefused":   {errors.New("agent fence_x has no option colour"), nil},
+		"OffUntested":      {fmt.Errorf("%w: agent fence_x", ErrOffUntested), nil},
 		"SecretUnreadable": {nil, &fencingv1.SecretReference{Namespace: "default", Name: "none"}},
 	} {
 		source := sourceOf("n1", "bmc")
@@ -178,7 +179,7 @@ func TestReasonsOfASourceThatCannotBeAsked(t *testing.T) {
 // TestSecretCorrectedDuringAFence: a fence that waits because its switch is locked asks nothing, so the fencer itself looks whether the Secret
 // has changed. It logs in only then.
 func TestSecretCorrectedDuringAFence(t *testing.T) {
-	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "bmc"}, Data: map[string][]byte{"password": []byte("wrong")}}
+	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "bmc", Annotations: map[string]string{kube.AddressesAnnotation: "fence_test"}}, Data: map[string][]byte{"password": []byte("wrong")}}
 	source := &fencingv1.FenceSource{ObjectMeta: metav1.ObjectMeta{Name: "n1", Generation: 1}, Spec: fencingv1.FenceSourceSpec{Levels: []fencingv1.FenceLevel{{
 		Feeds: []fencingv1.Feed{{Agent: "fence_test", SecretRef: &fencingv1.SecretReference{Namespace: "default", Name: "bmc"}}},
 	}}}}

@@ -10,6 +10,7 @@ import (
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -183,5 +184,50 @@ func TestWhoMayConfirm(t *testing.T) {
 		attempt{"states in the own name that the fenced machine is off", "patch", fence, statement("of-confirm", "m"), byNone},
 		attempt{"takes a fence away, its taints left", "patch", fence, `{"metadata":{"finalizers":null}}`, byNone},
 		attempt{"releases a node", "delete", fence, "", byNone},
+	)
+}
+
+// TestWhoReadsTheSecretChangesTheSource: the fencer sends the Secret that a FenceSource names to the address that it names, so only who may read the Secret
+// says where. Sixteen Secrets are not too many to ask for.
+func TestWhoReadsTheSecretChangesTheSource(t *testing.T) {
+	fencingServed(t)
+	start(t)
+	server.Apply(t, deployed+"admission.yaml")
+	admin := withFences(t, server.Config())
+	source := func(name string, secrets ...string) *fencingv1.FenceSource {
+		s := &fencingv1.FenceSource{ObjectMeta: metav1.ObjectMeta{Name: name}}
+		for i, secret := range secrets {
+			if i%4 == 0 {
+				s.Spec.Levels = append(s.Spec.Levels, fencingv1.FenceLevel{})
+			}
+			level := &s.Spec.Levels[i/4]
+			feed := fencingv1.Feed{Agent: "fence_ipmilan"}
+			if secret != "" {
+				feed.SecretRef = &fencingv1.SecretReference{Namespace: "belay-system", Name: secret}
+			}
+			level.Feeds = append(level.Feeds, feed)
+		}
+		return s
+	}
+	old, open := source("of-old", "others"), source("of-open", "")
+	must(t, admin.Create(t.Context(), old))
+	must(t, admin.Create(t.Context(), open))
+	role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "of-sources"}, Rules: []rbacv1.PolicyRule{
+		{APIGroups: []string{"fencing.belay.dev"}, Resources: []string{"fencesources"}, Verbs: []string{"create", "patch", "update"}},
+		{APIGroups: []string{""}, Resources: []string{"secrets"}, ResourceNames: []string{"own"}, Verbs: []string{"get"}},
+	}}
+	server.Grant(t, role, "of-sources")
+	token := withFences(t, server.User(t, "of-sources"))
+	own := slices.Repeat([]string{"own"}, 16)
+	last := append(slices.Clone(own[:15]), "others")
+	attempts(t, token,
+		attempt{"names a Secret of others", "create", source("of-a", "others"), "", "belay-fence-source"},
+		attempt{"names one as the last", "create", source("of-b", last...), "", "belay-fence-source"},
+		attempt{"names one in the middle", "create", source("of-c", "own", "own", "others", "own"), "", "belay-fence-source"},
+		attempt{"changes where one is sent", "patch", old, `{"spec":{"levels":[{"feeds":[{"agent":"fence_ipmilan","options":{"ip":"198.51.100.1"},"secretRef":{"namespace":"belay-system","name":"others"}}]}]}}`, "belay-fence-source"},
+		attempt{"names the own one", "create", source("of-d", "own"), "", byNone},
+		attempt{"names sixteen", "create", source("of-e", own...), "", byNone},
+		attempt{"names none", "patch", open, `{"spec":{"levels":[{"feeds":[{"agent":"fence_example","options":{"ip":"192.0.2.1"}}]}]}}`, byNone},
+		attempt{"labels one", "patch", old, `{"metadata":{"labels":{"rack":"1"}}}`, byNone},
 	)
 }

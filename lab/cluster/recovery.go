@@ -74,7 +74,9 @@ func (c *Cluster) ApplyFenceSources(ctx context.Context, namespace string) error
 		return err
 	}
 	objects := []*unstructured.Unstructured{{Object: map[string]any{
-		"apiVersion": "v1", "kind": "Secret", "metadata": map[string]any{"namespace": namespace, "name": bmcSecret},
+		"apiVersion": "v1", "kind": "Secret", "metadata": map[string]any{
+			"namespace": namespace, "name": bmcSecret, "annotations": map[string]any{"fencing.belay.dev/addresses": loopback},
+		},
 		"stringData": map[string]any{"username": BMCUser, "password": BMCPassword},
 	}}}
 	for _, node := range c.options.nodeNames() {

@@ -65,9 +65,16 @@ type Feed struct {
 	// +kubebuilder:validation:MaxLength=253
 	// +optional
 	Plug string `json:"plug,omitempty"`
-	// SecretRef names the Secret whose data are options too, such as username and password.
+	// SecretRef names the Secret whose data are options too, such as username and password. Its annotation fencing.belay.dev/addresses names where it
+	// may be sent: hosts, networks, and agents that belay does not know.
 	// +optional
 	SecretRef *SecretReference `json:"secretRef,omitempty"`
+	// OffTested says who tested that this agent says OFF only of a machine that cannot write any more, and how. Without it the Off of an agent counts
+	// only if belay knows what the agent calls OFF (docs/recovery/power-switches.md).
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	// +optional
+	OffTested string `json:"offTested,omitempty"`
 }
 
 // FeedOption is the value of an option.
