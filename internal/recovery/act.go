@@ -216,15 +216,15 @@ func (t *turn) changeTaint(ctx context.Context, step fencing.Step) error {
 	return t.taint(ctx)
 }
 
-// recorded fails unless the fence that was decided on is still there. It is read after the Node, so that a taint that is bound to the Node's version
-// always has a fence: after etcd was restored, it may have none.
+// recorded fails unless the fence that was decided on is still there, in the same phase. It is read after the Node, so that a taint that is bound to the Node's
+// version always has a fence that removes it: after etcd was restored, it may have none, and another process may have cancelled it and removed its taint.
 func (t *turn) recorded(ctx context.Context) error {
 	now := &fencingv1.NodeFence{}
 	if err := t.live.Get(ctx, client.ObjectKey{Name: t.fence.Name}, now); err != nil {
 		return fmt.Errorf("read NodeFence %s: %w", t.fence.Name, err)
 	}
-	if now.UID != t.fence.UID {
-		return apierrors.NewConflict(fencingv1.GroupVersion.WithResource("nodefences").GroupResource(), t.fence.Name, errors.New("it is another object"))
+	if now.UID != t.fence.UID || now.Status.Phase != t.fence.Status.Phase {
+		return apierrors.NewConflict(fencingv1.GroupVersion.WithResource("nodefences").GroupResource(), t.fence.Name, errors.New("it is another object, or in another phase"))
 	}
 	return nil
 }
