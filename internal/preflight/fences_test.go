@@ -29,7 +29,7 @@ func recovered() (*diagnosis.Snapshot, []runtime.Object) {
 	source.Spec.Levels = []fencingv1.FenceLevel{{Feeds: []fencingv1.Feed{{Agent: "fence_a", SecretRef: &fencingv1.SecretReference{Namespace: "hushed", Name: "bmc-login"}}}}}
 	source.Status.Conditions = []metav1.Condition{{Type: kube.ConditionFenceReady, Status: metav1.ConditionTrue, Reason: "SaidOn"}}
 	s.FenceSources = []*fencingv1.FenceSource{source}
-	return s, append(policies("belay-nodes", "belay-attachments", "belay-leases", "belay-fence-roles", "belay-fence-statement"),
+	return s, append(policies("belay-nodes", "belay-attachments", "belay-leases", "belay-fence-request", "belay-fence-roles", "belay-fence-statement"),
 		upstreamPod("kube-controller-manager", "--controllers=*", "--"+forceFlag))
 }
 
@@ -89,13 +89,13 @@ func TestRecoveryHealth(t *testing.T) {
 		"policies": {nil, "admission policies", OK, "are checked"},
 		"no policy of statements": {func(_ *diagnosis.Snapshot, o *[]runtime.Object) {
 			without[*admissionregistrationv1.ValidatingAdmissionPolicy](o, "belay-fence-statement")
-		}, "admission policies", Failed, "1 of 5"},
+		}, "admission policies", Failed, "1 of 6"},
 		"no policy of nodes": {func(_ *diagnosis.Snapshot, o *[]runtime.Object) {
 			without[*admissionregistrationv1.ValidatingAdmissionPolicy](o, "belay-nodes")
-		}, "admission policies", Failed, "1 of 5"},
+		}, "admission policies", Failed, "1 of 6"},
 		"no binding": {func(_ *diagnosis.Snapshot, o *[]runtime.Object) {
 			without[*admissionregistrationv1.ValidatingAdmissionPolicyBinding](o, "belay-fence-roles")
-		}, "admission policies", Failed, "1 of 5"},
+		}, "admission policies", Failed, "1 of 6"},
 		"timer off": {nil, "force timer", OK, "after a timeout alone"},
 		"timer on": {func(_ *diagnosis.Snapshot, o *[]runtime.Object) {
 			(*o)[len(*o)-1] = upstreamPod("kube-controller-manager", "--controllers=*", "--"+forceFlag+"=false")

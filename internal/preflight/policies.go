@@ -27,6 +27,7 @@ var (
 	}
 	fenceGuards = []guard{
 		{"belay-fence-statement", "every client that may change NodeFences may state that a machine is off"},
+		{"belay-fence-request", "every client that may create NodeFences may ask for a power-off in the name of a person"},
 		{"belay-fence-roles", "with the token of one part of recovery, a client may write the evidence and the intents of another"},
 	}
 )
