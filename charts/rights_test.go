@@ -31,7 +31,7 @@ func (r ruleRow) rule() string { return fmt.Sprintf("%s: %s: %s", r.role, r.reso
 var (
 	roleHeading   = regexp.MustCompile(`^### ((?:ClusterRole|Role) \S+(?: in .+)?)$`)
 	besideRole    = regexp.MustCompile("^Beside `([^`]+)`")
-	documentedRow = regexp.MustCompile(`^\| (.+?) \| ([a-z, ]+?) \| .+? \|(?: (.+?) \|)?$`)
+	documentedRow = regexp.MustCompile(`^\| (.+?) \| ([a-z, -]+?) \| .+? \|(?: (.+?) \|)?$`)
 )
 
 func documentedRules(t *testing.T) (rows []ruleRow) {

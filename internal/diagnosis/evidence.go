@@ -94,6 +94,9 @@ type FenceRecord struct {
 	Advice   string   `json:"advice,omitempty"`
 	// Statement is a person's word.
 	Statement *FenceStatement `json:"statement,omitempty"`
+	// RequestedBy is the person who asked for the power-off, and RequestReason why; empty for a fence that recovery began by itself.
+	RequestedBy   string `json:"requestedBy,omitempty"`
+	RequestReason string `json:"requestReason,omitempty"`
 	// StatementExpired is set when it counts no longer.
 	StatementExpired bool `json:"statementExpired,omitempty"`
 	// StatementTooLong is set when it never counted: it expires too long after it was written, or says that it was written in the future.
@@ -134,6 +137,23 @@ type SourceLevel struct {
 type SourceFeed struct {
 	Agent string `json:"agent"`
 	Plug  string `json:"plug,omitempty"`
+}
+
+// Switches names the switches, in the order in which they are tried.
+func (s *SourceRecord) Switches() string {
+	var levels []string
+	for _, l := range s.Levels {
+		var feeds []string
+		for _, f := range l.Feeds {
+			text := f.Agent
+			if f.Plug != "" {
+				text += " plug " + f.Plug
+			}
+			feeds = append(feeds, text)
+		}
+		levels = append(levels, strings.Join(feeds, " and "))
+	}
+	return strings.Join(levels, ", then ")
 }
 
 // PowerAnswer is what a power switch, or a person, said.
@@ -199,6 +219,9 @@ func (x *state) recordOf(object *fencingv1.NodeFence) *FenceRecord {
 	r := &FenceRecord{
 		Phase: string(f.Phase), Epoch: f.Epoch, Created: timePointer(object.CreationTimestamp.Time), Boot: *identity(f.Boot), Relation: "Unknown",
 		Evidence: string(f.Evidence), Deleting: f.Deleting, Over: kube.FenceFinished(object),
+	}
+	if q := object.Spec.Request; q != nil {
+		r.RequestedBy, r.RequestReason = x.foreign(q.By), x.foreign(q.Reason)
 	}
 	if node := x.nodes[object.Name]; node != nil {
 		r.Relation = map[fencing.Relation]string{

@@ -241,6 +241,9 @@ func (x *state) fenced(f *fence, n NodeState, attached int) Finding {
 	found := x.ofFence(f, wait{since: f.since}, explain.Situation{})
 	found.Subject, found.Verdict, found.Clock = Ref{Resource: Nodes, Name: n.Name}, x.fenceVerdict(f), x.fenceClock(n.Name)
 	found.Summary += fmt.Sprintf("; %s; volumes attached to it: %d%s%s", n.is("the node"), attached, x.attachedTo(n.Name), x.doneBy(f))
+	if r := f.object.Spec.Request; r != nil {
+		found.Summary = explain.RequestedBy(x.foreign(r.By), x.foreign(r.Reason)) + ": " + found.Summary
+	}
 	return found
 }
 

@@ -31,6 +31,8 @@ type FencePlan struct {
 	Action FenceAction `json:"action,omitempty"`
 	// Statement is what StatePoweredOff writes.
 	Statement *FenceStatement `json:"statement,omitempty"`
+	// Request is what RequestPowerOff writes.
+	Request *FenceRequest `json:"request,omitempty"`
 	// Preconditions are what was checked.
 	Preconditions []Precondition `json:"preconditions,omitempty"`
 	// Does says in words what follows.
@@ -121,16 +123,8 @@ func PlanStatement(s *Snapshot, node string, request StatementRequest, author Au
 	}
 	p.about(f)
 	p.Preconditions = slices.Concat(request.preconditions(f), x.preconditions(f), author.preconditions("confirm that its machine is off (ClusterRole belay-fence-confirm)"))
-	var lacking []string
-	for _, c := range p.Preconditions {
-		if !c.Met {
-			lacking = append(lacking, c.Name)
-		}
-	}
 	p.Risks = []string{"if the machine still runs, it writes while another node mounts its volumes, and the file systems are corrupted"}
-	if len(lacking) > 0 {
-		p.Refusal = "not all that a statement needs is true: " + strings.Join(lacking, ", ")
-		p.Next = []explain.Step{explain.EvidenceOf(node)}
+	if p.refuse("a statement") {
 		return p, nil
 	}
 	p.Action = StatePoweredOff
@@ -199,12 +193,25 @@ func (r StatementRequest) preconditions(f *fence) []Precondition {
 // preconditions are those of the fence and its node.
 func (x *state) preconditions(f *fence) []Precondition {
 	n := x.node(f.object.Name)
+	power := precondition("power switch", true, "no power switch has said On")
+	if source := x.sources[n.Name]; source != nil && source.Status.Bound != nil {
+		power.Message = "the power switch has not answered yet: a statement counts only after the fencer has asked it"
+	}
+	if a := x.lastAnswer(f.object); a != nil {
+		power.Met = a.Power != powerOn
+		power.Message = fmt.Sprintf("the power switch said %s at %s", a.Power, stamp(a.Time.Time))
+	}
+	return []Precondition{awaitsEvidence(f), x.isSilent(n, f.object), notReady(n), power}
+}
+
+// isSilent is the precondition that a node does not renew its lease, and has not since its fence began, if it has one.
+func (x *state) isSilent(n NodeState, fence *fencingv1.NodeFence) Precondition {
 	silent := precondition("silence", n.State == NodeDeleted, "the Node was deleted")
 	if lease := x.heartbeats[n.Name]; n.State != NodeDeleted {
 		switch {
 		case lease == nil || n.LastHeartbeat == nil:
 			silent.Message = fmt.Sprintf("whether the node renews its lease is unknown, and it must have been silent for %v", silence)
-		case kube.FenceRenewal(f.object) != "" && kube.Renewal(lease) != kube.FenceRenewal(f.object):
+		case fence != nil && kube.FenceRenewal(fence) != "" && kube.Renewal(lease) != kube.FenceRenewal(fence):
 			silent.Message = "the node has renewed its lease since it was suspected: a sign of life"
 		default:
 			silent.Met = x.Now.Sub(*n.LastHeartbeat) > silence
@@ -214,19 +221,16 @@ func (x *state) preconditions(f *fence) []Precondition {
 			}
 		}
 	}
+	return silent
+}
+
+// notReady is the precondition that a node is not Ready, or was deleted.
+func notReady(n NodeState) Precondition {
 	ready := precondition("not Ready", n.State == NodeNotReady || n.State == NodeUnreachable || n.State == NodeDeleted, "%s", n.is("the node"))
 	if !ready.Met {
 		ready.Message += ", and must be NotReady, Unreachable or deleted: a node that is silent counts as Ready for 50 s by default. Wait, and try again"
 	}
-	power := precondition("power switch", true, "no power switch has said On")
-	if source := x.sources[n.Name]; source != nil && source.Status.Bound != nil {
-		power.Message = "the power switch has not answered yet: a statement counts only after the fencer has asked it"
-	}
-	if a := x.lastAnswer(f.object); a != nil {
-		power.Met = a.Power != powerOn
-		power.Message = fmt.Sprintf("the power switch said %s at %s", a.Power, stamp(a.Time.Time))
-	}
-	return []Precondition{awaitsEvidence(f), silent, ready, power}
+	return ready
 }
 
 // awaitsEvidence is the precondition that recovery looks at a statement in this phase.

@@ -287,6 +287,14 @@ func statePoweredOff(node string) Step {
 	}
 }
 
+// askPowerOff is the step for a person who does not want to wait for recovery.
+func askPowerOff(node string) Step {
+	return Step{
+		Text:    "Or ask for the power-off of its machine now; whatever still runs there ends. This shows what is needed for that, and writes nothing.",
+		Command: "kubectl belay fence " + node + " --power-off",
+	}
+}
+
 func evidenceOf(node string) Step {
 	return Step{Text: "See all that is known about the machine.", Command: "kubectl belay evidence node/" + node}
 }
@@ -314,18 +322,19 @@ func notFencedNext(r decision.Reason, node string) []Step {
 		return []Step{
 			{Text: "Find out on the machine whether kubelet runs (systemctl status kubelet) and reaches the API server: start it, and the node is not fenced.", Command: "kubectl describe node " + node},
 			{Text: "If its containers must run on without kubelet, keep its machine from being switched off meanwhile.", Command: "kubectl annotate node " + node + " fencing.belay.dev/opt-out=true"},
+			askPowerOff(node),
 		}
 	case fencing.NoSecondSignal:
 		return []Step{{Text: "Find out why the kubelet does not renew its lease although its machine seems to run.", Command: "kubectl describe node " + node}}
 	case fencing.NothingToLose:
-		return []Step{{Text: "Find out why the node is silent: it may be starting again. Nothing has to be done for volumes.", Command: "kubectl describe node " + node}}
+		return []Step{{Text: "Find out why the node is silent: it may be starting again. Nothing has to be done for volumes.", Command: "kubectl describe node " + node}, askPowerOff(node)}
 	case fencing.TooManySilent:
 		return []Step{
 			{Text: "Look for the common cause: the network, a zone, or the control plane.", Command: "kubectl get nodes"},
 			{Text: "See which nodes were fenced: each counts until its machine has started again and its NodeFence is Releasing. Start it, or delete its Node if it will not come back.", Command: "kubectl get nodefences"},
 		}
 	case fencing.TooManyFenced, fencing.TooManyInFlight:
-		return []Step{{Text: "Look at the other fences: this one begins by itself when the brake allows it.", Command: "kubectl get nodefences"}}
+		return []Step{{Text: "Look at the other fences: this one begins by itself when the brake allows it.", Command: "kubectl get nodefences"}, askPowerOff(node)}
 	}
 	return []Step{{Text: "Look for the common cause: the network, a zone, or the control plane.", Command: "kubectl get nodes"}}
 }

@@ -126,6 +126,26 @@ func FencePhase(p fencing.Phase, class fencing.Class) string {
 	return string(p)
 }
 
+// FenceRequested is the event of a phase of a fence that a person has asked for: it names the person where the request begins to be carried out, and where it
+// ends.
+func FenceRequested(p fencing.Phase, by, reason, text string) string {
+	switch p {
+	case fencing.Isolating:
+		return RequestedBy(by, reason) + ". " + text
+	case fencing.Moved:
+		return fmt.Sprintf("The power-off that %s asked for is done. %s", by, text)
+	case fencing.Cancelled:
+		return fmt.Sprintf("The request of %s for a power-off has ended. %s", by, text)
+	case fencing.Suspected, fencing.Fencing, fencing.Tainting, fencing.Evicting, fencing.Detaching, fencing.Releasing, fencing.Released:
+	}
+	return text
+}
+
+// RequestedBy says who asked for a power-off.
+func RequestedBy(by, reason string) string {
+	return fmt.Sprintf("%s asked for the power-off of the machine (%s)", by, reason)
+}
+
 // FenceWithoutNode is the event of a phase that a fence enters while there is no Node object.
 func FenceWithoutNode(p fencing.Phase, class fencing.Class, f fencing.Fence) string {
 	switch {

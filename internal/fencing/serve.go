@@ -1,6 +1,10 @@
 package fencing
 
-import "time"
+import (
+	"time"
+
+	"belay.dev/belay/internal/decision"
+)
 
 // Question asks the fencer for the power state.
 type Question struct {
@@ -119,13 +123,18 @@ func (r *Requested) Late(now time.Time) (nonce string, late bool) {
 }
 
 // MaySwitchOff decides whether a fencer that is asked to switch the machine of a boot off finds its node silent itself, and whether its brakes allow it.
-// The fleet is what it has heard itself: who can write a NodeFence may name any node, at any time.
-func MaySwitchOff(now time.Time, b Brakes, fleet Fleet, boot Boot, n Node) Suspicion {
+// The fleet is what it has heard itself: who can write a NodeFence may name any node, at any time. Asked is set when a person has asked for this command, as an
+// admission policy has made sure. It is one command, so the brake on how many belay sends by itself does not hold it back; a doubt in what is heard does.
+func MaySwitchOff(now time.Time, b Brakes, fleet Fleet, boot Boot, n Node, asked bool) Suspicion {
 	replaced := n.Boot.Since(boot) == OtherMachine // what its lease says is another machine's
 	if !replaced && (!n.Heard || n.Silent < n.Limit) {
 		return Suspicion{Reason: SilenceTooShort, After: max(n.Limit-n.Silent, 0)}
 	}
-	if reason := b.hold(now, fleet.Count(), n); reason != Settled {
+	hold := b.hold
+	if asked {
+		hold = func(_ time.Time, fleet Counts, n Node) decision.Reason { return b.doubt(fleet, n) }
+	}
+	if reason := hold(now, fleet.Count(), n); reason != Settled {
 		return Suspicion{Reason: reason, After: MaxTickGap}
 	}
 	return Suspicion{Suspected: true, Reason: Settled}

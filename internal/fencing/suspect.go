@@ -215,6 +215,20 @@ func (n Node) spared() decision.Reason {
 
 // hold returns why a node is not fenced now although it is suspicious.
 func (b Brakes) hold(now time.Time, fleet Counts, n Node) decision.Reason {
+	if reason := b.doubt(fleet, n); reason != Settled {
+		return reason
+	}
+	switch {
+	case b.spent(now, fleet, n):
+		return TooManyFenced
+	case fleet.InFlight >= b.InFlight:
+		return TooManyInFlight
+	}
+	return Settled
+}
+
+// doubt returns why the silence of a node is in doubt: so much is silent that the fault may be another one than that of its machine.
+func (b Brakes) doubt(fleet Counts, n Node) decision.Reason {
 	t := fleet.beside(n)
 	zone := t.zones[n.Zone]
 	switch {
@@ -224,10 +238,6 @@ func (b Brakes) hold(now time.Time, fleet Counts, n Node) decision.Reason {
 		return TooManySilent
 	case n.Zone != "" && zone.silent > allowed(b.ZoneShare, zone.may):
 		return ZoneSilent
-	case b.spent(now, fleet, n):
-		return TooManyFenced
-	case fleet.InFlight >= b.InFlight:
-		return TooManyInFlight
 	}
 	return Settled
 }

@@ -2,7 +2,6 @@ package inspect
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -14,10 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
-	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 
 	fencingv1 "belay.dev/belay/api/fencing/v1alpha1"
@@ -140,17 +136,26 @@ func (r *Reader) Fenced(ctx context.Context, node string) *diagnosis.Snapshot {
 	return r.aboutMachine(ctx, node, false)
 }
 
-func (r *Reader) aboutMachine(ctx context.Context, node string, events bool) *diagnosis.Snapshot {
+// PoweredOff reads what a request for the power-off of a node's machine needs, and what it would release.
+func (r *Reader) PoweredOff(ctx context.Context, node string) *diagnosis.Snapshot {
+	return r.aboutMachine(ctx, node, false, func(ctx context.Context, x *run) { x.podsOn(ctx, node, "") }, func(ctx context.Context, x *run) { x.attachments(ctx) })
+}
+
+func (r *Reader) aboutMachine(ctx context.Context, node string, events bool, more ...func(context.Context, *run)) *diagnosis.Snapshot {
 	ctx, cancel := context.WithTimeout(ctx, Timeout)
 	defer cancel()
 	x := r.start()
-	parallel(
+	calls := []func(){
 		func() { x.node(ctx, node) },
 		func() { x.heartbeat(ctx, node) },
 		func() { x.leasesIn(ctx, metav1.NamespaceSystem) },
 		func() { x.recovery(ctx, events) },
 		func() { x.source(ctx, node) },
-	)
+	}
+	for _, read := range more {
+		calls = append(calls, func() { read(ctx, x) })
+	}
+	parallel(calls...)
 	fenced := func(f *fencingv1.NodeFence) bool { return f.Name == node && !kube.FenceFinished(f) }
 	if !events && slices.Contains(x.into.Whole, diagnosis.Fences) && x.anyLost() && !slices.ContainsFunc(x.into.Fences, fenced) {
 		x.recoveryEvents(ctx)
@@ -209,37 +214,4 @@ func (r *Reader) author(ctx context.Context, what authorizationv1.ResourceAttrib
 	}
 	a.May = decision.Known(access.Status.Allowed)
 	return a
-}
-
-// Fence carries out a plan, if the NodeFence is still the one that was looked at. dryRun asks the API server, and so the admission policy,
-// to check the request and store nothing.
-func (r *Reader) Fence(ctx context.Context, p diagnosis.FencePlan, dryRun bool) error {
-	var all []string
-	if dryRun {
-		all = []string{metav1.DryRunAll}
-	}
-	switch p.Action {
-	case diagnosis.StatePoweredOff:
-		patch, err := json.Marshal(map[string]any{
-			"metadata": map[string]any{"uid": p.UID, "resourceVersion": p.ResourceVersion},
-			"spec":     map[string]any{"statement": p.Statement},
-		})
-		if err != nil {
-			return fmt.Errorf("encode the statement about node %s: %w", p.Node, err)
-		}
-		err = r.fences.Patch(types.MergePatchType).Resource(string(diagnosis.Fences)).Name(p.Node).
-			SpecificallyVersionedParams(&metav1.PatchOptions{DryRun: all}, scheme.ParameterCodec, schema.GroupVersion{Version: "v1"}).Body(patch).Do(ctx).Error()
-		if err != nil {
-			return fmt.Errorf("write the statement into NodeFence %s: %w", p.Node, err)
-		}
-	case diagnosis.DeleteFence:
-		uid := types.UID(p.UID)
-		options := &metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid, ResourceVersion: &p.ResourceVersion}, DryRun: all}
-		if err := r.fences.Delete().Resource(string(diagnosis.Fences)).Name(p.Node).Body(options).Do(ctx).Error(); err != nil {
-			return fmt.Errorf("delete NodeFence %s: %w", p.Node, err)
-		}
-	default:
-		return fmt.Errorf("nothing to do for NodeFence %s", p.Node)
-	}
-	return nil
 }

@@ -153,19 +153,7 @@ func bootText(b *diagnosis.BootIdentity) string {
 }
 
 func (p *page) source(s *diagnosis.SourceRecord) {
-	var levels []string
-	for _, l := range s.Levels {
-		var feeds []string
-		for _, f := range l.Feeds {
-			text := f.Agent
-			if f.Plug != "" {
-				text += " plug " + f.Plug
-			}
-			feeds = append(feeds, text)
-		}
-		levels = append(levels, strings.Join(feeds, " and "))
-	}
-	p.line("Switch", "%s", strings.Join(levels, ", then "))
+	p.line("Switch", "%s", s.Switches())
 	ready := "FenceReady " + s.Ready
 	if s.Reason != "" {
 		ready += " (" + s.Reason + ")"
@@ -209,6 +197,9 @@ func (p *page) fence(f *diagnosis.FenceRecord) {
 	p.line("", "about %s; %s", bootText(&f.Boot), cmp.Or(relation, "which boot the Node shows is unknown"))
 	if f.CommandUntil != nil {
 		p.line("", "a command to switch off was stored, which may be carried out until %s", f.CommandUntil.UTC().Format("2006-01-02T15:04:05Z"))
+	}
+	if f.RequestedBy != "" {
+		p.line("Request", "%s", explain.RequestedBy(f.RequestedBy, f.RequestReason))
 	}
 	if w := f.Statement; w != nil {
 		state := "counts until"

@@ -21,7 +21,12 @@ write, and then two machines write to one file system. Read the system UUID of t
 
 Only recovery creates NodeFences, for nodes that it has found silent: there is nothing to state about another node. A power switch
 that says On is believed, and so is a node that renews its lease. You need the permission "confirm" (ClusterRole
-belay-fence-confirm). With --confirm the statement is written into the NodeFence, which is the record of it, with your name.`
+belay-fence-confirm). With --confirm the statement is written into the NodeFence, which is the record of it, with your name.
+
+With --power-off you ask for the opposite: that recovery switches the machine of a silent node off now, although it gives some sign
+of life or has no volume to move. Whatever still runs on it ends. Nothing is taken from the node before its power switch says Off. It is
+refused for a node that is Ready or renews its lease. You need the permission "power-off" (ClusterRole belay-fence-power-off).
+With --confirm and --machine it creates the NodeFence, which is the record of it, with your name. kubectl belay unfence withdraws it.`
 
 const fenceExample = `  # What is needed?
   kubectl belay fence node-1
@@ -30,7 +35,13 @@ const fenceExample = `  # What is needed?
   kubectl belay fence node-1 --confirm-powered-off --machine 4c4c4544-0042-3510-8052-b4c04f4d3332 --reason "pulled both plugs"
 
   # Write it
-  kubectl belay fence node-1 --confirm-powered-off --machine 4c4c4544-0042-3510-8052-b4c04f4d3332 --reason "pulled both plugs" --confirm`
+  kubectl belay fence node-1 --confirm-powered-off --machine 4c4c4544-0042-3510-8052-b4c04f4d3332 --reason "pulled both plugs" --confirm
+
+  # The kubelet is dead and its machine runs: what would a power-off do?
+  kubectl belay fence node-1 --power-off --reason "kubelet does not start"
+
+  # Ask for it
+  kubectl belay fence node-1 --power-off --reason "kubelet does not start" --machine 4c4c4544-0042-3510-8052-b4c04f4d3332 --confirm`
 
 const unfenceLong = `Ask recovery to end the fence of a node, or to release a node whose release is Manual. By default this only shows what would
 be done.
@@ -48,12 +59,13 @@ const unfenceExample = `  # What would happen?
 // fenceOptions are the flags of both commands.
 type fenceOptions struct {
 	statement diagnosis.StatementRequest
+	powerOff  bool
 	confirm   bool
 	format    output
 }
 
 // The permissions on a NodeFence that the commands need.
-const verbConfirm, verbDelete = "confirm", "delete"
+const verbConfirm, verbPowerOff, verbDelete = "confirm", "power-off", "delete"
 
 // defaultExpiry is how long a statement counts.
 const defaultExpiry = time.Hour
@@ -61,13 +73,16 @@ const defaultExpiry = time.Hour
 func (p *plugin) fenceCommand() *cobra.Command {
 	var o fenceOptions
 	c := &cobra.Command{
-		Use: "fence (NAME | node/NAME)", Short: "State that the machine of a node is off (dry run by default)",
+		Use: "fence (NAME | node/NAME)", Short: "State that the machine of a node is off, or have it switched off (dry run by default)",
 		Long: fenceLong, Example: fenceExample, Args: oneObject("NAME or node/NAME"),
 		ValidArgsFunction: p.completeNode,
 		RunE: func(c *cobra.Command, args []string) error {
 			node, err := p.nodeOf(args)
 			if err != nil {
 				return err
+			}
+			if o.powerOff {
+				return p.requestPowerOff(c, node, &o)
 			}
 			if o.statement.Expires <= 0 || o.statement.Expires > diagnosis.StatementAtMost {
 				return usage.Errorf("--expires is %v, but must be more than 0 and at most %v", o.statement.Expires, diagnosis.StatementAtMost)
@@ -79,11 +94,23 @@ func (p *plugin) fenceCommand() *cobra.Command {
 	}
 	f := c.Flags()
 	f.BoolVar(&o.statement.PoweredOff, "confirm-powered-off", false, "you have looked at the machine, and it is off")
-	f.StringVar(&o.statement.Machine, "machine", "", "the system UUID that you read at the machine")
-	f.StringVar(&o.statement.Reason, "reason", "", "how you know that it is off")
+	f.BoolVar(&o.powerOff, "power-off", false, "ask recovery to switch the machine of a silent node off")
+	f.StringVar(&o.statement.Machine, "machine", "", "the system UUID that you read at the machine, or that of the machine to switch off")
+	f.StringVar(&o.statement.Reason, "reason", "", "how you know that it is off, or why it is to be switched off")
 	f.DurationVar(&o.statement.Expires, "expires", defaultExpiry, "for how long the statement counts, at most 24h")
 	o.addTo(c)
 	return c
+}
+
+// requestPowerOff has the machine of a node switched off, if that is confirmed.
+func (p *plugin) requestPowerOff(c *cobra.Command, node string, o *fenceOptions) error {
+	if o.statement.PoweredOff || c.Flags().Changed("expires") {
+		return usage.Errorf("--power-off asks for a power-off: --confirm-powered-off and --expires are of a statement that the machine is off already")
+	}
+	request := diagnosis.PowerOffRequest{Machine: o.statement.Machine, Reason: o.statement.Reason, Confirmed: o.confirm}
+	return p.fence(c.Context(), node, verbPowerOff, o, func(s *diagnosis.Snapshot, a diagnosis.Author) (diagnosis.FencePlan, error) {
+		return diagnosis.PlanPowerOff(s, node, request, a)
+	})
 }
 
 func (p *plugin) unfenceCommand() *cobra.Command {
@@ -118,7 +145,11 @@ func (p *plugin) fence(ctx context.Context, node, verb string, o *fenceOptions, 
 		return err
 	}
 	answered := p.waitsForServer()
-	snapshot, author := reader.Fenced(ctx, node), reader.Author(ctx, verb, node)
+	read := reader.Fenced
+	if verb == verbPowerOff {
+		read = reader.PoweredOff
+	}
+	snapshot, author := read(ctx, node), reader.Author(ctx, verb, node)
 	answered()
 	made, err := plan(snapshot, author)
 	if ctx.Err() != nil {
@@ -142,7 +173,7 @@ func (p *plugin) fence(ctx context.Context, node, verb string, o *fenceOptions, 
 		_, _ = fmt.Fprintln(p.ErrOut, "Nothing was changed.")
 		return found{StatusBlocked}
 	case !o.confirm:
-		_, _ = fmt.Fprintln(p.ErrOut, "Nothing was changed. To do it, add --confirm.")
+		_, _ = fmt.Fprintln(p.ErrOut, "Nothing was changed. To do it, add "+typed(&made, o)+"--confirm.")
 		return nil
 	}
 	if err := reader.Fence(ctx, made, false); err != nil {
@@ -150,6 +181,14 @@ func (p *plugin) fence(ctx context.Context, node, verb string, o *fenceOptions, 
 	}
 	_, _ = fmt.Fprintf(p.ErrOut, "Requested. To see it through: %s\n", p.command("kubectl get nodefence "+node+" --watch"))
 	return nil
+}
+
+// typed is what a person has to type besides --confirm.
+func typed(plan *diagnosis.FencePlan, o *fenceOptions) string {
+	if plan.Request != nil && o.statement.Machine == "" {
+		return "--machine " + plan.Request.Boot.MachineID + " and "
+	}
+	return ""
 }
 
 // rehearse asks the API server, with its admission policies, whether it would accept the write.
@@ -168,13 +207,12 @@ func fencePlanText(s style, plan *diagnosis.FencePlan, verb string, read *diagno
 	switch {
 	case plan.Refusal != "":
 		verdict, title = diagnosis.Blocked, "REFUSED"
-	case len(plan.Risks) > 0 && plan.Action == diagnosis.StatePoweredOff:
+	case len(plan.Risks) > 0 && plan.Action != diagnosis.DeleteFence:
 		verdict = diagnosis.Unsafe
 	}
-	what := "state that the machine of node " + plan.Node + " is off"
-	if verb == verbDelete {
-		what = "end the fence of node " + plan.Node
-	}
+	what := map[string]string{
+		verbConfirm: "state that the machine of node " + plan.Node + " is off", verbPowerOff: "switch the machine of node " + plan.Node + " off", verbDelete: "end the fence of node " + plan.Node,
+	}[verb]
 	fmt.Fprintf(&out.text, "%s: %s\n", out.verdict(verdict, title), out.wrap(what, 0))
 	if plan.Refusal != "" {
 		out.line("Why", "%s", plan.Refusal)
@@ -194,6 +232,11 @@ func fencePlanText(s style, plan *diagnosis.FencePlan, verb string, read *diagno
 		out.line("", "reason: %s", w.Reason)
 		out.line("", "machineID: %s", w.MachineID)
 		out.line("", "expires: %s", w.Expires.UTC().Format(time.RFC3339))
+	}
+	if r := plan.Request; r != nil {
+		out.line("Writes", "by: %s", r.By)
+		out.line("", "reason: %s", r.Reason)
+		out.line("", "boot: %s", bootText(&r.Boot))
 	}
 	out.consequences(plan.Does, plan.Risks)
 	out.steps(plan.Next)

@@ -196,6 +196,11 @@ var fencedScenes = map[string]struct {
 		s.FenceSources = nil
 		s.waits(fencing.NoEvidence)
 	}, diagnosis.BeingFenced, diagnosis.Blocked, diagnosis.Unsafe, fencing.NoEvidence},
+	"requested": {func(s fencedScene) {
+		s.fence.Spec.Trigger, s.fence.Spec.Request = fencingv1.TriggerRequested, &fencingv1.Request{By: "alice", Reason: "kubelet does not start"}
+		s.answers("Unknown", 3*time.Second)
+		s.waits(fencing.SourceSilent)
+	}, diagnosis.BeingFenced, diagnosis.Blocked, diagnosis.Unsafe, fencing.SourceSilent},
 	"dead-bmc": {func(s fencedScene) {
 		s.answers("Unknown", 3*time.Second)
 		s.waits(fencing.SourceSilent)

@@ -29,7 +29,7 @@ func recovered() (*diagnosis.Snapshot, []runtime.Object) {
 	source.Spec.Levels = []fencingv1.FenceLevel{{Feeds: []fencingv1.Feed{{Agent: "fence_a", SecretRef: &fencingv1.SecretReference{Namespace: "hushed", Name: "bmc-login"}}}}}
 	source.Status.Conditions = []metav1.Condition{{Type: kube.ConditionFenceReady, Status: metav1.ConditionTrue, Reason: "SaidOn"}}
 	s.FenceSources = []*fencingv1.FenceSource{source}
-	return s, append(policies("belay-nodes", "belay-attachments", "belay-leases", "belay-fence-roles", "belay-fence-source", "belay-fence-statement"),
+	return s, append(policies("belay-nodes", "belay-attachments", "belay-leases", "belay-fence-request", "belay-fence-roles", "belay-fence-source", "belay-fence-statement"),
 		upstreamPod("kube-controller-manager", "--controllers=*", "--"+forceFlag))
 }
 

@@ -28,6 +28,7 @@ var (
 	fenceGuards = []guard{
 		{"belay-fence-source", "every client that may change FenceSources may have the fencer send the Secret of a power switch to another host that the Secret names"},
 		{"belay-fence-statement", "every client that may change NodeFences may state that a machine is off"},
+		{"belay-fence-request", "every client that may create NodeFences may ask for a power-off in the name of a person"},
 		{"belay-fence-roles", "with the token of one part of recovery, a client may write the evidence and the intents of another"},
 	}
 )

@@ -29,6 +29,9 @@ import (
 // maxIntents and maxEvidence are the most entries that are kept in a NodeFence, as the CRD allows.
 const maxIntents, maxEvidence = 8, 32
 
+// maxNote is the longest text of an event (k8s.io/kubernetes v1.36.3 pkg/apis/core/validation/events.go NoteLengthLimit).
+const maxNote = 1024
+
 // act carries out one step.
 func (t *turn) act(ctx context.Context, step fencing.Step) error {
 	switch step.(type) {
@@ -108,6 +111,9 @@ func (t *turn) enter(ctx context.Context, s fencing.Enter) error {
 	text := explain.FencePhase(s.Phase, s.Evidence)
 	if t.node == nil {
 		text = explain.FenceWithoutNode(s.Phase, s.Evidence, fenceState(t.fence))
+	}
+	if r := t.fence.Spec.Request; r != nil {
+		text = truncate(explain.FenceRequested(s.Phase, r.By, r.Reason, text), maxNote)
 	}
 	t.events.Eventf(t.regarding(), t.fence, eventType(s.Phase), string(s.Phase), "Fence", "%s", text)
 	return nil
@@ -216,15 +222,15 @@ func (t *turn) changeTaint(ctx context.Context, step fencing.Step) error {
 	return t.taint(ctx)
 }
 
-// recorded fails unless the fence that was decided on is still there. It is read after the Node, so that a taint that is bound to the Node's version
-// always has a fence: after etcd was restored, it may have none.
+// recorded fails unless the fence that was decided on is still there, in the same phase. It is read after the Node, so that a taint that is bound to the Node's
+// version always has a fence that removes it: after etcd was restored, it may have none, and another process may have cancelled it and removed its taint.
 func (t *turn) recorded(ctx context.Context) error {
 	now := &fencingv1.NodeFence{}
 	if err := t.live.Get(ctx, client.ObjectKey{Name: t.fence.Name}, now); err != nil {
 		return fmt.Errorf("read NodeFence %s: %w", t.fence.Name, err)
 	}
-	if now.UID != t.fence.UID {
-		return apierrors.NewConflict(fencingv1.GroupVersion.WithResource("nodefences").GroupResource(), t.fence.Name, errors.New("it is another object"))
+	if now.UID != t.fence.UID || now.Status.Phase != t.fence.Status.Phase {
+		return apierrors.NewConflict(fencingv1.GroupVersion.WithResource("nodefences").GroupResource(), t.fence.Name, errors.New("it is another object, or in another phase"))
 	}
 	return nil
 }

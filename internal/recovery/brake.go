@@ -47,7 +47,7 @@ func (f *fencer) commandFor(source *fencingv1.FenceSource, fence *fencingv1.Node
 // reserve decides whether the fencer itself may switch the node off, and takes a place of its brake if it may. It is what a client cannot get around that
 // has the rights of the other parts: it rests on the leases, and on what only the fencer writes.
 func (f *fencer) reserve(ctx context.Context, source *fencingv1.FenceSource, fence *fencingv1.NodeFence, r *fencing.Requested) (fencing.Suspicion, error) {
-	node := r.Fence.Boot.Node
+	node, asked := r.Fence.Boot.Node, f.asked(ctx, fence)
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	fleet, err := f.heard(ctx)
@@ -56,11 +56,23 @@ func (f *fencer) reserve(ctx context.Context, source *fencingv1.FenceSource, fen
 	}
 	n := fencing.Node{Boot: r.Now}
 	n.Silent, n.Limit, n.Heard = f.ear.of(node)
-	s := fencing.MaySwitchOff(f.now(), f.Brakes, fleet, r.Fence.Boot, n)
+	s := fencing.MaySwitchOff(f.now(), f.Brakes, fleet, r.Fence.Boot, n, asked)
 	if s.Suspected {
 		f.commanded[node] = f.commandFor(source, fence, r.Fence.Intent.Nonce).Time.Time
 	}
 	return s, nil
+}
+
+// asked reports whether a person has asked for the power-off, as an admission policy has made sure: the detector and the actor may not.
+func (f *fencer) asked(ctx context.Context, fence *fencingv1.NodeFence) bool {
+	if fence.Spec.Request == nil {
+		return false
+	}
+	err := f.unguarded(ctx, requestPolicy, fence.CreationTimestamp.Time)
+	if err != nil {
+		log.FromContext(ctx).Info("The request for a power-off counts as a fence of a silent node: nothing shows that its author may make it", "reason", err.Error())
+	}
+	return err == nil
 }
 
 // heard returns how long each node has been silent for the fencer, and the commands that it, or an earlier process, has sent.

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/events"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -14,7 +15,7 @@ import (
 )
 
 // TestFencerDecidesItself: who can write a NodeFence has no machine switched off that the fencer hears, none of the control plane, and no more of them
-// than its own brake allows.
+// than its own brake allows. A person asks for one command, which that brake does not hold back; all else does.
 func TestFencerDecidesItself(t *testing.T) {
 	commands := func(ago time.Duration, names ...string) func(*testing.T, *fencer) {
 		return func(t *testing.T, f *fencer) {
@@ -32,31 +33,67 @@ func TestFencerDecidesItself(t *testing.T) {
 		}
 	}
 	others := []string{"n2", "n3", "n4", "n5", "n6"}
+	asked := func(also ...func(*testing.T, *fencer)) func(*testing.T, *fencer) {
+		return func(t *testing.T, f *fencer) {
+			t.Helper()
+			fence := &fencingv1.NodeFence{}
+			must(t, f.client.Get(t.Context(), client.ObjectKey{Name: "n1"}, fence))
+			fence.Spec.Request = &fencingv1.Request{By: "alice", Reason: "kubelet is dead"}
+			fence.CreationTimestamp = metav1.NewTime(f.now().Add(-time.Minute))
+			must(t, f.client.Update(t.Context(), fence))
+			for _, a := range also {
+				a(t, f)
+			}
+		}
+	}
+	guarded := func(t *testing.T, f *fencer) {
+		t.Helper()
+		for _, o := range guardOf(requestPolicy) {
+			o.SetCreationTimestamp(metav1.NewTime(f.now().Add(-time.Hour)))
+			must(t, f.client.Create(t.Context(), o))
+		}
+	}
+	late := func(t *testing.T, f *fencer) { // the policy came after the request
+		t.Helper()
+		for _, o := range guardOf(requestPolicy) {
+			o.SetCreationTimestamp(metav1.NewTime(f.now().Add(-time.Minute)))
+			must(t, f.client.Create(t.Context(), o))
+		}
+	}
+	heard := func(_ *testing.T, f *fencer) {
+		f.ear.silences.Renewed(f.now().Add(-time.Second), "n1", "earlier", time.Second)
+		f.ear.silences.Renewed(f.now().Add(-time.Second), "n1", "", time.Second)
+	}
+	cutOff := func(_ *testing.T, f *fencer) {
+		f.ear.silences.Renewed(f.now().Add(-2*time.Hour), "n9", "later", time.Second)
+	}
+	controlPlane := func(t *testing.T, f *fencer) {
+		t.Helper()
+		node := nodeOf("n1", 0)
+		must(t, f.client.Get(t.Context(), client.ObjectKey{Name: "n1"}, node))
+		node.Labels = map[string]string{"node-role.kubernetes.io/control-plane": ""}
+		must(t, f.client.Update(t.Context(), node))
+	}
 	for name, tt := range map[string]struct {
 		change  func(*testing.T, *fencer)
 		offs    int
 		event   string
 		refused bool
 	}{
-		"heard by nothing for an hour": {func(*testing.T, *fencer) {}, 1, "", false},
-		"heard a moment ago": {func(_ *testing.T, f *fencer) {
-			f.ear.silences.Renewed(f.now().Add(-time.Second), "n1", "earlier", time.Second)
-			f.ear.silences.Renewed(f.now().Add(-time.Second), "n1", "", time.Second)
-		}, 0, "", false},
-		"all nodes are silent": {func(_ *testing.T, f *fencer) {
-			f.ear.silences.Renewed(f.now().Add(-2*time.Hour), "n9", "later", time.Second)
-		}, 0, "DetectorCutOff", false},
-		"of the control plane": {func(t *testing.T, f *fencer) {
-			t.Helper()
-			node := nodeOf("n1", 0)
-			must(t, f.client.Get(t.Context(), client.ObjectKey{Name: "n1"}, node))
-			node.Labels = map[string]string{"node-role.kubernetes.io/control-plane": ""}
-			must(t, f.client.Update(t.Context(), node))
-		}, 0, "", true},
-		"others were commanded a minute ago":         {commands(time.Minute, others...), 0, "TooManyFenced", false},
-		"others were commanded, one of them earlier": {commands(time.Minute, others[1:]...), 1, "", false},
-		"others were commanded long ago":             {commands(time.Hour, others...), 1, "", false},
-		"it was commanded before itself":             {commands(time.Minute, append(others[1:], "n1")...), 1, "", false},
+		"heard by nothing for an hour":                {func(*testing.T, *fencer) {}, 1, "", false},
+		"heard a moment ago":                          {heard, 0, "", false},
+		"all nodes are silent":                        {cutOff, 0, "DetectorCutOff", false},
+		"of the control plane":                        {controlPlane, 0, "", true},
+		"asked for, and heard":                        {asked(guarded, heard), 0, "", false},
+		"asked for, all silent":                       {asked(guarded, cutOff), 0, "DetectorCutOff", false},
+		"asked for, of the control plane":             {asked(guarded, controlPlane), 0, "", true},
+		"asked for, others were commanded":            {asked(guarded, commands(time.Minute, others...)), 1, "", false},
+		"asked for, and no policy guards requests":    {asked(commands(time.Minute, others...)), 0, "TooManyFenced", false},
+		"asked for, before a policy guarded requests": {asked(late, commands(time.Minute, others...)), 0, "TooManyFenced", false},
+		"others were commanded a minute ago":          {commands(time.Minute, others...), 0, "TooManyFenced", false},
+		"others were commanded, one of them earlier":  {commands(time.Minute, others[1:]...), 1, "", false},
+		"others were commanded long ago":              {commands(time.Hour, others...), 1, "", false},
+		"it was commanded before itself":              {commands(time.Minute, append(others[1:], "n1")...), 1, "", false},
 		"this process is about to command others": {func(_ *testing.T, f *fencer) {
 			for _, name := range others {
 				f.commanded[name] = f.now()
@@ -69,6 +106,7 @@ func TestFencerDecidesItself(t *testing.T) {
 			f.events = recorder
 			tt.change(t, f)
 			must(t, f.client.Get(t.Context(), client.ObjectKey{Name: "n1"}, source))
+			must(t, f.client.Get(t.Context(), client.ObjectKey{Name: "n1"}, fence))
 			for range 2 {
 				_, err := f.serve(t.Context(), f.state("n1"), source, fence)
 				must(t, err)
@@ -171,7 +209,7 @@ func TestReplacedMachineIsNotHeard(t *testing.T) {
 	}
 	for machine, want := range map[string]bool{"m": false, "other": true} {
 		shown := fencing.Node{Boot: fencing.Boot{Node: "n", NodeUID: "u2", ID: "b2", Machine: machine}, Heard: true, Limit: time.Minute}
-		if s := fencing.MaySwitchOff(time.Now(), fencing.DefaultBrakes(), fleet, boot, shown); s.Suspected != want {
+		if s := fencing.MaySwitchOff(time.Now(), fencing.DefaultBrakes(), fleet, boot, shown, false); s.Suspected != want {
 			t.Errorf("the Node shows machine %s: %+v", machine, s)
 		}
 	}

@@ -213,10 +213,13 @@ func TestSecretCorrectedDuringAFence(t *testing.T) {
 	}
 }
 
-// TestNoTaintWithoutItsFence: after etcd was restored, the fence that was decided on may be gone, or another one of the same name. A taint without a
-// fence would stay on a healthy node.
+// TestNoTaintWithoutItsFence: after etcd was restored, the fence that was decided on may be gone, or another one of the same name; another process may have
+// cancelled it. A taint without a fence that removes it would stay on a healthy node.
 func TestNoTaintWithoutItsFence(t *testing.T) {
-	for name, stored := range map[string]client.Object{"gone": nil, "another": &fencingv1.NodeFence{ObjectMeta: metav1.ObjectMeta{Name: "n1", UID: "another"}}} {
+	for name, stored := range map[string]client.Object{
+		"gone": nil, "another": &fencingv1.NodeFence{ObjectMeta: metav1.ObjectMeta{Name: "n1", UID: "another"}},
+		"cancelled": &fencingv1.NodeFence{ObjectMeta: metav1.ObjectMeta{Name: "n1", UID: "decided"}, Status: fencingv1.NodeFenceStatus{Phase: fencingv1.Phase(fencing.Cancelled)}},
+	} {
 		objects := []client.Object{nodeOf("n1", 1)}
 		if stored != nil {
 			objects = append(objects, stored)

@@ -235,6 +235,9 @@ func (w *world) judgeOffSent(p *process, b *bmc, label string) {
 		w.breaks("off", "%s (%s) commands the switch of %s, which has no fence", p.name, label, b.node())
 		return
 	}
+	if f.Spec.Request != nil {
+		w.count["requested offs"]++
+	}
 	if f.Spec.Trigger == fencingv1.TriggerNodeDeleted {
 		w.breaks("off", "%s (%s) commands the switch of %s, whose Node was deleted", p.name, label, b.node())
 	}

@@ -402,7 +402,9 @@ func (w *world) end(p *process) {
 func (w *world) people(m *hardware) {
 	node, f := w.node(m.name), w.fence(m.name)
 	ctx := context.Background()
-	switch w.rng.IntN(8) {
+	switch w.rng.IntN(9) {
+	case 8:
+		w.ask(m)
 	case 0:
 		if node != nil {
 			w.say("a person deletes node %s", m.name)

@@ -160,7 +160,7 @@ func nowSeconds() metav1.Time { return metav1.NewTime(time.Now().Truncate(time.S
 
 func newWorld(t fataler, seed uint64) *world {
 	w := &world{
-		t: t, rng: rand.New(rand.NewPCG(seed, 7)), api: newAPI(), leases: map[string]*coordinationv1.Lease{}, versions: map[string]int{}, listed: map[string]listing{},
+		t: t, rng: rand.New(rand.NewPCG(seed, 7)), api: newAPI(guardOf(requestPolicy)...), leases: map[string]*coordinationv1.Lease{}, versions: map[string]int{}, listed: map[string]listing{},
 		hostile: hostileFaults, switches: map[string]*bmc{}, asked: map[string]*question{}, optedOut: map[string]time.Time{}, count: map[string]int{}, epochs: map[string]int64{}, begun: time.Now(),
 	}
 	w.losses, w.troubles = []int{0, 3, 10, 25}[w.rng.IntN(4)], []int{1, 2, 4, 8}[w.rng.IntN(4)]

@@ -21,9 +21,9 @@ const (
 	reasonUnguarded = "StatementUnguarded"
 )
 
-// statementPolicy is the name of the ValidatingAdmissionPolicy and of its binding, which refuse a statement in the name of another person, or of
-// one who may not confirm.
-const statementPolicy = "belay-fence-statement"
+// The names of the ValidatingAdmissionPolicies, and of their bindings, which refuse a statement, or a request for a power-off, in the name of another person,
+// or of one who may not make it.
+const statementPolicy, requestPolicy = "belay-fence-statement", "belay-fence-request"
 
 // policySettles is how long after its last write the policy may not be in force yet. An API server makes its list of policies again each second
 // (k8s.io/apiserver v0.36.3 pkg/admission/plugin/policy/generic/policy_source.go:47) from caches that may lag, and the times of writes are in
@@ -38,7 +38,7 @@ func (t *turn) judgeStatement(ctx context.Context, s *fencing.Statement) {
 	}
 	reason, text := reasonStatement, explain.FenceStatementTooLong(t.fence.Name)
 	if s.Limited(t.now()) {
-		why := t.unguarded(ctx, s)
+		why := t.unguarded(ctx, statementPolicy, s.Made)
 		if s.Guarded = why == nil; s.Guarded || ctx.Err() != nil {
 			return
 		}
@@ -52,11 +52,11 @@ func (t *turn) judgeStatement(ctx context.Context, s *fencing.Statement) {
 	t.events.Eventf(t.regarding(), t.fence, corev1.EventTypeWarning, reason, "Fence", "%s", text)
 }
 
-// unguarded returns why nothing held the author of the statement to their own name and to the permission to confirm.
-func (t *turn) unguarded(ctx context.Context, s *fencing.Statement) error {
+// unguarded returns why nothing held the author of what was made at a time to their own name, and to the permission that a policy looks for.
+func (p *parts) unguarded(ctx context.Context, name string, made time.Time) error {
 	policy, binding := &admissionv1.ValidatingAdmissionPolicy{}, &admissionv1.ValidatingAdmissionPolicyBinding{}
 	for kind, object := range map[string]client.Object{"policy": policy, "binding of the policy": binding} {
-		if err := t.live.Get(ctx, client.ObjectKey{Name: statementPolicy}, object); err != nil {
+		if err := p.live.Get(ctx, client.ObjectKey{Name: name}, object); err != nil {
 			return fmt.Errorf("read the %s: %w", kind, err)
 		}
 	}
@@ -66,11 +66,11 @@ func (t *turn) unguarded(ctx context.Context, s *fencing.Statement) error {
 	}
 	switch {
 	case policy.Spec.FailurePolicy != nil && *policy.Spec.FailurePolicy != admissionv1.Fail:
-		return fmt.Errorf("the policy %s lets pass what it cannot check", statementPolicy)
-	case binding.Spec.PolicyName != statementPolicy || binding.Spec.MatchResources != nil || !slices.Contains(binding.Spec.ValidationActions, admissionv1.Deny):
-		return fmt.Errorf("the binding %s does not deny what the policy refuses", statementPolicy)
-	case s.Made.Before(written.Add(policySettles)):
-		return fmt.Errorf("it was written at %s, and the policy %s or its binding at %s", s.Made.UTC().Format(time.RFC3339), statementPolicy, written.UTC().Format(time.RFC3339))
+		return fmt.Errorf("the policy %s lets pass what it cannot check", name)
+	case binding.Spec.PolicyName != name || binding.Spec.MatchResources != nil || !slices.Contains(binding.Spec.ValidationActions, admissionv1.Deny):
+		return fmt.Errorf("the binding %s does not deny what the policy refuses", name)
+	case made.Before(written.Add(policySettles)):
+		return fmt.Errorf("it was written at %s, and the policy %s or its binding at %s", made.UTC().Format(time.RFC3339), name, written.UTC().Format(time.RFC3339))
 	}
 	return nil
 }

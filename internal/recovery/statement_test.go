@@ -19,12 +19,14 @@ import (
 )
 
 // statementGuard are the policy and its binding, as far as the actor looks at them.
-func statementGuard() []client.Object {
-	name, fail := metav1.ObjectMeta{Name: statementPolicy}, admissionv1.Fail
+func statementGuard() []client.Object { return guardOf(statementPolicy) }
+
+func guardOf(policy string) []client.Object {
+	name, fail := metav1.ObjectMeta{Name: policy}, admissionv1.Fail
 	return []client.Object{
 		&admissionv1.ValidatingAdmissionPolicy{ObjectMeta: name, Spec: admissionv1.ValidatingAdmissionPolicySpec{FailurePolicy: &fail}},
 		&admissionv1.ValidatingAdmissionPolicyBinding{ObjectMeta: name, Spec: admissionv1.ValidatingAdmissionPolicyBindingSpec{
-			PolicyName: statementPolicy, ValidationActions: []admissionv1.ValidationAction{admissionv1.Deny},
+			PolicyName: policy, ValidationActions: []admissionv1.ValidationAction{admissionv1.Deny},
 		}},
 	}
 }

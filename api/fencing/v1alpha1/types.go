@@ -37,7 +37,8 @@ type NodeFenceList struct {
 
 // NodeFenceSpec says which boot is fenced, and what people say about it.
 //
-// +kubebuilder:validation:XValidation:rule="self.nodeName == oldSelf.nodeName && self.nodeUID == oldSelf.nodeUID && self.bootID == oldSelf.bootID && self.machineID == oldSelf.machineID && self.epoch == oldSelf.epoch && self.trigger == oldSelf.trigger && has(self.lastRenewal) == has(oldSelf.lastRenewal) && (!has(self.lastRenewal) || self.lastRenewal == oldSelf.lastRenewal)",message="only statement and release change: a fence is about one boot"
+// +kubebuilder:validation:XValidation:rule="self.nodeName == oldSelf.nodeName && self.nodeUID == oldSelf.nodeUID && self.bootID == oldSelf.bootID && self.machineID == oldSelf.machineID && self.epoch == oldSelf.epoch && self.trigger == oldSelf.trigger && has(self.request) == has(oldSelf.request) && (!has(self.request) || self.request == oldSelf.request) && has(self.lastRenewal) == has(oldSelf.lastRenewal) && (!has(self.lastRenewal) || self.lastRenewal == oldSelf.lastRenewal)",message="only statement and release change: a fence is about one boot"
+// +kubebuilder:validation:XValidation:rule="(has(self.trigger) && self.trigger == 'Requested') == has(self.request)",message="spec.request is there if, and only if, spec.trigger is Requested"
 type NodeFenceSpec struct {
 	// NodeName is the name of the Node.
 	// +kubebuilder:validation:MinLength=1
@@ -58,11 +59,14 @@ type NodeFenceSpec struct {
 	// Epoch is higher than that of every earlier fence of the node, and no lower than the time in seconds at which the fence began. The taint that the fence sets has the value belay-EPOCH.
 	// +kubebuilder:validation:Minimum=1
 	Epoch int64 `json:"epoch"`
-	// Trigger is why the fence began: the node was silent, or its Node was deleted while VolumeAttachments of the boot were left. The machine
-	// of a deleted Node is asked for its power state, and never switched off.
+	// Trigger is why the fence began: the node was silent, a person asked for it, or the Node was deleted while VolumeAttachments of the boot were left. The
+	// machine of a deleted Node is asked for its power state, and never switched off.
 	// +kubebuilder:default=NodeSilent
 	// +optional
 	Trigger Trigger `json:"trigger,omitempty"`
+	// Request says who asked for the power-off, and why. It is there if the trigger is Requested.
+	// +optional
+	Request *Request `json:"request,omitempty"`
 	// LastRenewal is what the node's lease said when the node was suspected. A lease that says something else is a sign of life.
 	// +kubebuilder:validation:MaxLength=512
 	// +optional
@@ -78,14 +82,27 @@ type NodeFenceSpec struct {
 
 // Trigger is why a fence began.
 //
-// +kubebuilder:validation:Enum=NodeSilent;NodeDeleted
+// +kubebuilder:validation:Enum=NodeSilent;NodeDeleted;Requested
 type Trigger string
 
 // The triggers.
 const (
 	TriggerNodeSilent  Trigger = "NodeSilent"
 	TriggerNodeDeleted Trigger = "NodeDeleted"
+	TriggerRequested   Trigger = "Requested"
 )
+
+// Request is a person's request to switch the machine of a silent node off. An admission policy makes sure that By is the user who wrote it.
+type Request struct {
+	// By is the name of the user.
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	By string `json:"by"`
+	// Reason is why.
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=512
+	Reason string `json:"reason"`
+}
 
 // ReleasePolicy says who releases a node that is back.
 //
