@@ -319,7 +319,7 @@ func (w *work) emitElsewhere() {
 	delete(a.elsewhere, w.key)
 	for i := range w.now.seen.Attachments {
 		one := &w.now.seen.Attachments[i]
-		if one.Elsewhere == "" {
+		if one.Elsewhere == "" || !kube.SeenLately(one.ElsewhereSeen, w.clock.Now()) {
 			continue
 		}
 		if a.elsewhere[w.key] == nil {

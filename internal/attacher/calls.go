@@ -95,7 +95,7 @@ func (l *ledger) of(uid types.UID) record {
 	return record{}
 }
 
-// ofKey returns the records of a volume, or of one of its places: those with a call for it.
+// ofKey returns the records of a volume, or of one of its places: those with a call for it, or of one of its nodes.
 func (l *ledger) ofKey(key publication.Key) []record {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -104,8 +104,11 @@ func (l *ledger) ofKey(key publication.Key) []record {
 		return nil
 	}
 	records := of.all
-	if key.NodeID != "" {
+	switch {
+	case key.NodeID != "":
 		records = of.at(key.NodeID)
+	case key.Node != "":
+		records = of.at(ofNode(key.Node))
 	}
 	found := make([]record, 0, len(records))
 	for _, r := range records {

@@ -58,7 +58,7 @@ func (r *reconciler) elsewhereOf(va *storagev1.VolumeAttachment, want *publicati
 		return "" // no attacher wrote it, or one did that did not run for hours: the next lists show it again
 	}
 	switch nodeID := want.Elsewhere(list, e.NodeID); {
-	case nodeID == "" && !counts:
+	case nodeID == "" && !counts, len(nodeID) > kube.MaxNodeID:
 		return ""
 	case nodeID == "", nodeID == e.NodeID && now.Sub(e.Seen) < kube.ElsewhereAgain:
 		return noted

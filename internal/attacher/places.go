@@ -73,6 +73,9 @@ func (a *Attacher) keysBeside(handle string, va *storagev1.VolumeAttachment, mor
 			keys = append(keys, a.objects.keyAt(handle, other))
 		}
 	}
+	for _, r := range a.calls.ofKey(publication.Key{Volume: handle, Node: va.Spec.NodeName}) { // of attachments that are gone, too
+		keys = append(keys, a.objects.keyOfRecord(r))
+	}
 	return keys
 }
 

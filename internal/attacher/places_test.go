@@ -14,6 +14,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 
 	"belay.dev/belay/internal/kube"
+	"belay.dev/belay/internal/publication"
 	"belay.dev/belay/internal/testing/fixture"
 )
 
@@ -176,6 +177,36 @@ func TestPlaceOfAnEarlierProcess(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A process takes over a detach from a node ID that the driver no longer knows since its upgrade. The finalizer's removal by the process before arrives
+// late, and the volume is attached to the Node again, by its new ID. The one that is gone takes nothing from under the pods, also if the driver knows
+// the old ID again, as after a rollback of the upgrade. It is tried again when they are gone.
+func TestLateEndOfADetachFromAnEarlierID(t *testing.T) {
+	inBubble(t, 10, func(b *bubble) {
+		b.knows("id-new")
+		b.node("node", "id-new")
+		b.volume("vol", corev1.ReadWriteMany)
+		b.attach("vol", "node", worked, attached)
+		b.detach("vol", "node")
+		b.pass(10 * time.Millisecond)
+		b.end("vol", "node")
+		b.attach("vol", "node")
+		b.within(10*time.Second, "attached by the new ID", func() bool { return b.isAttached("vol", "node") })
+		before := len(b.received("vol"))
+		b.knows("id-new", "id-node")
+		b.pass(time.Hour)
+		if got := b.received("vol")[before:]; len(got) > 0 {
+			t.Errorf("S2: %v while the volume is attached", got)
+		}
+		b.detach("vol", "node")
+		b.within(10*time.Minute, "detached", func() bool {
+			return b.isGone("vol", "node") && len(b.attacher.calls.ofKey(publication.Key{Volume: "vol"})) == 0
+		})
+		if got := b.received("vol")[before:]; !slices.Contains(got, "Unpublish id-node") || !slices.Contains(got, "Unpublish id-new") {
+			t.Errorf("after the detach: %v", got)
+		}
+	})
 }
 
 // An inline source of another tenant does not make a volume exclusive that a PersistentVolume shares: anyone who can create a pod can write one, and

@@ -246,7 +246,7 @@ func (p *plan) awaitAnswer(a *Attachment, wait *Wait, unanswered Reason) {
 		p.recheck(at)
 		return
 	}
-	if wait.Reason = unanswered; p.now.Before(a.PendingUntil) {
+	if wait.Reason = unanswered; p.now.Before(a.PendingUntil) && !a.PendingUntil.After(p.now.Add(MaxPending)) {
 		wait.Detail = a.Pending
 	}
 }

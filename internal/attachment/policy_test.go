@@ -323,6 +323,10 @@ func TestSilentAttacher(t *testing.T) {
 			at: after, seen: onA(attached("a", since, says(after.Add(1))), node("a")),
 			steps: []Step{Wait{Node: "a", Attachment: "csi-a", Reason: DetachUnanswered, Detail: "in flight"}},
 		},
+		"attach, too long, and what another client wrote would count for years": {
+			at: after, want: wantAt("a"), seen: onA(attached("a", unconfirmed, says(after.Add(MaxPending+1))), node("a")),
+			steps: []Step{Wait{Node: "a", Attachment: "csi-a", Reason: AttachUnanswered, Wanted: true}},
+		},
 		"attach, not long": {
 			at: in, want: wantAt("a"), seen: onA(attached("a", unconfirmed), node("a")),
 			steps: []Step{Wait{Node: "a", Attachment: "csi-a", Reason: Attaching, Wanted: true}}, recheck: after,

@@ -136,7 +136,7 @@ type Attachment struct {
 	AttachError string
 	DetachError string
 	// Pending says, as the attacher does, which call has had no answer and since when, or that none was sent; empty for none. It counts until
-	// PendingUntil.
+	// PendingUntil, unless that is later than MaxPending from now.
 	Pending      string
 	PendingUntil time.Time
 	// Elsewhere is another node that the driver lists the volume at, as its attacher says, and ElsewhereSeen when it said so last; empty for none. Nothing
@@ -144,6 +144,9 @@ type Attachment struct {
 	Elsewhere     string
 	ElsewhereSeen time.Time
 }
+
+// MaxPending is how long in the future the end of a pending call may be. Charts of drivers allow ten minutes for a call.
+const MaxPending = time.Hour
 
 // Node is what is known about one node with regard to the volume.
 type Node struct {

@@ -29,6 +29,8 @@ const (
 	elsewhereCounts = 3 * ElsewhereAgain
 	// elsewhereAhead is how far in the future its times may be: clocks differ a little.
 	elsewhereAhead = 5 * time.Minute
+	// MaxNodeID is the length of the longest CSI node ID, in bytes (container-storage-interface/spec v1.12.0 csi.proto NodeGetInfoResponse.node_id).
+	MaxNodeID = 256
 )
 
 // Encode returns the value of the annotation.
@@ -51,16 +53,20 @@ func (e Elsewhere) String() string {
 
 // ElsewhereOf returns at which other node the driver lists the volume of a VolumeAttachment, if that was seen lately, and not in the future.
 func ElsewhereOf(va *storagev1.VolumeAttachment, now time.Time) (e Elsewhere, ok bool) {
-	soon := now.Add(elsewhereAhead)
-	if e, ok = elsewhereOf(va); !ok || now.Sub(e.Seen) > elsewhereCounts || e.Seen.After(soon) || e.Since.After(soon) {
+	if e, ok = elsewhereOf(va); !ok || !SeenLately(e.Seen, now) || e.Since.After(now.Add(elsewhereAhead)) {
 		return Elsewhere{}, false
 	}
 	return e, true
 }
 
+// SeenLately reports whether what a list showed at that time counts.
+func SeenLately(seen, now time.Time) bool {
+	return now.Sub(seen) <= elsewhereCounts && !seen.After(now.Add(elsewhereAhead))
+}
+
 // elsewhereOf is ElsewhereOf, whenever it was seen.
 func elsewhereOf(va *storagev1.VolumeAttachment) (e Elsewhere, ok bool) {
 	text := va.Annotations[PublishedElsewhereAnnotation]
-	ok = text != "" && json.Unmarshal([]byte(text), &e) == nil && e.NodeID != ""
+	ok = text != "" && json.Unmarshal([]byte(text), &e) == nil && e.NodeID != "" && len(e.NodeID) <= MaxNodeID && len(e.Node) <= MaxName
 	return e, ok
 }

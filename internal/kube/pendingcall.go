@@ -4,10 +4,12 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	storagev1 "k8s.io/api/storage/v1"
 
+	"belay.dev/belay/internal/attachment"
 	"belay.dev/belay/internal/decision"
 )
 
@@ -43,9 +45,6 @@ func (c PendingCall) Encode() string {
 	return string(text)
 }
 
-// pendingAtMost is how long in the future the end of a pending call may be. Charts of drivers allow ten minutes for a call.
-const pendingAtMost = time.Hour
-
 // String says in an event what is known about the call.
 func (c PendingCall) String() string {
 	if c.Call != "" {
@@ -57,16 +56,23 @@ func (c PendingCall) String() string {
 // PendingCallOf returns the pending call of a VolumeAttachment, unless it is over by now: the attacher has ended it, or has recorded an attempt since.
 func PendingCallOf(va *storagev1.VolumeAttachment, now time.Time) (call PendingCall, pending bool) {
 	call, ok := pendingCallOf(va)
-	if !ok || now.After(call.Until) || call.Until.After(now.Add(pendingAtMost)) { // by a process that was killed, or by no attacher
+	if !ok || now.After(call.Until) || call.Until.After(now.Add(attachment.MaxPending)) { // by a process that was killed, or by no attacher
 		return PendingCall{}, false
 	}
 	return call, true
 }
 
+const letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+
+// isReason reports whether a text reads as a reason: it is quoted in events, and others may write it.
+func isReason(text decision.Reason) bool {
+	return text != "" && len(text) <= MaxName && strings.Trim(string(text), letters) == ""
+}
+
 // pendingCallOf is PendingCallOf at a time at which it counts.
 func pendingCallOf(va *storagev1.VolumeAttachment) (call PendingCall, ok bool) {
 	text, deleting := va.Annotations[PendingCallAnnotation], va.DeletionTimestamp != nil
-	if text == "" || json.Unmarshal([]byte(text), &call) != nil || !slices.Contains([]string{"", publishCall, unpublishCall}, call.Call) {
+	if text == "" || json.Unmarshal([]byte(text), &call) != nil || !isReason(call.Reason) || !slices.Contains([]string{"", publishCall, unpublishCall}, call.Call) {
 		return PendingCall{}, false
 	}
 	for _, e := range []*storagev1.VolumeError{va.Status.AttachError, va.Status.DetachError} {

@@ -1,11 +1,14 @@
 package kube
 
 import (
+	"strings"
 	"testing"
 	"time"
 
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"belay.dev/belay/internal/decision"
 )
 
 // What an attacher wrote about a call counts until the call is over, whatever became of the attacher.
@@ -44,6 +47,8 @@ func TestPendingCallOf(t *testing.T) {
 		"held back, before the finalizer":     {heldBack, func(va *storagev1.VolumeAttachment) { va.Finalizers = nil }, 599, true},
 		"held back, and not written again":    {heldBack, nil, 601, false},
 		"an end that no attacher has set":     {PendingCall{Reason: "CallInFlight", Call: publishCall, Since: noon, Until: at(1_000_000)}, nil, 20, false},
+		"a reason that is no word":            {PendingCall{Reason: "x\ny", Since: noon, Until: at(360)}, nil, 20, false},
+		"a reason as long as a text":          {PendingCall{Reason: decision.Reason(strings.Repeat("x", 254)), Since: noon, Until: at(360)}, nil, 20, false},
 		"an annotation that is no such thing": {publish, func(va *storagev1.VolumeAttachment) { va.Annotations[PendingCallAnnotation] = "yes" }, 20, false},
 	}
 	for name, tt := range tests {

@@ -46,9 +46,14 @@ func (v *volume) needs(other, a Attachment, nodeID string) bool {
 	if other.UID == a.UID || other.Gone || other.Deleting || !other.mayBePublished() || other.mayBeAnothers() || planted.SharedPlace {
 		return false
 	}
-	names := a.names(nodeID)
-	return other.holds(names) || other.Attached && nodeID != "" && slices.Contains(names, other.NodeID) // the driver may know the node by that ID now
+	names, there := a.names(nodeID), other.Attached || other.unrecorded()
+	knownAs := nodeID != "" && slices.Contains(names, other.NodeID) // the driver may know the node by that ID now
+	return other.holds(names) || there && (knownAs || a.mayBeOfMachine(other))
 }
+
+// mayBeOfMachine reports whether what is gone may have been published to the machine that another attachment is for: which one its node ID names is
+// not known, and a driver's upgrade gives the machine of a Node an ID of another form. The driver may call that unknown today and not tomorrow.
+func (a Attachment) mayBeOfMachine(other Attachment) bool { return a.Gone && a.Node == other.Node }
 
 // neededAt reports whether another attachment needs the volume at a node ID.
 func (v *volume) neededAt(a Attachment, nodeID string) bool {

@@ -77,3 +77,32 @@ func TestNewIDOfTwoMachines(t *testing.T) {
 		t.Errorf("alone: %v, want the volume unpublished from the recorded ID", d.Steps)
 	}
 }
+
+// What is gone was published to the ID that its Node had then. A driver's upgrade gives the machine an ID of another form, and nothing is left that says
+// that both are of one machine: no unpublish is sent while an attachment of that Node has the volume there (S2). It is when that one ends.
+func TestGoneAtAnEarlierIDOfTheNode(t *testing.T) {
+	gone := Attachment{UID: "uid-a", Name: "a", Node: "node-b", Gone: true,
+		Call: Call{}.Begin(Unpublish, "id-a", "i", true).Fail(noon.Add(-time.Hour), "not found", false)}
+	unpublished := CallDriver{to("a"), Unpublish, "id-a"}
+	recorded := Call{Verb: Publish, NodeID: "id-b", Sent: true, Confirmed: true}
+	for name, tt := range map[string]struct {
+		other Attachment
+		want  []Step
+		waits bool
+	}{
+		"attached":                {attached("b"), nil, true},
+		"published, not recorded": {called(begun("b"), recorded), []Step{RecordAttached{to("b")}}, true},
+		"of another Node":         {with(attached("b"), func(b *Attachment) { b.Node = "node-c" }), []Step{unpublished}, false},
+		"ends":                    {deleting(attached("b")), []Step{unpublished}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := Decide(noon, Observed{Attachments: []Attachment{gone, tt.other}}, policy)
+			if diff := cmp.Diff(tt.want, got.Steps, allSteps); diff != "" {
+				t.Errorf("steps (-want +got):\n%s", diff)
+			}
+			if waits := len(got.Waits) == 1 && got.Waits[0] == (Wait{Attachment: "a", Reason: OtherWriterAttached}); waits != tt.waits {
+				t.Errorf("waits %+v", got.Waits)
+			}
+		})
+	}
+}
