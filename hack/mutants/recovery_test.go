@@ -19,6 +19,7 @@ const (
 	decide, evidence, boot, suspect = "internal/fencing/decide.go", "internal/fencing/evidence.go", "internal/fencing/boot.go", "internal/fencing/suspect.go"
 	life, detectorFile, fencerFile  = "internal/fencing/life.go", "internal/recovery/detector.go", "internal/recovery/fencer.go"
 	storage, decideAttach, epoch    = "internal/fencing/storage.go", "internal/attachment/decide.go", "internal/fencing/epoch.go"
+	record, remediation             = "internal/fencing/record.go", "internal/recovery/remediation.go"
 	pure, shell                     = "internal/fencing", "internal/recovery"
 )
 
@@ -161,6 +162,9 @@ var holes = []hole{
 	{"16", "a remediation has a Ready node fenced that has nothing to lose", suspect, "(!n.Asked || n.Ready != No)", "!n.Asked", pure, "TestAskedNode"},
 	{"16", "a remediation asks for nothing", suspect, "(n.Asked || n.GivenUp", "(n.GivenUp", pure, "TestAskedNode"},
 	{"14", "a node is fenced while another component has its lease", suspect, "case n.Leased:", "case false:", pure, "TestAskedNode"},
+	{"14", "a remediation that timed out ends a fence whose machine was commanded", record, " && !f.offSent() && !f.StorageProven", " && !f.StorageProven", shell, "TestNodeHealthCheckTimesOutAfterTheOff"},
+	{"14", "a remediation that is deleted with its Node ends the fence", remediation, "!x.own() || !x.there()", "!x.own()", shell, "TestNodeHealthCheckOfADeletedNode"},
+	{"14", "the name of a remediation is that of its node", "internal/kube/medik8s.go", "; ok {\n\t\treturn node\n\t}\n\treturn r.Name", "; ok && node == \"\" {\n\t\treturn node\n\t}\n\treturn r.Name", shell, "TestNodeHealthCheck"},
 	{"17", "no limit on fences in flight", suspect, "case fleet.InFlight >= b.InFlight:", "case false:", pure, "TestBrakes"},
 	{"17", "no limit on silent nodes", suspect, "t.silent > allowed(b.Share, t.may)", "t.silent > t.may", pure, "TestBrakes"},
 	{"17", "no limit on silent nodes of a zone", suspect, "zone.silent > allowed(b.ZoneShare, zone.may)", "zone.silent > zone.may", pure, "TestBrakes"},

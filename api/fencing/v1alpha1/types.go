@@ -58,8 +58,8 @@ type NodeFenceSpec struct {
 	// Epoch is higher than that of every earlier fence of the node, and no lower than the time in seconds at which the fence began. The taint that the fence sets has the value belay-EPOCH.
 	// +kubebuilder:validation:Minimum=1
 	Epoch int64 `json:"epoch"`
-	// Trigger is why the fence began: the node was silent, or its Node was deleted while VolumeAttachments of the boot were left. The machine
-	// of a deleted Node is asked for its power state, and never switched off.
+	// Trigger is why the fence began: the node was silent, a BelayRemediation asks for it besides, or the Node was deleted while VolumeAttachments of the boot were
+	// left. The machine of a deleted Node is asked for its power state, and never switched off.
 	// +kubebuilder:default=NodeSilent
 	// +optional
 	Trigger Trigger `json:"trigger,omitempty"`
@@ -78,13 +78,14 @@ type NodeFenceSpec struct {
 
 // Trigger is why a fence began.
 //
-// +kubebuilder:validation:Enum=NodeSilent;NodeDeleted
+// +kubebuilder:validation:Enum=NodeSilent;NodeDeleted;Remediation
 type Trigger string
 
 // The triggers.
 const (
 	TriggerNodeSilent  Trigger = "NodeSilent"
 	TriggerNodeDeleted Trigger = "NodeDeleted"
+	TriggerRemediation Trigger = "Remediation"
 )
 
 // ReleasePolicy says who releases a node that is back.
