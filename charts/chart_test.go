@@ -41,6 +41,7 @@ func TestMain(m *testing.M) {
 		must(tb, cluster.Client.Create(context.Background(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{
 			Name: namespace, Labels: map[string]string{"pod-security.kubernetes.io/enforce": "restricted"},
 		}}))
+		must(tb, cluster.Client.Create(context.Background(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "medik8s-leases"}})) // medik8s' operators create it
 	}
 	os.Exit(cluster.Main(m))
 }
@@ -106,6 +107,7 @@ var variants = map[string][]string{
 		"env[0].name=OTEL_EXPORTER_OTLP_ENDPOINT,env[0].value=http://collector:4317", "imagePullSecrets[0].name=x",
 		"networkPolicy.metricsFrom[0].namespaceSelector.matchLabels.a=b", "networkPolicy.extraEgress[0].ports[0].port=4317,networkPolicy.extraEgress[0].to[0].podSelector.matchLabels.a=b", "networkPolicy.dnsPorts={53,5353}", "controller.extraArgs={--v=2}", "recovery.extraArgs={--v=2}",
 	},
+	"recovery beside medik8s":               {"controller.enabled=false", "recovery.enabled=true", "recovery.medik8s.enabled=true"},
 	onHost:                                  {"recovery.enabled=true", "hostNetwork.enabled=true"},
 	"one pod, without what can be left out": {"controller.replicas=1", "flowSchemas=false", "podDisruptionBudgets=false", "tolerations=null", "metrics.secure=false"},
 }

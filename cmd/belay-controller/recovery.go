@@ -50,6 +50,8 @@ type recoveryOptions struct {
 	agents  string
 	brakes  fencing.Brakes
 	chance  time.Duration
+	// leases is the namespace of medik8s' leases.
+	leases string
 }
 
 func (o *options) recoveryFlags(sets *cliflag.NamedFlagSets) {
@@ -68,6 +70,7 @@ func (o *options) recoveryFlags(sets *cliflag.NamedFlagSets) {
 	f.IntVar(&r.brakes.Fences, "recovery-max-fences", r.brakes.Fences, "The most nodes to which a command to switch off is sent within --recovery-fence-window. 0 begins no fence.")
 	f.DurationVar(&r.brakes.Window, "recovery-fence-window", r.brakes.Window, "See --recovery-max-fences.")
 	f.DurationVar(&r.chance, "recovery-chance", fencing.Default.Chance, "How long a silent node that is not Ready is given a chance, at most, because its machine refuses connections, answers without the key that its kubelet had, or announced that it stops. It ends before that when a pod with a volume was evicted from the node. 0: only then.")
+	f.StringVar(&r.leases, "recovery-node-leases", "", "Namespace of the Leases by which medik8s' operators agree on who works on a node, usually medik8s-leases. With it, the detector serves BelayRemediations, begins no fence while another component has the lease of a node, and takes it when it fences by itself. See docs/nodehealthcheck.md.")
 	f.IntVar(&r.brakes.InFlight, "recovery-max-in-flight", r.brakes.InFlight, "The most fences at a time that may send a command and are not Detaching yet.")
 }
 
@@ -125,7 +128,12 @@ func (o *options) leaseName() string {
 
 // setupRecovery adds recovery to the manager.
 func (o *options) setupRecovery(mgr manager.Manager, proofs *recovery.Proofs) error {
-	for _, kind := range []string{"NodeFence", "FenceSource"} {
+	r := &o.recovery
+	kinds := []string{"NodeFence", "FenceSource"}
+	if r.leases != "" {
+		kinds = append(kinds, "BelayRemediation")
+	}
+	for _, kind := range kinds {
 		_, err := mgr.GetRESTMapper().RESTMapping(schema.GroupKind{Group: fencingv1.GroupVersion.Group, Kind: kind}, fencingv1.GroupVersion.Version)
 		if meta.IsNoMatchError(err) {
 			return fmt.Errorf("the API server has no %ss: apply the CustomResourceDefinitions in deploy/belay-recovery first", kind)
@@ -134,7 +142,6 @@ func (o *options) setupRecovery(mgr manager.Manager, proofs *recovery.Proofs) er
 			return fmt.Errorf("find the API of %ss: %w", kind, err)
 		}
 	}
-	r := &o.recovery
 	profile := profiles[r.profile]
 	profile.Chance = r.chance
 	if !o.runs(controllerAttachDetach) {
@@ -142,7 +149,7 @@ func (o *options) setupRecovery(mgr manager.Manager, proofs *recovery.Proofs) er
 	}
 	return recovery.Setup(mgr, o.lease.Identity, recovery.Options{
 		Roles: r.partsRun(), Profile: profile, Brakes: r.brakes, DryRun: r.dryRun, Node: r.node, BesideUpstream: !o.runs(controllerAttachDetach),
-		Dial: dialAgent(r.agents), Metrics: telemetry.NewRecovery(metrics.Registry), Proofs: proofs, ServerTime: o.manager.Clock.Now,
+		Dial: dialAgent(r.agents), Metrics: telemetry.NewRecovery(metrics.Registry), Proofs: proofs, ServerTime: o.manager.Clock.Now, NodeLeases: r.leases,
 	})
 }
 
@@ -152,7 +159,7 @@ func (o *options) watched() (all []authorizationv1.ResourceAttributes) {
 		all = preflight.Watched()
 	}
 	if o.runs(controllerRecovery) {
-		all = append(all, recovery.Watched(o.recovery.partsRun())...)
+		all = append(all, recovery.Watched(o.recovery.partsRun(), o.recovery.leases != "")...)
 	}
 	return all
 }

@@ -20,6 +20,7 @@ const (
 	life, detectorFile, fencerFile  = "internal/fencing/life.go", "internal/recovery/detector.go", "internal/recovery/fencer.go"
 	storage, decideAttach, epoch    = "internal/fencing/storage.go", "internal/attachment/decide.go", "internal/fencing/epoch.go"
 	levelsFile, loginsFile          = "internal/recovery/levels.go", "internal/recovery/logins.go"
+	record, remediation             = "internal/fencing/record.go", "internal/recovery/remediation.go"
 	pure, shell                     = "internal/fencing", "internal/recovery"
 )
 
@@ -177,7 +178,7 @@ var holes = []hole{
 	{"16", "a refused connection is a sign of life for ever", suspect, "speaks && n.PowerOff != Yes && !spent", "speaks && n.PowerOff != Yes", pure, "TestSuspicion"},
 	{"16", "a machine that runs is fenced because a time has passed, although its own kubelet answers", suspect, "n.Endpoint == Yes && n.Own || n.chance(p)", "n.chance(p)", pure, "TestSuspicion"},
 	{"16", "a Ready node is given no chance", suspect, "spent := n.Ready == No && (", "spent := (", pure, "TestSuspicion"},
-	{"16", "a node that has nothing to lose is switched off", suspect, "case n.Idle == Yes:", "case false:", pure, "TestSuspicion"},
+	{"16", "a node that has nothing to lose is switched off", suspect, "case n.Idle == Yes && (!n.Asked || n.Ready != No):", "case false:", pure, "TestSuspicion"},
 	{"16", "an eviction of another silence gives a node up", "internal/recovery/occupants.go", " && d.serverTime().Sub(c.LastTransitionTime.Time) <= silent", "", shell, "TestHostileEvictionBeforeTheSilenceGivesNoNodeUp"},
 	{"16", "an announcement is forgotten when the lifecycle controller marks the node", "internal/recovery/occupants.go", "return known && d.now().Sub(at) <= n.Silent", "return leaving && known && !at.IsZero()", shell, "TestHostileAnnouncementOutlivesWhatTheLifecycleControllerWrites"},
 	{"16", "a machine that its owner takes down is switched off meanwhile", "internal/recovery/occupants.go", "if kube.TakedownOf(node) != (kube.Takedown{}) {", "if false {", shell, "TestLeaving"},
@@ -185,6 +186,12 @@ var holes = []hole{
 	{"17", "what a fence takes without a switch counts in no window", detectorFile, "at.After(fleet.Commanded[f.Name]) {", "false && at.After(fleet.Commanded[f.Name]) {", shell, "TestHostileBrakeCountsVolumesTakenOneByOne"},
 	{"16", "a pod that terminates for another reason gives its node up", "internal/fencing/chance.go", " && silent >= o.Grace+terminatingFor", "", pure, "TestAbandonedByTheCluster"},
 	{"16", "a node is idle although a volume is attached to it", "internal/recovery/occupants.go", "return len(attachments.Items) > 0, nil", "return false, nil", shell, "TestOccupants"},
+	{"16", "a remediation has a Ready node fenced that has nothing to lose", suspect, "(!n.Asked || n.Ready != No)", "!n.Asked", pure, "TestAskedNode"},
+	{"16", "a remediation asks for nothing", suspect, "(n.Asked || n.GivenUp", "(n.GivenUp", pure, "TestAskedNode"},
+	{"14", "a node is fenced while another component has its lease", suspect, "case n.Leased:", "case false:", pure, "TestAskedNode"},
+	{"14", "a remediation that timed out ends a fence whose machine was commanded", record, " && !f.offSent() && !f.StorageProven", " && !f.StorageProven", shell, "TestNodeHealthCheckTimesOutAfterTheOff"},
+	{"14", "a remediation that is deleted with its Node ends the fence", remediation, "!x.own() || !x.there()", "!x.own()", shell, "TestNodeHealthCheckOfADeletedNode"},
+	{"14", "the name of a remediation is that of its node", "internal/kube/medik8s.go", "; ok {\n\t\treturn node\n\t}\n\treturn r.Name", "; ok && node == \"\" {\n\t\treturn node\n\t}\n\treturn r.Name", shell, "TestNodeHealthCheck"},
 	{"17", "no limit on fences in flight", suspect, "case fleet.InFlight >= b.InFlight:", "case false:", pure, "TestBrakes"},
 	{"17", "no limit on silent nodes", suspect, "t.silent > allowed(b.Share, t.may)", "t.silent > t.may", pure, "TestBrakes"},
 	{"17", "no limit on silent nodes of a zone", suspect, "zone.silent > allowed(b.ZoneShare, zone.may)", "zone.silent > zone.may", pure, "TestBrakes"},

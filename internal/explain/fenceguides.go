@@ -39,13 +39,14 @@ func init() {
 
 // notFencedTitles are the reasons for which a silent node is not fenced.
 var notFencedTitles = map[decision.Reason]string{
-	fencing.NodeOptedOut:         "An annotation keeps the node from being fenced",
+	fencing.NodeOptedOut:         "An annotation or a label keeps the node from being fenced",
 	fencing.NodeUnderMaintenance: "The owner of the node has declared a maintenance",
 	fencing.ControlPlaneNode:     "Nodes of the control plane are never fenced",
 	fencing.NodeIdentityUnknown:  "The Node has no boot ID or no system UUID",
 	fencing.NoSecondSignal:       "Only the lease says that the node is lost",
 	fencing.SignOfLife:           "The machine of the silent node may run",
 	fencing.NothingToLose:        "The silent node has no volume to move",
+	fencing.NodeLeaseHeld:        "Another component works on the silent node",
 	fencing.DetectorCutOff:       "Recovery hears no node at all",
 	fencing.TooManySilent:        "Too many nodes are silent at once",
 	fencing.ZoneSilent:           "Too many nodes of the zone are silent at once",
@@ -213,13 +214,14 @@ var fenceClocks = map[decision.Reason]string{
 
 // heldClocks are what has to change before recovery fences a silent node.
 var heldClocks = map[decision.Reason]string{
-	fencing.NodeOptedOut:         "when the annotation fencing.belay.dev/opt-out is removed",
+	fencing.NodeOptedOut:         "when the annotation fencing.belay.dev/opt-out, or the label remediation.medik8s.io/exclude-from-remediation, is removed",
 	fencing.NodeUnderMaintenance: "when its maintenance has ended",
 	fencing.NodeIdentityUnknown:  "when its status has a bootID and a systemUUID",
 	fencing.NoSecondSignal:       "when a second signal agrees with the lease: the node is not Ready, its kubelet's port does not answer, or its power switch says Off",
 	fencing.SignOfLife: "when its machine does not answer any more, or when it gets no chance any more: a pod with a volume was evicted from it, or it was not Ready and silent for " +
 		"--recovery-chance (5 minutes by default)",
 	fencing.NothingToLose:   "when a pod with a volume, or a VolumeAttachment, is bound to it",
+	fencing.NodeLeaseHeld:   "when the lease of the node expires, or is released",
 	fencing.DetectorCutOff:  "when other nodes are heard again",
 	fencing.TooManySilent:   "when fewer nodes count as silent",
 	fencing.ZoneSilent:      "when fewer nodes of its zone count as silent",
@@ -306,8 +308,9 @@ func notFencedNext(r decision.Reason, node string) []Step {
 	switch r {
 	case fencing.NodeOptedOut:
 		return []Step{
-			{Text: "If the node may be fenced, remove the annotation. Its value may say why the node has it.", Command: "kubectl describe node " + node},
+			{Text: "If the node may be fenced, remove the annotation, or the label of medik8s. The annotation's value may say why the node has it.", Command: "kubectl describe node " + node},
 			{Text: "Remove the annotation.", Command: "kubectl annotate node " + node + " fencing.belay.dev/opt-out-"},
+			{Text: "Remove the label.", Command: "kubectl label node " + node + " remediation.medik8s.io/exclude-from-remediation-"},
 		}
 	case fencing.ControlPlaneNode:
 		return []Step{
@@ -328,6 +331,10 @@ func notFencedNext(r decision.Reason, node string) []Step {
 		return []Step{{Text: "Find out why the kubelet does not renew its lease although its machine seems to run.", Command: "kubectl describe node " + node}}
 	case fencing.NothingToLose:
 		return []Step{{Text: "Find out why the node is silent: it may be starting again. Nothing has to be done for volumes.", Command: "kubectl describe node " + node}, askPowerOff(node)}
+	case fencing.NodeLeaseHeld:
+		return []Step{
+			{Text: "Read who holds the lease of the node, and until when: another remediator of NodeHealthCheck, or a maintenance.", Command: "kubectl get leases -A --field-selector metadata.name=node-" + node + " -o yaml"},
+		}
 	case fencing.TooManySilent:
 		return []Step{
 			{Text: "Look for the common cause: the network, a zone, or the control plane.", Command: "kubectl get nodes"},

@@ -15,13 +15,14 @@ func NotFenced(r decision.Reason) string {
 }
 
 var notFenced = map[decision.Reason]string{
-	fencing.NodeOptedOut:         "the annotation fencing.belay.dev/opt-out keeps it from being fenced",
+	fencing.NodeOptedOut:         "the annotation fencing.belay.dev/opt-out, or the label remediation.medik8s.io/exclude-from-remediation, keeps it from being fenced",
 	fencing.NodeUnderMaintenance: "its condition MaintenanceInProgress is True",
 	fencing.ControlPlaneNode:     "it runs the control plane, or belay-controller itself",
 	fencing.NodeIdentityUnknown:  "its status has no bootID or no systemUUID, so no evidence can be matched with it",
 	fencing.NoSecondSignal:       "nothing but the lease says that it is lost; its condition Ready is still True",
 	fencing.SignOfLife:           "its kubelet's port answers, its machine refuses connections, or is being stopped on purpose, so its machine may run",
 	fencing.NothingToLose:        "it has no volume that another node could want, so nothing waits for its machine to be switched off",
+	fencing.NodeLeaseHeld:        "another component, such as another remediator, holds the lease by which such components agree on who works on a node",
 	fencing.DetectorCutOff:       "no node at all is heard, so the fault is more likely between belay-controller and the nodes",
 	fencing.TooManySilent:        "too many nodes are silent at once, or were fenced and are not back yet: this may be a fault of the network, and the machines may run",
 	fencing.ZoneSilent:           "too many nodes of its zone are silent at once: the zone may be cut off and run on",
@@ -47,6 +48,9 @@ func AndNotFenced(r decision.Reason) string {
 func FenceSuspected(silent time.Duration) string {
 	return fmt.Sprintf("The node has not renewed its lease for %v: belay looks for proof that its machine is off", silent.Round(100*time.Millisecond))
 }
+
+// FenceRemediation is the event of a new NodeFence that a BelayRemediation asked for.
+const FenceRemediation = "The node is silent, and a BelayRemediation asks for its fence: belay looks for proof that its machine is off"
 
 // FenceNodeDeleted is the event of a new NodeFence for a deleted Node.
 const FenceNodeDeleted = "The Node was deleted while volumes are attached to its machine: belay looks for proof that the machine is off"

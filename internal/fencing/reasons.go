@@ -28,6 +28,8 @@ const (
 	SignOfLife decision.Reason = "SignOfLife"
 	// NothingToLose: the node has no volume that another node could want.
 	NothingToLose decision.Reason = "NothingToLose"
+	// NodeLeaseHeld: another component, such as another remediator, holds the lease of the node.
+	NodeLeaseHeld decision.Reason = "NodeLeaseHeld"
 	// NotReadLive: the API server itself was not asked within the last second.
 	NotReadLive decision.Reason = "NotReadLive"
 	// DetectorCutOff: no node at all is heard, so the fault is more likely the detector's.
@@ -102,7 +104,7 @@ var Exits = decision.Exits{
 
 // notSuspected are the reasons for which a node is not suspected.
 var notSuspected = []decision.Reason{
-	NodeAlive, SilenceTooShort, NodeOptedOut, NodeUnderMaintenance, ControlPlaneNode, NodeIdentityUnknown, NoSecondSignal, SignOfLife, NothingToLose, NotReadLive,
+	NodeAlive, SilenceTooShort, NodeOptedOut, NodeUnderMaintenance, ControlPlaneNode, NodeIdentityUnknown, NoSecondSignal, SignOfLife, NodeLeaseHeld, NothingToLose, NotReadLive,
 	DetectorCutOff, TooManySilent, ZoneSilent, TooManyFenced, TooManyInFlight,
 }
 

@@ -83,6 +83,11 @@ func (f Fence) MayTake(s Source) bool {
 	return f.InFlight() && (!f.Waits || f.offSent() || s.answers(f.Boot))
 }
 
+// MayEnd reports whether the fence has taken and commanded nothing, so that who asked for it may have it cancelled.
+func (f Fence) MayEnd() bool {
+	return slices.Contains([]Phase{Suspected, Isolating, Fencing}, f.Phase) && !f.offSent() && !f.StorageProven
+}
+
 // Proven reports whether the fence has been through the bracket, after which it cannot be cancelled: its boot has ended.
 func (f Fence) Proven() bool {
 	return slices.Contains([]Phase{Evicting, Detaching, Moved, Releasing, Released}, f.Phase)

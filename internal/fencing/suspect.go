@@ -34,6 +34,9 @@ type Node struct {
 	Refused, Leaving, GivenUp bool
 	// Idle is Yes if nothing of the node has a volume that another node could want. Unknown if its pods were not read.
 	Idle Knowledge
+	// Asked is set while a remediation asks for the fence of the node, which was not Ready for as long as its author waits. Leased is set while another
+	// component, for which no remediation is made, holds the node's lease by which such components agree.
+	Asked, Leased bool
 	// Deleted is set when there is no Node object, and VolumeAttachments of the boot are left.
 	Deleted bool
 	// OptedOut, Maintenance and ControlPlane keep the node from being fenced. ControlPlane is also set for the detector's own node.
@@ -125,7 +128,7 @@ func (t *tally) add(n *Node, silent bool) {
 	case n.Heard:
 		t.heard++
 	}
-	if n.spared() != Settled {
+	if n.Spared() != Settled {
 		return
 	}
 	zone := t.zones[n.Zone]
@@ -166,11 +169,11 @@ func (n Node) alive(p Profile) bool { return n.Endpoint == Yes && n.Own || n.cha
 
 // chance reports whether something speaks for the node, and still counts: an answer that may be another machine's, because the key of its kubelet is not
 // known; a refused connection, which is a kubelet that was stopped or an address that went to another machine; an announcement that the machine stops.
-// It counts for as long as the cluster itself gives the node a chance, or for Profile.Chance. After that, a node that is not Ready is silent as any
-// other: its containers may run on, so its machine is switched off before a volume moves.
+// It counts for as long as the cluster itself gives the node a chance, or for Profile.Chance, and until a remediation asks for the fence. After that, a node
+// that is not Ready is silent as any other: its containers may run on, so its machine is switched off before a volume moves.
 func (n Node) chance(p Profile) bool {
 	speaks := n.Endpoint == Yes || p.RefusedIsAlive && n.Refused || n.Leaving
-	spent := n.Ready == No && (n.GivenUp || p.Chance > 0 && n.Silent >= p.Chance)
+	spent := n.Ready == No && (n.Asked || n.GivenUp || p.Chance > 0 && n.Silent >= p.Chance)
 	return speaks && n.PowerOff != Yes && !spent
 }
 
@@ -186,22 +189,33 @@ func (n Node) suspicious(p Profile) Suspicion {
 		return Suspicion{Reason: NodeAlive, After: max(n.Limit/2-n.Silent, 0)}
 	case n.Silent < n.Limit:
 		return Suspicion{Reason: SilenceTooShort, After: n.Limit - n.Silent}
-	case n.spared() != Settled: // there is nothing to report about one that is alive
-		return Suspicion{Reason: n.spared()}
+	case n.Spared() != Settled: // there is nothing to report about one that is alive
+		return Suspicion{Reason: n.Spared()}
 	case !n.Boot.Complete():
 		return Suspicion{Reason: NodeIdentityUnknown}
 	case n.alive(p):
 		return Suspicion{Reason: SignOfLife, After: MaxTickGap}
-	case n.Idle == Yes:
-		return Suspicion{Reason: NothingToLose, After: MaxTickGap}
+	case n.leftToOthers() != Settled:
+		return Suspicion{Reason: n.leftToOthers(), After: MaxTickGap}
 	case n.Ready != No && n.PowerOff != Yes && n.Endpoint != No:
 		return Suspicion{Reason: NoSecondSignal, After: MaxTickGap}
 	}
 	return Suspicion{Suspected: true, Reason: Settled}
 }
 
-// spared is why a node is never fenced; Settled for other nodes.
-func (n Node) spared() decision.Reason {
+// leftToOthers is why a silent node is not belay's to fence now; Settled for other nodes.
+func (n Node) leftToOthers() decision.Reason {
+	switch {
+	case n.Leased:
+		return NodeLeaseHeld
+	case n.Idle == Yes && (!n.Asked || n.Ready != No):
+		return NothingToLose
+	}
+	return Settled
+}
+
+// Spared is why a node is never fenced; Settled for other nodes.
+func (n Node) Spared() decision.Reason {
 	switch {
 	case n.OptedOut:
 		return NodeOptedOut

@@ -51,10 +51,10 @@ func bootOf(node string, m attachment.Machine) fencing.Boot {
 	return b
 }
 
-// FenceOptedOut reports whether the owner of the node keeps it from being fenced.
+// FenceOptedOut reports whether the owner of the node keeps it from being fenced, by belay's annotation or by medik8s' label.
 func FenceOptedOut(node *corev1.Node) bool {
 	value, ok := node.Annotations[FenceOptOutAnnotation]
-	return ok && value != "false"
+	return ok && value != "false" || node.Labels[ExcludeLabel] == "true"
 }
 
 // FenceTaint is the value of the taints of a fence.

@@ -159,7 +159,7 @@ func StripNode(node *corev1.Node) *corev1.Node {
 			kept.Annotations[name] = value
 		}
 	}
-	for _, name := range append([]string{corev1.LabelTopologyZone}, controlPlaneLabels...) {
+	for _, name := range append([]string{corev1.LabelTopologyZone, ExcludeLabel}, controlPlaneLabels...) {
 		if value, ok := node.Labels[name]; ok {
 			if kept.Labels == nil {
 				kept.Labels = map[string]string{}

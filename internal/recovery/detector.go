@@ -39,8 +39,15 @@ type detector struct {
 	searched time.Time
 	// unanswered has when a create of a NodeFence was sent whose outcome is unknown, by node: not of a deleted Node, which is never commanded.
 	unanswered map[string]time.Time
+	// asks has the nodes whose fence a remediation asks for, and takes those with a fence that may take something. leases has when this process last took, or
+	// tried to take, the lease of a node.
+	asks   map[string]asker
+	takes  map[string]bool
+	leases map[string]time.Time
 
 	mu sync.Mutex
+	// looked has why a node was not fenced at the last look, of those in asks.
+	looked map[string]decision.Reason
 	// answered has when the kubelet of a silent boot last answered, and left when the stop of its machine was last seen to be announced.
 	answered map[fencing.Boot]answer
 	left     map[fencing.Boot]time.Time
@@ -90,6 +97,7 @@ func (d *detector) look(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	d.keepLeases(ctx)
 	d.inspectAll(ctx, fleet)
 	counts := fleet.Count()
 	for i := range fleet.Nodes {
@@ -107,6 +115,7 @@ func (d *detector) look(ctx context.Context) error {
 			continue
 		}
 		d.report(ctx, objects[node.Boot.Node], s)
+		d.tellAsker(node, s.Reason)
 		if s.Suspected && !d.DryRun {
 			return d.suspect(ctx, *node) // the next one with this one counted
 		}
@@ -152,6 +161,9 @@ func (d *detector) fleet(ctx context.Context) (fencing.Fleet, map[string]*corev1
 	}
 	maps.DeleteFunc(d.answered, func(_ fencing.Boot, a answer) bool { return d.now().Sub(a.at) >= d.Brakes.Window })
 	maps.DeleteFunc(d.left, func(_ fencing.Boot, at time.Time) bool { return d.now().Sub(at) >= keepAnnouncement })
+	if err := d.listAsks(ctx); err != nil {
+		return fleet, nil, err
+	}
 	switches := byName(sources)
 	d.count(&fleet, fences, switches)
 	objects := make(map[string]*corev1.Node, len(nodes.Items))
@@ -173,6 +185,7 @@ func (d *detector) fleet(ctx context.Context) (fencing.Fleet, map[string]*corev1
 // with the API server's, not with the clock of this process.
 func (d *detector) count(fleet *fencing.Fleet, fences *fencingv1.NodeFenceList, switches map[string]*fencingv1.FenceSource) {
 	fleet.Fenced, fleet.Back, fleet.InFlight, fleet.Commanded = map[string]bool{}, map[string]bool{}, 0, map[string]time.Time{}
+	d.takes = map[string]bool{}
 	ahead := d.now().Sub(d.serverTime())
 	for name, s := range switches {
 		if c := s.Status.Command; c != nil {
@@ -197,6 +210,7 @@ func (d *detector) count(fleet *fencing.Fleet, fences *fencingv1.NodeFenceList, 
 		}
 		if fenceState(f).MayTake(source) {
 			fleet.InFlight++
+			d.takes[f.Name] = true
 		}
 	}
 }
@@ -238,6 +252,7 @@ func byName(sources *fencingv1.FenceSourceList) map[string]*fencingv1.FenceSourc
 // node returns what is known about a node without asking.
 func (d *detector) node(node *corev1.Node, source *fencingv1.FenceSource) fencing.Node {
 	n := d.describe(node)
+	_, n.Asked = d.asks[node.Name]
 	if source != nil {
 		n.Zone, n.Key = recordedZone(source, n.Boot), rememberedKey(source, n.Boot)
 		if machine := boundSource(source).SaidOn.Machine; machine == n.Boot.Machine { // it says nothing about one that replaced it under the name
@@ -288,12 +303,16 @@ func (d *detector) inspect(ctx context.Context, n *fencing.Node) error {
 	}
 	before := *n
 	*n = d.describe(node)
-	n.Zone, n.PowerOff, n.Endpoint, n.Own, n.Refused, n.Key = before.Zone, before.PowerOff, before.Endpoint, before.Own, before.Refused, before.Key
+	n.Zone, n.PowerOff, n.Endpoint, n.Own, n.Refused, n.Key, n.Asked = before.Zone, before.PowerOff, before.Endpoint, before.Own, before.Refused, before.Key, before.Asked
 	n.Leaving = d.announced(ctx, n, node)
 	if err := d.occupants(ctx, n, node); err != nil {
 		return err
 	}
-	n.ReadAt, n.Renewal = at, said
+	leased, err := d.leased(ctx, name)
+	if err != nil {
+		return err
+	}
+	n.ReadAt, n.Renewal, n.Leased = at, said, leased
 	return nil
 }
 
@@ -342,18 +361,14 @@ func (d *detector) report(ctx context.Context, node *corev1.Node, s fencing.Susp
 func (d *detector) suspect(ctx context.Context, n fencing.Node) error {
 	name := n.Boot.Node
 	logger := log.FromContext(ctx).WithValues("node", name, "bootID", n.Boot.ID, "machine", n.Boot.Machine, "silent", n.Silent)
-	node := &corev1.Node{}
-	trigger, text := fencingv1.TriggerNodeSilent, explain.FenceSuspected(n.Silent)
-	switch err := d.live.Get(ctx, client.ObjectKey{Name: name}, node); {
-	case apierrors.IsNotFound(err) && n.Deleted:
-		if left, err := d.leftBehind(ctx, n.Boot); err != nil || !left {
+	node, trigger, text, err := d.cause(ctx, n)
+	if err != nil || node == nil {
+		return err
+	}
+	if trigger != fencingv1.TriggerNodeDeleted {
+		if free, err := d.takeLease(ctx, node); err != nil || !free {
 			return err
 		}
-		node, trigger, text = nodeRef(n.Boot), fencingv1.TriggerNodeDeleted, explain.FenceNodeDeleted
-	case err != nil:
-		return fmt.Errorf("read node %s: %w", name, err)
-	case n.Deleted || bootOf(node) != n.Boot || d.needless(n.Boot, node):
-		return nil // it changed in this moment
 	}
 	old, err := d.replace(ctx, name)
 	if err != nil || old == nil {
@@ -379,6 +394,26 @@ func (d *detector) suspect(ctx context.Context, n fencing.Node) error {
 	logger.Info("Fencing node", "fence", fence.Name, "epoch", fence.Spec.Epoch, "reason", trigger)
 	d.events.Eventf(node, fence, corev1.EventTypeWarning, string(fencing.Suspected), "Fence", "%s", text)
 	return nil
+}
+
+// cause reads the Node again, and returns why its fence begins; no Node if it changed in this moment.
+func (d *detector) cause(ctx context.Context, n fencing.Node) (node *corev1.Node, trigger fencingv1.Trigger, text string, err error) {
+	node = &corev1.Node{}
+	switch err := d.live.Get(ctx, client.ObjectKey{Name: n.Boot.Node}, node); {
+	case apierrors.IsNotFound(err) && n.Deleted:
+		left, err := d.leftBehind(ctx, n.Boot)
+		if err != nil || !left {
+			return nil, "", "", err
+		}
+		return nodeRef(n.Boot), fencingv1.TriggerNodeDeleted, explain.FenceNodeDeleted, nil
+	case err != nil:
+		return nil, "", "", fmt.Errorf("read node %s: %w", n.Boot.Node, err)
+	case n.Deleted || bootOf(node) != n.Boot || d.needless(n.Boot, node):
+		return nil, "", "", nil
+	case n.Asked:
+		return node, fencingv1.TriggerRemediation, explain.FenceRemediation, nil
+	}
+	return node, fencingv1.TriggerNodeSilent, explain.FenceSuspected(n.Silent), nil
 }
 
 // needless reports whether the actor would cancel the fence of a boot.

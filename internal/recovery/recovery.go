@@ -76,6 +76,9 @@ type Options struct {
 	BesideUpstream bool
 	// Node is the name of the node that this process runs on, which it never fences; empty if unknown.
 	Node string
+	// NodeLeases is the namespace of the Leases by which medik8s' operators agree on who works on a node. With it the detector takes part in that, and serves
+	// BelayRemediations; empty for neither.
+	NodeLeases string
 	// ServerTime is the API server's time, with which what it recorded is compared; the time of this process if nil.
 	ServerTime func() time.Time
 	// Dial reaches the power switches. The fencer needs it.
@@ -87,8 +90,8 @@ type Options struct {
 	Proofs *Proofs
 }
 
-// Watched are the resources that the parts watch.
-func Watched(r Roles) []authorizationv1.ResourceAttributes {
+// Watched are the resources that the parts watch, with or without remediations.
+func Watched(r Roles, remediations bool) []authorizationv1.ResourceAttributes {
 	watched := []authorizationv1.ResourceAttributes{
 		{Group: corev1.GroupName, Resource: "nodes"}, {Group: coordinationv1.GroupName, Resource: "leases", Namespace: corev1.NamespaceNodeLease},
 		{Group: fencingv1.GroupVersion.Group, Resource: "nodefences"}, {Group: fencingv1.GroupVersion.Group, Resource: "fencesources"},
@@ -98,6 +101,9 @@ func Watched(r Roles) []authorizationv1.ResourceAttributes {
 	}
 	if r.Actor || r.Detector {
 		watched = append(watched, authorizationv1.ResourceAttributes{Group: storagev1.GroupName, Resource: "volumeattachments"})
+	}
+	if r.Detector && remediations {
+		watched = append(watched, authorizationv1.ResourceAttributes{Group: fencingv1.GroupVersion.Group, Resource: "belayremediations"})
 	}
 	return watched
 }
@@ -138,8 +144,14 @@ func Setup(mgr manager.Manager, identity string, o Options) error {
 			return fmt.Errorf("index VolumeAttachments by node: %w", err)
 		}
 	}
-	d := &detector{parts: p, held: map[string]hold{}}
+	d := &detector{parts: p, held: map[string]hold{}, leases: map[string]time.Time{}}
 	err := build(mgr, "recovery-detector", 1).WatchesRawSource(start()).Complete(d)
+	if err == nil && o.Roles.Detector && o.NodeLeases != "" {
+		err = build(mgr, "recovery-remediation", 1).For(&fencingv1.BelayRemediation{}).
+			Watches(&fencingv1.NodeFence{}, handler.EnqueueRequestsFromMapFunc(p.remediationsOf)).
+			Watches(&corev1.Node{}, handler.EnqueueRequestsFromMapFunc(p.remediationsOf)).
+			Complete(&remediator{parts: p, looked: d.lookedAt})
+	}
 	if err == nil && o.Roles.Fencer {
 		f := newFencer(p)
 		err = build(mgr, "recovery-fencer", agents).For(&fencingv1.FenceSource{}).

@@ -2,6 +2,7 @@ package recovery
 
 import (
 	"context"
+	"maps"
 	"net"
 	"os"
 	"slices"
@@ -33,6 +34,7 @@ import (
 const (
 	crdFence  = "../../deploy/belay-recovery/fencing.belay.dev_nodefences.yaml"
 	crdSource = "../../deploy/belay-recovery/fencing.belay.dev_fencesources.yaml"
+	medik8s   = "../../deploy/belay-medik8s/"
 	rbac      = "../../deploy/belay-recovery/"
 )
 
@@ -53,10 +55,17 @@ func TestMain(m *testing.M) {
 	}
 	cluster.Prepare = func(tb testing.TB) {
 		tb.Helper()
+		for _, kind := range []string{"belayremediations", "belayremediationtemplates"} {
+			cluster.Apply(tb, rbac+"fencing.belay.dev_"+kind+".yaml")
+		}
+		if err := cluster.Client.Create(tb.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: nodeLeases}}); err != nil {
+			tb.Fatal(err)
+		}
 		cluster.Apply(tb, crdFence, crdSource, rbac+"admission.yaml", rbac+"admission-nodes.yaml", rbac+"admission-roles.yaml")
 		for _, role := range []string{"detector", "fencer", "actor"} {
 			granted[role] = apiserver.Granted(tb, rbac+role+".yaml")
 		}
+		maps.Copy(granted["detector"], apiserver.Granted(tb, medik8s+"detector.yaml"))
 		cluster.Check = checkRights
 	}
 	log.SetLogger(klog.Background())
@@ -111,7 +120,8 @@ func newSite(t *testing.T) *site {
 	must(t, err)
 	s := &site{TB: t, client: c, machines: map[string]*machine{}}
 	wait.Until(t, "the CRDs are served", func() bool {
-		return c.List(t.Context(), &fencingv1.NodeFenceList{}) == nil && c.List(t.Context(), &fencingv1.FenceSourceList{}) == nil
+		return c.List(t.Context(), &fencingv1.NodeFenceList{}) == nil && c.List(t.Context(), &fencingv1.FenceSourceList{}) == nil &&
+			c.List(t.Context(), &fencingv1.BelayRemediationList{}) == nil && c.List(t.Context(), &fencingv1.BelayRemediationTemplateList{}) == nil
 	})
 	t.Cleanup(s.clear)
 	return s
@@ -129,6 +139,15 @@ func (s *site) clear() {
 		must(s, client.IgnoreNotFound(s.client.Delete(ctx, f)))
 	}
 	must(s, s.client.DeleteAllOf(ctx, &fencingv1.FenceSource{}))
+	remediations := &fencingv1.BelayRemediationList{}
+	must(s, s.client.List(ctx, remediations))
+	for i := range remediations.Items {
+		r := &remediations.Items[i]
+		must(s, client.IgnoreNotFound(s.client.Patch(ctx, r, client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`)))))
+		must(s, client.IgnoreNotFound(s.client.Delete(ctx, r)))
+	}
+	must(s, s.client.DeleteAllOf(ctx, &fencingv1.BelayRemediationTemplate{}, client.InNamespace("default")))
+	must(s, s.client.DeleteAllOf(ctx, &coordinationv1.Lease{}, client.InNamespace(nodeLeases)))
 	must(s, s.client.DeleteAllOf(ctx, &corev1.Node{}))
 	must(s, s.client.DeleteAllOf(ctx, &storagev1.VolumeAttachment{}))
 	must(s, s.client.DeleteAllOf(ctx, &storagev1.CSIDriver{}))
@@ -419,6 +438,9 @@ func (s *site) run(change ...func(*Options)) (stop func()) {
 			c(&o)
 		}
 		account, files := "belay-recovery-"+name, []string{rbac + name + ".yaml"}
+		if roles.Detector && o.NodeLeases != "" {
+			files = append(files, medik8s+"detector.yaml")
+		}
 		if roles.Actor && o.Proofs != nil {
 			cluster.Apply(s, files...) // the role that it is bound to, too
 			account, files = "belay-controller", []string{rbac + "actor-in-controller.yaml", "../../deploy/belay-controller/belay-controller.yaml"}

@@ -11,7 +11,8 @@ var GroupVersion = schema.GroupVersion{Group: "fencing.belay.dev", Version: "v1a
 
 // AddToScheme adds the types of this package to a scheme.
 func AddToScheme(s *runtime.Scheme) error {
-	s.AddKnownTypes(GroupVersion, &NodeFence{}, &NodeFenceList{}, &FenceSource{}, &FenceSourceList{})
+	s.AddKnownTypes(GroupVersion, &NodeFence{}, &NodeFenceList{}, &FenceSource{}, &FenceSourceList{},
+		&BelayRemediation{}, &BelayRemediationList{}, &BelayRemediationTemplate{}, &BelayRemediationTemplateList{})
 	metav1.AddToGroupVersion(s, GroupVersion)
 	return nil
 }

@@ -59,8 +59,8 @@ type NodeFenceSpec struct {
 	// Epoch is higher than that of every earlier fence of the node, and no lower than the time in seconds at which the fence began. The taint that the fence sets has the value belay-EPOCH.
 	// +kubebuilder:validation:Minimum=1
 	Epoch int64 `json:"epoch"`
-	// Trigger is why the fence began: the node was silent, a person asked for it, or the Node was deleted while VolumeAttachments of the boot were left. The
-	// machine of a deleted Node is asked for its power state, and never switched off.
+	// Trigger is why the fence began: the node was silent, a person or a BelayRemediation asked for it besides, or the Node was deleted while VolumeAttachments of the
+	// boot were left. The machine of a deleted Node is asked for its power state, and never switched off.
 	// +kubebuilder:default=NodeSilent
 	// +optional
 	Trigger Trigger `json:"trigger,omitempty"`
@@ -82,7 +82,7 @@ type NodeFenceSpec struct {
 
 // Trigger is why a fence began.
 //
-// +kubebuilder:validation:Enum=NodeSilent;NodeDeleted;Requested
+// +kubebuilder:validation:Enum=NodeSilent;NodeDeleted;Requested;Remediation
 type Trigger string
 
 // The triggers.
@@ -90,6 +90,7 @@ const (
 	TriggerNodeSilent  Trigger = "NodeSilent"
 	TriggerNodeDeleted Trigger = "NodeDeleted"
 	TriggerRequested   Trigger = "Requested"
+	TriggerRemediation Trigger = "Remediation"
 )
 
 // Request is a person's request to switch the machine of a silent node off. An admission policy makes sure that By is the user who wrote it.

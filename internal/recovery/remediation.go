@@ -1,0 +1,337 @@
+package recovery
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	fencingv1 "belay.dev/belay/api/fencing/v1alpha1"
+	"belay.dev/belay/internal/decision"
+	"belay.dev/belay/internal/explain"
+	"belay.dev/belay/internal/fencing"
+	"belay.dev/belay/internal/kube"
+)
+
+const (
+	// remediateAgain is how often a remediation is looked at that belay works on: the silence of a node is no event.
+	remediateAgain = time.Second
+	// remediateLater is how often one is looked at that belay does not work on.
+	remediateLater = 15 * time.Second
+)
+
+// listAsks finds out which nodes remediations ask for.
+func (d *detector) listAsks(ctx context.Context) error {
+	d.asks = map[string]asker{}
+	if d.NodeLeases == "" {
+		return nil
+	}
+	list := &fencingv1.BelayRemediationList{}
+	if err := d.client.List(ctx, list, client.UnsafeDisableDeepCopy); err != nil {
+		return fmt.Errorf("list BelayRemediations in the cache: %w", err)
+	}
+	for i := range list.Items {
+		if r := &list.Items[i]; kube.RemediationAsks(r) {
+			node := kube.RemediatedNode(r)
+			d.asks[node] = asker{append(d.asks[node].holders, kube.RemediationLeaseHolders(r)...)}
+		}
+	}
+	return nil
+}
+
+// tellAsker keeps why a node was not fenced at this look, for the remediations that ask for it.
+func (d *detector) tellAsker(n *fencing.Node, r decision.Reason) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if !n.Asked {
+		delete(d.looked, n.Boot.Node)
+		return
+	}
+	if r == fencing.NotReadLive { // of the moment
+		return
+	}
+	if d.looked == nil {
+		d.looked = map[string]decision.Reason{}
+	}
+	d.looked[n.Boot.Node] = r
+}
+
+// lookedAt is why a node was not fenced at the last look; empty if none is known.
+func (d *detector) lookedAt(node string) decision.Reason {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.looked[node]
+}
+
+// remediationsOf maps a Node or a NodeFence to the remediations of its name.
+func (p *parts) remediationsOf(ctx context.Context, object client.Object) (requests []reconcile.Request) {
+	list := &fencingv1.BelayRemediationList{}
+	if p.client.List(ctx, list, client.UnsafeDisableDeepCopy) != nil {
+		return nil
+	}
+	for i := range list.Items {
+		if r := &list.Items[i]; kube.RemediatedNode(r) == object.GetName() {
+			requests = append(requests, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(r)})
+		}
+	}
+	return requests
+}
+
+// remediator reports on BelayRemediations. What they ask for is the detector's to begin: all that a remediation reports is derived from the NodeFence, and
+// from the Node while there is none.
+type remediator struct {
+	*parts
+
+	// looked is why the detector does not fence a node that is asked for.
+	looked func(node string) decision.Reason
+}
+
+// remedied is what is known about one remediation.
+type remedied struct {
+	object *fencingv1.BelayRemediation
+	// fence is the NodeFence of the node, if it is not over or began since the remediation was made; nil for none.
+	fence *fencingv1.NodeFence
+	// node is the Node, nil if the API server said that there is none.
+	node *corev1.Node
+	// source is the power switch, without what it answers.
+	source fencing.Source
+}
+
+// Reconcile brings one remediation up to date.
+func (r *remediator) Reconcile(ctx context.Context, q reconcile.Request) (reconcile.Result, error) {
+	x := &remedied{object: &fencingv1.BelayRemediation{}}
+	if err := r.live.Get(ctx, q.NamespacedName, x.object); err != nil {
+		return reconcile.Result{}, client.IgnoreNotFound(fmt.Errorf("read BelayRemediation %s: %w", q, err))
+	}
+	if err := r.read(ctx, x); err != nil {
+		return reconcile.Result{}, err
+	}
+	if err := r.withdraw(ctx, x); err != nil {
+		return reconcile.Result{}, err
+	}
+	out := r.outcome(x)
+	err := r.keep(ctx, x, out)
+	if err == nil && (x.object.DeletionTimestamp == nil || slices.Contains(x.object.Finalizers, kube.RemediationFinalizer)) {
+		err = r.store(ctx, x, out)
+	}
+	if apierrors.IsConflict(err) {
+		return again, nil
+	}
+	after := remediateAgain
+	if !out.processing && !x.own() {
+		after = remediateLater
+	}
+	return reconcile.Result{RequeueAfter: after}, client.IgnoreNotFound(err)
+}
+
+// read reads Node and NodeFence from the API server itself.
+func (r *remediator) read(ctx context.Context, x *remedied) error {
+	name := kube.RemediatedNode(x.object)
+	if name == "" {
+		return nil
+	}
+	fence, node := &fencingv1.NodeFence{}, &corev1.Node{}
+	switch err := r.live.Get(ctx, client.ObjectKey{Name: name}, fence); {
+	case err == nil && (!finished(fence) || !fence.CreationTimestamp.Before(&x.object.CreationTimestamp)):
+		x.fence = fence
+	case client.IgnoreNotFound(err) != nil:
+		return fmt.Errorf("read NodeFence %s: %w", name, err)
+	}
+	switch err := r.live.Get(ctx, client.ObjectKey{Name: name}, node); {
+	case err == nil:
+		x.node = node
+	case !apierrors.IsNotFound(err):
+		return fmt.Errorf("read node %s: %w", name, err)
+	}
+	source := &fencingv1.FenceSource{}
+	switch err := r.client.Get(ctx, client.ObjectKey{Name: name}, source); {
+	case err == nil:
+		x.source = boundSource(source)
+	case !apierrors.IsNotFound(err):
+		return fmt.Errorf("read FenceSource %s in the cache: %w", name, err)
+	}
+	return nil
+}
+
+// own reports whether the fence began for a remediation, and is not over.
+func (x *remedied) own() bool {
+	return x.fence != nil && !finished(x.fence) && x.fence.Spec.Trigger == fencingv1.TriggerRemediation
+}
+
+// there reports whether the Node is the one that the fence is about. NHC deletes a remediation whose Node is gone (node-healthcheck-operator v0.12.0
+// internal/controller/nodehealthcheck_controller.go:466): that says nothing about the machine, and releases nothing.
+func (x *remedied) there() bool {
+	return x.node != nil && (x.fence == nil || string(x.node.UID) == x.fence.Spec.NodeUID)
+}
+
+// withdraw ends the fence of a remediation that was deleted or timed out, if nothing was commanded or taken yet, and no other one asks for it. After that it
+// continues: a machine that may be off is proven off, and its volumes are moved.
+func (r *remediator) withdraw(ctx context.Context, x *remedied) error {
+	gone := x.object.DeletionTimestamp != nil
+	if !x.own() || !x.there() || x.fence.DeletionTimestamp != nil || !gone && !kube.RemediationTimedOut(x.object) || !fenceState(x.fence).MayEnd() {
+		return nil
+	}
+	list := &fencingv1.BelayRemediationList{}
+	if err := r.live.List(ctx, list); err != nil {
+		return fmt.Errorf("list BelayRemediations: %w", err)
+	}
+	for i := range list.Items {
+		if other := &list.Items[i]; kube.RemediatedNode(other) == x.fence.Name && kube.RemediationAsks(other) {
+			return nil
+		}
+	}
+	err := r.client.Delete(ctx, x.fence, client.Preconditions{UID: &x.fence.UID, ResourceVersion: &x.fence.ResourceVersion})
+	if err != nil {
+		return client.IgnoreNotFound(fmt.Errorf("delete NodeFence %s: %w", x.fence.Name, err))
+	}
+	log.FromContext(ctx).Info("Ended a fence before its machine was commanded", "fence", x.fence.Name)
+	return r.read(ctx, x)
+}
+
+// outcome is what a remediation reports.
+type outcome struct {
+	processing bool
+	succeeded  metav1.ConditionStatus
+	reason     string
+	message    string
+}
+
+func working(reason, message string) outcome {
+	return outcome{true, metav1.ConditionUnknown, reason, message}
+}
+
+func failed(reason, message string) outcome {
+	return outcome{false, metav1.ConditionFalse, reason, message}
+}
+
+// outcome derives what the remediation reports. Where nothing that belay does can end in evidence, it has failed at once, so that NHC tries its next
+// remediator (node-healthcheck-operator v0.12.0 internal/controller/nodehealthcheck_controller.go:867).
+func (r *remediator) outcome(x *remedied) outcome {
+	if x.fence == nil {
+		return r.unfenced(x)
+	}
+	state := fenceState(x.fence)
+	switch {
+	case meta.IsStatusConditionTrue(x.fence.Status.Conditions, conditionVolumesReleased):
+		return outcome{false, metav1.ConditionTrue, string(fencing.Moved), explain.RemediationMoved}
+	case finished(x.fence):
+		return failed(string(state.Phase), explain.RemediationEnded(state.Phase))
+	case kube.RemediationTimedOut(x.object) && (state.MayEnd() || !x.own()):
+		return failed(explain.RemediationStopped, explain.RemediationTimedOut)
+	case state.InFlight() && !state.MayTake(x.source):
+		missing := ""
+		if len(x.fence.Status.Missing) > 0 {
+			missing = x.fence.Status.Missing[0]
+		}
+		return failed(string(fencing.NoEvidence), explain.RemediationWithoutEvidence(missing))
+	}
+	return working(string(state.Phase), explain.RemediationFenced(state.Phase))
+}
+
+// unfenced is the outcome while there is no fence.
+func (r *remediator) unfenced(x *remedied) outcome {
+	if kube.RemediationTimedOut(x.object) {
+		return failed(explain.RemediationStopped, explain.RemediationTimedOut)
+	}
+	if x.node == nil {
+		return failed(explain.RemediationNoNode, explain.RemediationNodeNotFound)
+	}
+	n := r.describe(x.node)
+	switch {
+	case n.Ready == fencing.Yes:
+		return failed(explain.RemediationNodeReady, explain.RemediationReady)
+	case r.DryRun:
+		return failed(string(dryRun), explain.WouldFence)
+	case n.Spared() != fencing.Settled:
+		return failed(string(n.Spared()), explain.NotFencedBecause(n.Spared()))
+	case !n.Boot.Complete():
+		return failed(string(fencing.NodeIdentityUnknown), explain.NotFencedBecause(fencing.NodeIdentityUnknown))
+	case r.ear.life(n.Boot).Sign() != "":
+		return failed(string(fencing.NodeAlive), explain.RemediationAlive)
+	}
+	if why := r.looked(n.Boot.Node); fencing.Held(why) && why != "" {
+		return working(string(why), explain.NotFenced(why))
+	}
+	return working(string(fencing.SilenceTooShort), explain.RemediationListens)
+}
+
+// keep adds and removes the finalizer: it is there while the remediation asks for something, and while the fence that began for it is not over. That of a deleted
+// Node continues without a remediation.
+func (r *remediator) keep(ctx context.Context, x *remedied, out outcome) error {
+	before := x.object.DeepCopy()
+	switch {
+	case out.processing && x.object.DeletionTimestamp == nil, x.own() && x.there():
+		if x.object.DeletionTimestamp != nil || !controllerutil.AddFinalizer(x.object, kube.RemediationFinalizer) {
+			return nil
+		}
+	default:
+		if !controllerutil.RemoveFinalizer(x.object, kube.RemediationFinalizer) {
+			return nil
+		}
+	}
+	if err := r.client.Patch(ctx, x.object, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})); err != nil {
+		return fmt.Errorf("change the finalizer of BelayRemediation %s/%s: %w", before.Namespace, before.Name, err)
+	}
+	return nil
+}
+
+// store writes the conditions, if they have changed, and reports what has begun or ended.
+func (r *remediator) store(ctx context.Context, x *remedied, out outcome) error {
+	before := x.object.DeepCopy()
+	processing := metav1.ConditionFalse
+	if out.processing {
+		processing = metav1.ConditionTrue
+	}
+	changed := false
+	for _, c := range []metav1.Condition{
+		{Type: kube.ConditionProcessing, Status: processing, Reason: out.reason, Message: out.message},
+		{Type: kube.ConditionSucceeded, Status: out.succeeded, Reason: out.reason, Message: out.message},
+		{Type: kube.ConditionNodeDeletionExpected, Status: metav1.ConditionFalse, Reason: explain.RemediationKeepsNode, Message: explain.RemediationDeletesNoNode},
+	} {
+		changed = meta.SetStatusCondition(&x.object.Status.Conditions, c) || changed
+	}
+	if !changed {
+		return nil
+	}
+	if err := r.client.Status().Patch(ctx, x.object, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})); err != nil {
+		return fmt.Errorf("patch the status of BelayRemediation %s/%s: %w", before.Namespace, before.Name, err)
+	}
+	log.FromContext(ctx).Info("Remediation changed", "object", client.ObjectKeyFromObject(before), "node", kube.RemediatedNode(before), "outcome", out.succeeded, "reason", out.reason)
+	r.announce(x, before, out)
+	return nil
+}
+
+// announce emits the events of medik8s' contract (medik8s/common v1.17.0 pkg/events/events.go:13-22).
+func (r *remediator) announce(x *remedied, before *fencingv1.BelayRemediation, out outcome) {
+	was := func(kind string) metav1.ConditionStatus {
+		if c := meta.FindStatusCondition(before.Status.Conditions, kind); c != nil {
+			return c.Status
+		}
+		return metav1.ConditionUnknown
+	}
+	var event explain.RemediationEvent
+	switch {
+	case out.processing && was(kube.ConditionProcessing) != metav1.ConditionTrue:
+		event = explain.RemediationStartedEvent
+	case out.succeeded == was(kube.ConditionSucceeded):
+		return
+	case out.succeeded == metav1.ConditionTrue:
+		event = explain.RemediationFinishedEvent
+	case out.reason == explain.RemediationStopped:
+		event = explain.RemediationStoppedEvent
+	case out.succeeded == metav1.ConditionFalse:
+		event = explain.RemediationCannotStart(out.message)
+	default:
+		return
+	}
+	r.events.Eventf(x.object, nil, event.Type, event.Reason, "Remediate", "%s", event.Text)
+}
