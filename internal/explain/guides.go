@@ -391,7 +391,7 @@ func holder(s Situation) string {
 }
 
 // rebootNode is how a node is rebooted that does not unmount a volume. kubectl drain does nothing if a pod that has not ended has no controller or an
-// emptyDir volume, unless it is told to (k8s.io/kubectl v0.36.3 pkg/drain/filters.go unreplicatedFilter, localStorageFilter). Such a pod is bare.
+// emptyDir volume, without the flags for these (k8s.io/kubectl v0.36.3 pkg/drain/filters.go unreplicatedFilter, localStorageFilter). Such a pod is bare.
 func rebootNode(s Situation, bare bool) Step {
 	step := Step{
 		Text: "If the unmount keeps failing, drain the node, reboot it even if the drain hangs on this pod, and uncordon it: a new boot has no mounts. " +
