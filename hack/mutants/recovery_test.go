@@ -173,6 +173,8 @@ var holes = []hole{
 	{"17", "a fence is begun that the actor cancels", detectorFile, " || d.needless(n.Boot, node):", ":", shell, "TestNothingBegunInVain"},
 	{"17", "a fence that waits for others counts as in flight", "internal/fencing/record.go", "[]Phase{Detaching, Moved, Releasing", "[]Phase{Moved, Releasing", pure, "TestInFlight"},
 	{"17", "a clock that is ahead empties the window", detectorFile, "ahead := d.now().Sub(d.serverTime())", "ahead := time.Duration(0)", shell, "TestHostileBrakeOnAClockThatIsAhead"},
+	{"1", "two feeds that were off one after the other count as off together", levelsFile, "last-first > fencing.FreshFor", "false", shell, "TestFeedsAreOffTogether"},
+	{"1", "a feed that said Off long before the other is not asked again", levelsFile, "last-a.took > fencing.FreshFor", "false", shell, "TestFeedsAreOffTogether"},
 	{"17", "a fence counts only once the cache shows it", detectorFile, "d.count(fleet, fences, byName(sources))", "_ = byName", shell, "TestBrakesWithACacheThatLags"},
 	{"17", "a create without an answer does not count", detectorFile, "d.unanswered[name] = d.now()", "", shell, "TestBrakesWithACreateWithoutAnAnswer"},
 	{"16", "a refused connection is a sign of life for ever", suspect, "speaks && n.PowerOff != Yes && !spent", "speaks && n.PowerOff != Yes", pure, "TestSuspicion"},

@@ -186,33 +186,64 @@ func (l levels) ask(ctx context.Context, of logins, off *order, known []int32) r
 // errUnknownLevel is the answer of hardware without an identity that has not said On while the node lived.
 var errUnknownLevel = errors.New("its hardware gives no identity, and it has not said On while the node lived")
 
-// askLevel asks all switches of a level side by side: On if one of them is, Off if all are, Unknown otherwise. Whether it is known counts where its
-// hardware gives no identity.
+// askLevel asks all switches of a level side by side: On if one of them is, Off if all are at the same time, Unknown otherwise. Whether it is known counts where
+// its hardware gives no identity.
 func askLevel(ctx context.Context, level []Switch, off *order, known bool) reply {
 	ctx, cancel := context.WithTimeout(ctx, fencing.LevelWithin)
 	defer cancel()
 	begun, answers := time.Now(), make([]reply, len(level))
 	var group sync.WaitGroup
 	for i, s := range level {
-		group.Go(func() { answers[i] = askSwitch(ctx, s, off, known) })
+		group.Go(func() {
+			answers[i] = askSwitch(ctx, s, off, known)
+			answers[i].took = time.Since(begun)
+		})
 	}
 	group.Wait()
-	r := reply{took: time.Since(begun)}
-	if len(level) > 0 {
+	last := slices.MaxFunc(append(answers, reply{}), func(a, b reply) int { return cmp.Compare(a.took, b.took) }).took
+	for i, s := range level { // a machine with two feeds loses its power when both are off
+		if a := &answers[i]; a.power == fencing.PowerOff && last-a.took > fencing.FreshFor {
+			group.Go(func() { a.again(ctx, s, begun) })
+		}
+	}
+	group.Wait()
+	r := together(answers)
+	r.took = time.Since(begun)
+	return r
+}
+
+// again asks a switch that said Off long before the others of its level did.
+func (r *reply) again(ctx context.Context, s Switch, begun time.Time) {
+	power, raw, err := s.Status(ctx)
+	if err != nil {
+		power, raw, r.failed, r.refused = fencing.PowerUnknown, err.Error(), true, errors.Is(err, ErrRefused)
+	}
+	r.power, r.raw, r.took = power, r.raw+", "+raw, time.Since(begun)
+}
+
+// together is what the switches of a level say.
+func together(answers []reply) (r reply) {
+	if len(answers) > 0 {
 		r.power = fencing.PowerOff
 	}
 	var said []string
-	differ := false
-	for _, a := range answers {
+	differ, first, last := false, time.Duration(0), time.Duration(0)
+	for i, a := range answers {
 		said = append(said, a.raw)
 		if r.power != fencing.PowerOn && a.power != fencing.PowerOff {
 			r.power = a.power
 		}
 		differ = differ || r.hardware != "" && a.hardware != "" && r.hardware != a.hardware
 		r.hardware, r.failed, r.refused = cmp.Or(r.hardware, a.hardware), r.failed || a.failed, r.refused || a.refused
+		if last = max(last, a.took); i == 0 || a.took < first {
+			first = a.took
+		}
 	}
-	if differ {
+	switch {
+	case differ:
 		r.power, r.hardware, said = fencing.PowerUnknown, "", append(said, "two switches of one level give different identities")
+	case r.power == fencing.PowerOff && last-first > fencing.FreshFor:
+		r.power, said = fencing.PowerUnknown, append(said, fmt.Sprintf("the switches of one level said Off %v apart", (last-first).Round(time.Second)))
 	}
 	r.raw = strings.Join(said, ", ")
 	return r

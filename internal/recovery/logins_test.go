@@ -42,7 +42,7 @@ func newDesk(t *testing.T, levels ...*machine) *desk {
 		source.Spec.Levels = append(source.Spec.Levels, fencingv1.FenceLevel{Feeds: []fencingv1.Feed{{
 			Agent: "fence_test", Options: map[string]fencingv1.FeedOption{"ip": fencingv1.FeedOption(name)}, SecretRef: &fencingv1.SecretReference{Namespace: "default", Name: name},
 		}}})
-		objects = append(objects, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, Annotations: map[string]string{kube.AddressesAnnotation: "fence_test"}}})
+		objects = append(objects, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, Annotations: map[string]string{kube.AddressesAnnotation: name + ",fence_test"}}})
 	}
 	source.Annotations = nil
 	p := partsOver(dialing(switches), objects...)

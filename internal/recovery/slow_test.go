@@ -153,3 +153,46 @@ func TestSlowAnswerIsAwaited(t *testing.T) {
 		}
 	}
 }
+
+// flips is an outlet that another client switches: it says in turn what it was at each question, and the last for good.
+type flips struct {
+	Switch
+
+	says []fencing.Power
+}
+
+func (f *flips) Status(context.Context) (fencing.Power, string, error) {
+	now := f.says[0]
+	if len(f.says) > 1 {
+		f.says = f.says[1:]
+	}
+	return now, "flips", nil
+}
+
+// TestFeedsAreOffTogether: a machine with two feeds has lost its power when both were off at one time. One that said Off long before the other is asked
+// again, since another client may have switched it on meanwhile.
+func TestFeedsAreOffTogether(t *testing.T) {
+	const second = time.Second
+	off := nameless{&machine{power: fencing.PowerOff}}
+	flip := func(says ...fencing.Power) Switch { return &flips{Switch: off, says: says} }
+	takes := func(d time.Duration, s Switch) Switch { return slow{Switch: s, status: d} }
+	for name, c := range map[string]struct {
+		level []Switch
+		want  fencing.Power
+	}{
+		"both at once":                            {[]Switch{off, off}, fencing.PowerOff},
+		"a few seconds apart":                     {[]Switch{off, takes(4*second, off)}, fencing.PowerOff},
+		"long apart, and the first one stays off": {[]Switch{off, takes(9*second, off)}, fencing.PowerOff},
+		"long apart, and the first one is on":     {[]Switch{flip(fencing.PowerOff, fencing.PowerOn), takes(9*second, off)}, fencing.PowerOn},
+		"it does not answer again":                {[]Switch{flip(fencing.PowerOff, fencing.PowerUnknown), takes(9*second, off)}, fencing.PowerUnknown},
+		"each takes as long again":                {[]Switch{takes(6*second, off), takes(14*second, off)}, fencing.PowerUnknown},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				if r := askLevel(t.Context(), c.level, nil, true); r.power != c.want {
+					t.Errorf("%v (%s), want %v", r.power, r.raw, c.want)
+				}
+			})
+		})
+	}
+}
