@@ -194,10 +194,7 @@ func askLevel(ctx context.Context, level []Switch, off *order, known bool) reply
 	begun, answers := time.Now(), make([]reply, len(level))
 	var group sync.WaitGroup
 	for i, s := range level {
-		group.Go(func() {
-			answers[i] = askSwitch(ctx, s, off, known)
-			answers[i].took = time.Since(begun)
-		})
+		group.Go(func() { answers[i] = askSwitch(ctx, s, off, known) })
 	}
 	group.Wait()
 	last := slices.MaxFunc(append(answers, reply{}), func(a, b reply) int { return cmp.Compare(a.took, b.took) }).took
@@ -250,7 +247,9 @@ func together(answers []reply) (r reply) {
 }
 
 // askSwitch asks whose a switch is, and then for the state: that is read last, and after a command. A login that fails once is not repeated (hole 19).
-func askSwitch(ctx context.Context, s Switch, off *order, known bool) reply {
+func askSwitch(ctx context.Context, s Switch, off *order, known bool) (r reply) {
+	begun := time.Now()
+	defer func() { r.took = time.Since(begun) }()
 	hardware, err := s.Identity(ctx)
 	nameless := errors.Is(err, ErrNoIdentity)
 	switch {
@@ -259,7 +258,6 @@ func askSwitch(ctx context.Context, s Switch, off *order, known bool) reply {
 	case err != nil && !nameless:
 		return reply{raw: "the identity of the hardware is unknown: " + err.Error(), failed: true, refused: errors.Is(err, ErrRefused)}
 	}
-	r := reply{}
 	if !nameless {
 		r.hardware = machineID(hardware)
 	}
