@@ -66,7 +66,7 @@ var kindTexts = []kindText{
 	{"openebs/zfs-localpv#547, k/k 1.34 pkg/volume/csi/csi_mounter.go:354", func(s *scene) {
 		s.mounts()
 		s.says("", "Pod", "FailedMount", `MountVolume.SetUp failed for volume "pv" : applyFSGroup failed for vol pv: lstat /var/snap/microk8s/common/var/lib/kubelet/pods/b8/volumes/kubernetes.io~csi/pv/mount: no such file or directory`, time.Second)
-	}, []decision.Reason{explain.MountFailing}, "kubelet's directory"},
+	}, []decision.Reason{explain.MountFailing}, "mountPropagation: Bidirectional"},
 	{"Azure: OperationNotAllowed", attaches("disk.csi.azure.com", "Internal", `Attach volume /subscriptions/s/d to instance b failed with Retriable: false, RetryAfter: 0s, HTTPStatusCode: 409, RawError: {"error": {"code": "OperationNotAllowed", "message": "The maximum number of data disks allowed to be attached to a VM of this size is 4."}}`), []decision.Reason{explain.AttachLimitReached}, ""},
 	{"Azure: zones", attaches("disk.csi.azure.com", "Internal", `Attach volume /subscriptions/s/d to instance b failed with Retriable: false, HTTPStatusCode: 400, RawError: {"error": {"code": "BadRequest", "message": "Disk /subscriptions/s/d cannot be attached to the VM because it is not in the same zone as the VM. VM zone: '2'. Disk zone: '1'. "}}`), []decision.Reason{explain.VolumeInOtherZone}, ""},
 	{"GCE: attachDisk", attaches("pd.csi.storage.gke.io", "Internal", "Failed to Attach: failed cloud service attach disk call: googleapi: Error 403: Required 'compute.instances.attachDisk' permission for 'projects/p/zones/z/instances/b', forbidden"), []decision.Reason{explain.DriverNotAuthorized}, "compute.instances.attachDisk"},

@@ -89,13 +89,13 @@ func TestRecoveryHealth(t *testing.T) {
 		"policies": {nil, "admission policies", OK, "are checked"},
 		"no policy of statements": {func(_ *diagnosis.Snapshot, o *[]runtime.Object) {
 			without[*admissionregistrationv1.ValidatingAdmissionPolicy](o, "belay-fence-statement")
-		}, "admission policies", Failed, "1 of 6"},
+		}, "admission policies", Failed, "1 of 7"},
 		"no policy of nodes": {func(_ *diagnosis.Snapshot, o *[]runtime.Object) {
 			without[*admissionregistrationv1.ValidatingAdmissionPolicy](o, "belay-nodes")
-		}, "admission policies", Failed, "1 of 6"},
+		}, "admission policies", Failed, "1 of 7"},
 		"no binding": {func(_ *diagnosis.Snapshot, o *[]runtime.Object) {
 			without[*admissionregistrationv1.ValidatingAdmissionPolicyBinding](o, "belay-fence-roles")
-		}, "admission policies", Failed, "1 of 6"},
+		}, "admission policies", Failed, "1 of 7"},
 		"timer off": {nil, "force timer", OK, "after a timeout alone"},
 		"timer on": {func(_ *diagnosis.Snapshot, o *[]runtime.Object) {
 			(*o)[len(*o)-1] = upstreamPod("kube-controller-manager", "--controllers=*", "--"+forceFlag+"=false")
