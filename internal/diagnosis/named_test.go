@@ -51,7 +51,7 @@ func TestZonesAreNamed(t *testing.T) {
 				inZone(s.Snapshot, "c", "zone-2")
 				inZone(s.Snapshot, "d", "zone-1")
 			},
-			explain.VolumeInOtherZone, []string{"the volume is not in zone-1, where node b is", "no node affinity; other nodes: zone-2 (a, c):"}, "in the label topology.ebs.csi.aws.com/zone",
+			explain.VolumeInOtherZone, []string{"the volume is not in zone-1, where node b is", "no node affinity; other nodes: zone-2 (a, c):"}, "\"key\":\"topology.ebs.csi.aws.com/zone\",\"operator\":\"In\",\"values\":[\"zone-2\"]",
 		},
 		"without labels": {
 			func(s *scene) { s.refuses("ebs.csi.aws.com", "Internal", mismatch) },
