@@ -228,6 +228,7 @@ var holes = []hole{
 	{"20", "the next pods of a DaemonSet are deleted", "internal/fencing/record.go", "return !p.Late && ", "return ", pure, "TestPodsThatLeave"},
 	{"20", "the actor knows no next pod", "internal/recovery/observe.go", "Late: !t.mem.bound[pod.UID]", "Late: false", shell, "TestPodsOfTheBoot"},
 	{"20", "a pod that came before the taint was set again stays", "internal/recovery/observe.go", " || !t.mem.boundAt.Equal(t.mem.tainted)", "", shell, "TestPodsOfTheBoot"},
+	{"S2", "an ID that looks outdated does not keep the volume at the machine", "internal/publication/places.go", "other.holds(names, other.SameMachine)", "other.holds(names, other.sameMachine())", "internal/publication", "TestWatchOfNodesIsBehind"},
 	{"S2", "what is gone is unpublished at an earlier ID of a Node that has the volume", "internal/publication/places.go", "return a.Gone && a.Node == other.Node", "return false", "internal/publication", "TestGoneAtAnEarlierIDOfTheNode"},
 }
 

@@ -12,7 +12,6 @@ import (
 	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/flowcontrol"
@@ -131,7 +130,7 @@ func New(c Config) (*Attacher, error) {
 		throttle: newThrottle(c.RetryStart), traces: c.Traces, turns: newTurns(), attachmentHandled: make(chan struct{}, 1),
 		newBoot:   make(chan struct{}, 1),
 		annotates: c.AnnotateCalls,
-		longCalls: pendingCalls{slow: map[types.UID]*pendingCall{}, held: map[publication.Key]map[types.UID]*pendingCall{}},
+		longCalls: newPendingCalls(),
 	}
 	a.calls.doubtful = c.EarlyOKFor
 	watched.keepTraceparents = c.Traces != nil
@@ -203,6 +202,7 @@ func (a *Attacher) Run(ctx context.Context) error {
 	for range volumeWorkers {
 		working.Go(func() { workVolumes(work, a) })
 	}
+	working.Go(func() { a.noteCalls(log.IntoContext(ctx, logger)) })
 	a.compareWithDriver(log.IntoContext(ctx, logger))
 	<-ctx.Done()
 	a.drain(logger, &calling, &working)

@@ -67,7 +67,7 @@ func RegisterFlags() *Options {
 	flags.IntVar(&o.MaxEntries, "max-entries", 0, "Page size of ListVolumes; 0 leaves it to the CSI driver.")
 	flags.StringVar(&o.DefaultFSType, "default-fstype", "", "The filesystem type of volumes that do not specify one.")
 	flags.DurationVar(&o.ReconcileSync, "reconcile-sync", time.Minute, "How often VolumeAttachments are compared with ListVolumes of the CSI driver; 0 disables the comparison.")
-	flags.BoolVar(&o.AnnotateCalls, "annotate-calls", false, "Write on VolumeAttachments, as annotations, which calls to the CSI driver have taken or were held back for 10 s, and at which other node ListVolumes has an exclusive volume too. kubectl belay and belay-controller read them. Off by default: it is not drawn in all seeds of the simulation yet.")
+	flags.BoolVar(&o.AnnotateCalls, "annotate-calls", true, "Write on VolumeAttachments, as annotations, which calls to the CSI driver have taken or were held back for 10 s, and at which other node ListVolumes has an exclusive volume too. kubectl belay and belay-controller read them.")
 	flags.IntVar(&o.MaxGRPCLogLength, "max-grpc-log-length", -1, "Maximum number of characters that are logged of each gRPC response; 0 or less means no limit.")
 	flags.Var(cliflag.NewMapStringBool(&o.FeatureGates), "feature-gates", "key=value pairs. Known gates are "+strings.Join(knownGates, " and ")+" (csi-attacher's), which have no effect here. Unknown gates are ignored with a warning.")
 	standardflags.RegisterCommonFlags(flags)

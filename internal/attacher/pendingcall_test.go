@@ -42,7 +42,7 @@ func TestCallThatTakesLongIsWrittenOnce(t *testing.T) {
 				if _, says := b.attachment("v", "node").Annotations[kube.PendingCallAnnotation]; says {
 					t.Errorf("written before %v", slowAfter)
 				}
-				b.pass(2 * time.Millisecond)
+				b.pass(lookEvery + 2*time.Millisecond)
 				want := kube.PendingCall{Reason: publication.CallInFlight, Call: "ControllerPublishVolume", Since: begun.UTC(), Until: begun.Add(25 * time.Second).UTC()}
 				if got, says := b.pending("v", "node"); says != (tt.writes > 0) || says && got != want {
 					t.Errorf("written: %+v, %v, want %+v", got, says, want)
@@ -58,7 +58,7 @@ func TestCallThatTakesLongIsWrittenOnce(t *testing.T) {
 				b.pass(time.Until(time.Now().Truncate(time.Second).Add(time.Second)))
 				begun = time.Now()
 				b.detach("v", "node")
-				b.pass(slowAfter + time.Millisecond)
+				b.pass(slowAfter + lookEvery + time.Millisecond)
 				if tt.writes > 0 {
 					want := kube.PendingCall{Reason: publication.CallInFlight, Call: "ControllerUnpublishVolume", Since: begun.UTC(), Until: begun.Add(25 * time.Second).UTC()}
 					if got, _ := b.pending("v", "node"); got != want {
@@ -82,7 +82,7 @@ func TestEachUnansweredAttemptIsWrittenOnce(t *testing.T) {
 		b.attach("v", "node")
 		for b.pass(10 * time.Minute); ; b.pass(time.Second) { // until a call has run for long enough
 			calls := b.driver.Calls()
-			if since := time.Since(calls[len(calls)-1].At); since < slowAfter+time.Second || since >= 15*time.Second {
+			if since := time.Since(calls[len(calls)-1].At); since < slowAfter+lookEvery+time.Millisecond || since >= 15*time.Second {
 				continue
 			}
 			if got, says := b.pending("v", "node"); !says || time.Since(got.Since) > 15*time.Second {
@@ -119,7 +119,7 @@ func TestCallThatIsHeldBackIsWritten(t *testing.T) {
 			}
 		}
 		says(9*time.Second, "", "", 0)
-		says(slowAfter+time.Second, publication.DriverBusy, "", 0)
+		says(slowAfter+2*lookEvery, publication.DriverBusy, "", 0)
 		says(9*time.Minute, publication.DriverBusy, "", 0)
 		says(19*time.Minute, publication.DriverBusy, "", 0) // written again
 		b.pass(time.Until(begun.Add(25*time.Minute + 5*time.Second)))
@@ -128,9 +128,9 @@ func TestCallThatIsHeldBackIsWritten(t *testing.T) {
 		if sent.Volume != "v" {
 			t.Fatalf("calls: %v", b.received(""))
 		}
-		says(sent.At.Sub(begun)+slowAfter+time.Second, publication.CallInFlight, "ControllerPublishVolume", sent.At.Sub(begun).Round(time.Second))
+		says(sent.At.Sub(begun)+slowAfter+2*lookEvery, publication.CallInFlight, "ControllerPublishVolume", sent.At.Sub(begun).Round(time.Second))
 		b.within(15*time.Second, "attached", func() bool { return b.isAttached("v", "node") })
-		if calls := &b.attacher.longCalls; len(calls.held) > 0 || calls.slow[b.attachment("v", "node").UID] != nil {
+		if calls := &b.attacher.longCalls; len(calls.held) > 0 || calls.inFlight[b.attachment("v", "node").UID].name != "" {
 			t.Errorf("%v is left", calls.held)
 		}
 	})
@@ -156,6 +156,41 @@ func TestPendingCallsLeaveTheRateLimitToOthers(t *testing.T) {
 			if !b.isAttached(fmt.Sprint("v", i), "node") {
 				t.Errorf("volume %d is not attached", i)
 			}
+		}
+	})
+}
+
+// Thousands of calls may be held back for one reason: a bounded number of requests says so, for those that wait longest.
+func TestPendingCallsThatAreHeldBackAreBounded(t *testing.T) {
+	long := func(c *Config) { c.WorkerThreads, c.Timeout = 1, time.Hour }
+	inBubbleWith(t, long, func(b *bubble) {
+		b.answers(func(ctx context.Context, c call) error { return unanswered(ctx) })
+		b.attach("hangs", "node")
+		b.pass(time.Second)
+		begun := time.Now()
+		const volumes = 300
+		for i := range volumes {
+			b.attach(fmt.Sprintf("v%03d", i), "node")
+			b.pass(time.Millisecond)
+		}
+		says := func() (said int) {
+			for i := range volumes {
+				if _, ok := b.pending(fmt.Sprintf("v%03d", i), "node"); ok {
+					if said++; i >= heldAtMost {
+						t.Fatalf("volume %d says it, which waits less long than others", i)
+					}
+				}
+			}
+			return said
+		}
+		for _, after := range []time.Duration{time.Minute, 9 * time.Minute, 19 * time.Minute, 29 * time.Minute} {
+			b.pass(time.Until(begun.Add(after)))
+			if got := says(); got != heldAtMost {
+				t.Errorf("after %v %d say that they are held back, want %d", after, got, heldAtMost)
+			}
+		}
+		if got := b.requests(begun.Add(time.Minute)); got != 2*heldAtMost {
+			t.Errorf("%d requests repeat that in half an hour, want %d", got, 2*heldAtMost)
 		}
 	})
 }

@@ -130,7 +130,7 @@ func (a *Attacher) scheduleRecheck(ctx context.Context, snap snapshot, decision 
 		waiting = append(waiting, telemetry.Waiting{Attachment: w.Attachment, Detach: detaches[w.Attachment], Reason: w.Reason})
 	}
 	snap.logWaits(ctx, decision.Waits, a.metrics.Waits(time.Now(), snap.key, waiting))
-	a.writePending(ctx, snap, decision.Waits)
+	a.holdCalls(snap, decision.Waits)
 	if !decision.RecheckAt.IsZero() {
 		a.queue.AddAfter(snap.key, time.Until(decision.RecheckAt))
 	}

@@ -20,9 +20,10 @@ func (a Attachment) sameMachine() string {
 	return a.SameMachine
 }
 
-// names are the node IDs by which the driver may know, or have known, the machine of a node ID of the attachment.
-func (a Attachment) names(nodeID string) []string {
-	if same := a.sameMachine(); nodeID == a.RecordedNodeID && same != "" {
+// names are the node IDs by which the driver may know, or have known, the machine of a node ID of the attachment, if same is another form of the
+// recorded one.
+func (a Attachment) names(nodeID, same string) []string {
+	if nodeID == a.RecordedNodeID && same != "" {
 		return []string{nodeID, same}
 	}
 	return []string{nodeID}
@@ -31,24 +32,24 @@ func (a Attachment) names(nodeID string) []string {
 // standsFor reports whether the volume will be unpublished from the node ID, at which it was published for a, when other ends. What names a machine
 // does so for one Node: two Nodes may have one ID and be two machines, each with an ID of its own before. One that is untouched ends without a call.
 func (a Attachment) standsFor(other Attachment, nodeID string) bool {
-	return a.Finalizer && !a.Untouched && (a.boundNodeID() == nodeID || a.Node == other.Node && a.holds(other.names(nodeID)))
+	return a.Finalizer && !a.Untouched && (a.boundNodeID() == nodeID || a.Node == other.Node && a.holds(other.names(nodeID, other.sameMachine()), a.sameMachine()))
 }
 
-// holds reports whether the attachment ends only after the volume was unpublished from one of the node IDs.
-func (a Attachment) holds(nodeIDs []string) bool {
-	return slices.ContainsFunc(nodeIDs, func(id string) bool { return id != "" && (a.boundNodeID() == id || a.sameMachine() == id) })
+// holds reports whether the attachment ends only after the volume was unpublished from one of the node IDs, if same is another form of its own.
+func (a Attachment) holds(nodeIDs []string, same string) bool {
+	return slices.ContainsFunc(nodeIDs, func(id string) bool { return id != "" && (a.boundNodeID() == id || same == id) })
 }
 
 // needs reports whether the volume must stay at the node ID for other, although it is to be unpublished there for a: other may be published there.
 // One that is being deleted needs nothing: each unpublishes, or two that end at once could rest on each other. Nor does one that has not begun: it is
-// published afterwards.
+// published afterwards. What looks outdated counts here: the watches of attachments and nodes are apart, and an ID that was recorded a moment ago looks so too.
 func (v *volume) needs(other, a Attachment, nodeID string) bool {
 	if other.UID == a.UID || other.Gone || other.Deleting || !other.mayBePublished() || other.mayBeAnothers() || planted.SharedPlace {
 		return false
 	}
-	names, there := a.names(nodeID), other.Attached || other.unrecorded()
+	names, there := a.names(nodeID, a.SameMachine), other.Attached || other.unrecorded()
 	knownAs := nodeID != "" && slices.Contains(names, other.NodeID) // the driver may know the node by that ID now
-	return other.holds(names) || there && (knownAs || a.mayBeOfMachine(other))
+	return other.holds(names, other.SameMachine) || there && (knownAs || a.mayBeOfMachine(other))
 }
 
 // mayBeOfMachine reports whether what is gone may have been published to the machine that another attachment is for: which one its node ID names is

@@ -106,3 +106,21 @@ func TestGoneAtAnEarlierIDOfTheNode(t *testing.T) {
 		})
 	}
 }
+
+// The controller has recorded the node's new ID on both attachments, and the watch of CSINodes is behind: for the one whose recorded ID the node seems to have
+// still, that looks outdated. It counts, so that the volume stays at the machine (S2). It is no reason to believe that the other one unpublishes there (S5).
+func TestWatchOfNodesIsBehind(t *testing.T) {
+	at := func(name, recorded string) Attachment {
+		return with(attached(name), func(a *Attachment) {
+			a.Node, a.RecordedNodeID, a.NodeID, a.SameMachine = "node", recorded, "id-2", "id-3"
+		})
+	}
+	got := Decide(noon, Observed{Attachments: []Attachment{deleting(at("a", "id-1")), at("b", "id-2")}}, policy)
+	if len(got.Steps) > 0 || len(got.Waits) != 1 || got.Waits[0].Reason != OtherWriterAttached {
+		t.Errorf("steps %v, waits %+v", got.Steps, got.Waits)
+	}
+	got = Decide(noon, Observed{Attachments: []Attachment{deleting(at("a", "id-1")), deleting(at("b", "id-2"))}}, policy)
+	if diff := cmp.Diff([]Step{CallDriver{to("a"), Unpublish, "id-1"}}, got.Steps, allSteps); diff != "" {
+		t.Errorf("both end (-want +got):\n%s", diff)
+	}
+}

@@ -61,7 +61,7 @@ func (s *sim) startAttacher(d *driver) {
 		Client: clientset{p: p}, Driver: d.name, Controller: controller,
 		Timeout: 15 * time.Second, RetryStart: time.Second, RetryMax: 5 * time.Minute,
 		WorkerThreads: 10, DefaultFSType: "ext4", DrainTimeout: time.Second, ReconcileSync: time.Minute,
-		EarlyOKFor: d.okTooEarly,
+		EarlyOKFor: d.okTooEarly, AnnotateCalls: true,
 	})
 	if err != nil {
 		panic(err) // the configuration is complete

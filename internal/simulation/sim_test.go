@@ -34,6 +34,8 @@ type sim struct {
 	lists *rand.Rand
 	// tools draws what a restore tool does, separate from them.
 	tools *rand.Rand
+	// besides draws when an attachment is made beside another one of a node, or ends; nil in seeds without such.
+	besides *rand.Rand
 	// boxes draws which machines are alike, separate from both.
 	boxes *rand.Rand
 	// alike: machines show one system UUID.
@@ -115,6 +117,9 @@ func newSim(seed uint64) *sim {
 		}
 		s.drivers = append(s.drivers, &driver{name: name, honesty: honesty, upgrades: s.forms.IntN(3) == 0, okTooEarly: s.drawEarly()})
 	}
+	if seed%4 == 1 {
+		s.besides = rand.New(rand.NewPCG(seed, 23))
+	}
 	s.hangs = []int{0, 2, 5}[s.others.IntN(3)]
 	s.losses = []int{0, 5, 12, 30}[s.rng.IntN(4)]
 	s.crashes, s.troubles = []int{0, 3, 10, 40}[s.rng.IntN(4)], []int{5, 20, 60}[s.rng.IntN(3)]
@@ -172,6 +177,7 @@ func (s *sim) step() {
 	for tries := 0; tries < 20 && !s.try(s.rng.IntN(100)); tries++ {
 		continue
 	}
+	s.beside()
 	s.hangOrAnswer()
 	s.takeEffect(time.Now())
 	s.settleDown()
