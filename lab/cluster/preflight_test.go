@@ -34,13 +34,13 @@ func TestPreflightErrorsAreOneSentence(t *testing.T) {
 		},
 		"no mkfs": {
 			func() error { return checkTools(Options{Drivers: disk, NodeKind: NodeKindBelay}) },
-			[]string{"mkfs.ext4 is neither in PATH nor", "apt-get install e2fsprogs"},
+			[]string{"mkfs.ext4, blkid, fsck are neither in PATH nor", "apt-get install e2fsprogs"},
 		},
 		"no containerd": {
 			func() error {
 				return checkTools(Options{Drivers: []string{labdisk.DriverLocal}, NodeKind: NodeKindKubelet})
 			},
-			[]string{"containerd is neither in PATH nor", "apt-get install containerd"},
+			[]string{"containerd, ctr, runc are neither in PATH nor", "apt-get install containerd"},
 		},
 		"belay's programs not built": {
 			func() error { _, err := findSiblings([]string{"belay-controller", "ledger"}); return err },
