@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"belay.dev/belay/internal/diagnosis"
+	"belay.dev/belay/internal/far"
 	"belay.dev/belay/internal/preflight"
 )
 
@@ -74,7 +75,7 @@ func TestOutputOfTimelineIsDocumented(t *testing.T) {
 // TestOutputOfEvidenceIsDocumented checks evidence.md in the same way; what explain prints too is in the other page.
 func TestOutputOfEvidenceIsDocumented(t *testing.T) {
 	page := output(t, "evidence.md")
-	for _, root := range []reflect.Type{reflect.TypeFor[diagnosis.NodeEvidence](), reflect.TypeFor[diagnosis.FencePlan]()} {
+	for _, root := range []reflect.Type{reflect.TypeFor[diagnosis.NodeEvidence](), reflect.TypeFor[diagnosis.FencePlan](), reflect.TypeFor[far.ImportPlan]()} {
 		types := typesOf(root)
 		for kind := range typesOf(reflect.TypeFor[diagnosis.Explanation]()) {
 			delete(types, kind)
@@ -83,7 +84,7 @@ func TestOutputOfEvidenceIsDocumented(t *testing.T) {
 	}
 	for _, value := range []any{
 		diagnosis.Fenceable, diagnosis.NotFenceable, diagnosis.EvidenceUnknown, diagnosis.Held, diagnosis.BeingFenced, diagnosis.ProvenOff, diagnosis.Contradicted,
-		diagnosis.StatePoweredOff, diagnosis.DeleteFence,
+		diagnosis.StatePoweredOff, diagnosis.DeleteFence, far.Accepted, far.Created, far.Unchanged, far.Refused,
 	} {
 		if !strings.Contains(page, fmt.Sprintf("`%s`", value)) {
 			t.Errorf("%s is not documented", value)

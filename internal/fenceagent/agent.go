@@ -107,11 +107,20 @@ func New(ctx context.Context, path string, options map[string]string, plug strin
 	return a, checkValues(filepath.Base(path), options)
 }
 
+// ValidName reports whether an agent may have this name.
+func ValidName(name string) bool { return agentName.MatchString(name) }
+
+// ValidOption reports whether an agent may have an option of this name.
+func ValidOption(key string) bool { return optionKey.MatchString(key) }
+
+// Reserved reports whether an option must not be set by people.
+func Reserved(key string) bool { return reserved.MatchString(key) }
+
 func (a *Agent) set(key, value string) error {
 	switch _, twice := a.options[key]; {
-	case !optionKey.MatchString(key):
+	case !ValidOption(key):
 		return fmt.Errorf("option %q: only lower-case letters, digits and underscores", key)
-	case reserved.MatchString(key):
+	case Reserved(key):
 		return fmt.Errorf("option %s is reserved: it would change what the agent does", key)
 	case strings.ContainsAny(value, "\n\x00"):
 		return fmt.Errorf("option %s: the value has a newline", key)

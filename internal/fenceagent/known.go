@@ -131,25 +131,48 @@ func Believe(ctx context.Context, path, tested string) error {
 
 // checkValues refuses what a FenceSource may not set: an option that could send the Secret elsewhere, or change what an answer means.
 func checkValues(agent string, options map[string]string) error {
-	k, read := table[agent]
 	for _, key := range slices.Sorted(maps.Keys(options)) {
-		if reserved.MatchString(key) { // see set
+		if Reserved(key) { // see set
 			continue
 		}
-		form := cmp.Or(commonOptions[key], aValue)
-		if own, listed := k.options[key]; listed {
-			form = own
-		} else if read && k.Lies == "" && commonOptions[key] == nil {
-			return fmt.Errorf("option %s of agent %s may be set in the Secret only", key, agent)
-		}
-		if elsewhere.MatchString(key) {
-			return fmt.Errorf("option %s may be set in the Secret only: it says where the Secret is sent", key)
-		}
-		if !form.MatchString(options[key]) {
-			return fmt.Errorf("option %s: %q may be set in the Secret only: in a FenceSource a value is of the form %s", key, options[key], form)
+		if err := CheckValue(agent, key, options[key]); err != nil {
+			return err
 		}
 	}
 	return nil
+}
+
+// CheckValue returns why a FenceSource may not set an option of an agent to a value: it may be in the Secret only.
+func CheckValue(agent, key, value string) error {
+	form := formOf(agent, key)
+	if k, read := table[agent]; form == nil && read && k.Lies == "" {
+		return fmt.Errorf("option %s of agent %s may be set in the Secret only", key, agent)
+	}
+	if elsewhere.MatchString(key) {
+		return fmt.Errorf("option %s may be set in the Secret only: it says where the Secret is sent", key)
+	}
+	form = cmp.Or(form, aValue)
+	if !form.MatchString(value) {
+		return fmt.Errorf("option %s: %q may be set in the Secret only: in a FenceSource a value is of the form %s", key, value, form)
+	}
+	return nil
+}
+
+// formOf is the form of an option that is listed, else nil.
+func formOf(agent, key string) *regexp.Regexp {
+	return cmp.Or(table[agent].options[key], commonOptions[key])
+}
+
+// IsSwitch reports whether an option may be one that is given without a value.
+func IsSwitch(agent, key string) bool {
+	form := formOf(agent, key)
+	return form == nil || form == aSwitch
+}
+
+// Lookup returns what was found out about an agent, and whether anything was.
+func Lookup(agent string) (k Known, read bool) {
+	k, read = table[agent]
+	return k, read
 }
 
 // elsewhere are options that name a host, and are not ip.

@@ -40,6 +40,8 @@ func TestCompletion(t *testing.T) {
 		"nodes of evidence":                {args: []string{"evidence", "alp"}, want: "alpha"},
 		"nodes of evidence with the kind":  {args: []string{"evidence", "node/b"}, want: "node/beta"},
 		"nodes of fence":                   {args: []string{"fence", "be"}, want: "beta"},
+		"sources of import":                {args: []string{"import", ""}, want: "far"},
+		"formats of import":                {args: []string{"import", "far", "-o", ""}, want: "json yaml"},
 		"fences of unfence":                {args: []string{"unfence", "al"}, want: "alpha"},
 		"formats of evidence":              {args: []string{"evidence", "-o", ""}, want: "json yaml wide"},
 		"formats of check":                 {args: []string{"check", "-o", ""}, want: "json yaml short"},

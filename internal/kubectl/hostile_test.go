@@ -219,6 +219,7 @@ var hostileCommands = []struct {
 	{[]string{"timeline", "pod/waiter", "-n", "prod"}, ""}, {[]string{"check", "--ascii"}, "short"},
 	{[]string{"check", "--take-over", "--observe", "0", "--kubelet-config"}, "short"}, {[]string{"evidence", "node/node-1"}, "wide"}, {[]string{"evidence", "node/node-2"}, "wide"},
 	{[]string{"fence", "node/node-1", "--reason", "it is off", "--machine", uuidOfA}, ""}, {[]string{"unfence", "node/node-1"}, ""}, {[]string{"unfence", "node/node-1", "--confirm"}, ""},
+	{[]string{"import", "far"}, ""}, {[]string{"import", "far", "-f", hostile.Text}, "-"},
 	{[]string{"force-detach", "va/csi-1"}, ""}, {[]string{"force-detach", "va/csi-1", "--confirm", "--i-accept-data-loss"}, ""},
 	{[]string{"declare-gone", "node/node-1", "--reason", "it is gone", "--node-id", "id-1"}, ""}, {[]string{"wait-detached", "node/node-1", "--timeout", "1ms"}, ""},
 	{[]string{hostile.Text}, ""}, {[]string{"help", hostile.Text}, ""}, {[]string{"stuck", "-n", hostile.Text}, ""},

@@ -102,7 +102,7 @@ func NewCommand(streams genericiooptions.IOStreams, version string) *cobra.Comma
 	root.SetFlagErrorFunc(usage.FlagError)
 	p.flags.AddFlags(root.PersistentFlags())
 	root.AddCommand(p.explainCommand(), p.forceCommand(), p.goneCommand(), p.waitCommand())
-	root.AddCommand(p.evidenceCommand(), p.fenceCommand(), p.unfenceCommand())
+	root.AddCommand(p.evidenceCommand(), p.fenceCommand(), p.unfenceCommand(), p.importCommand())
 	root.AddCommand(p.stuckCommand(), p.orphansCommand(), p.mapCommand(), p.timelineCommand(), p.runbookCommand())
 	root.AddCommand(p.checkCommand(), p.bundleCommand(version), p.versionCommand(version))
 	root.SetHelpCommand(helpCommand(root))
