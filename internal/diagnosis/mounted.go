@@ -42,27 +42,8 @@ func (x *state) ofMounted(pod *corev1.Pod) []Finding {
 			continue
 		}
 		h := x.holder(v.key, pod.Spec.NodeName)
-		w := wait{}
-		switch {
-		case h.Node.State == NodeNotReady || h.Node.State == NodeUnreachable:
-			w.reason = explain.NodeNotReady
-			if h.Node.OutOfService {
-				w.reason, w.since = explain.NodeOutOfService, x.outOfServiceSince(h.Node.Name)
-			}
-		case h.Node.State == NodeDeleted:
-			w.reason = attachment.NodeGone
-		case x.silentNode(h.Node):
-			w.reason, w.detail = explain.NodeSilent, "it last renewed its lease at "+stamp(*h.Node.LastHeartbeat)
-		case x.takes(x.fenceOf(h.Node.Name), v.key.Driver):
-			w.reason = explain.NodeOutOfService
-		case x.detachedUnder(pod, v.key, &h):
-			w.reason = explain.UsedWithoutAttachment
-			if h.Since != nil {
-				w.since = *h.Since // the VolumeAttachment of now was created when the earlier one was gone
-			}
-		case x.beingFenced(h.Node.Name):
-			w.reason = explain.NodeSilent
-		default:
+		w := x.mountedWait(pod, v.key, &h)
+		if w.reason == "" {
 			continue
 		}
 		f := x.finding(pod, w, x.describe(v.key, v.pv), &h)
@@ -77,6 +58,31 @@ func (x *state) ofMounted(pod *corev1.Pod) []Finding {
 		found = append(found, f)
 	}
 	return found
+}
+
+// mountedWait is what is wrong with a volume that a pod has mounted; without a reason if nothing is.
+func (x *state) mountedWait(pod *corev1.Pod, key attachment.VolumeKey, h *Holder) (w wait) {
+	switch {
+	case h.Node.State == NodeNotReady || h.Node.State == NodeUnreachable:
+		w.reason = explain.NodeNotReady
+		if h.Node.OutOfService {
+			w.reason, w.since = explain.NodeOutOfService, x.outOfServiceSince(h.Node.Name)
+		}
+	case h.Node.State == NodeDeleted:
+		w.reason = attachment.NodeGone
+	case x.silentNode(h.Node):
+		w.reason, w.detail = explain.NodeSilent, "it last renewed its lease at "+stamp(*h.Node.LastHeartbeat)
+	case x.takes(x.fenceOf(h.Node.Name), key.Driver):
+		w.reason = explain.NodeOutOfService
+	case x.detachedUnder(pod, key, h):
+		w.reason = explain.UsedWithoutAttachment
+		if h.Since != nil {
+			w.since = *h.Since // the VolumeAttachment of now was created when the earlier one was gone
+		}
+	case x.beingFenced(h.Node.Name):
+		w.reason = explain.NodeSilent
+	}
+	return w
 }
 
 // detachedUnder reports whether the VolumeAttachment of a mounted volume was deleted. One that was created again does not repair the

@@ -29,9 +29,6 @@ import (
 // maxIntents and maxEvidence are the most entries that are kept in a NodeFence, as the CRD allows.
 const maxIntents, maxEvidence = 8, 32
 
-// maxNote is the longest text of an event (k8s.io/kubernetes v1.36.3 pkg/apis/core/validation/events.go NoteLengthLimit).
-const maxNote = 1024
-
 // act carries out one step.
 func (t *turn) act(ctx context.Context, step fencing.Step) error {
 	switch step.(type) {
@@ -113,7 +110,7 @@ func (t *turn) enter(ctx context.Context, s fencing.Enter) error {
 		text = explain.FenceWithoutNode(s.Phase, s.Evidence, fenceState(t.fence))
 	}
 	if r := t.fence.Spec.Request; r != nil {
-		text = truncate(explain.FenceRequested(s.Phase, r.By, r.Reason, text), maxNote)
+		text = truncate(explain.FenceRequested(s.Phase, r.By, r.Reason, text))
 	}
 	t.events.Eventf(t.regarding(), t.fence, eventType(s.Phase), string(s.Phase), "Fence", "%s", text)
 	return nil

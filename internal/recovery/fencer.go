@@ -291,7 +291,7 @@ func (f *fencer) answer(ctx context.Context, state *sourceState, fence *fencingv
 	ctx = context.WithoutCancel(ctx)
 	e := fencingv1.Evidence{
 		Power: powerName(a.power), Source: fence.Name, BootID: fence.Spec.BootID, MachineID: a.machine(fence.Spec.MachineID),
-		Nonce: nonce, Time: micro(f.now()), TookMilliseconds: a.took.Milliseconds(), Raw: truncate(a.raw, 1024),
+		Nonce: nonce, Time: micro(f.now()), TookMilliseconds: a.took.Milliseconds(), Raw: truncate(a.raw),
 	}
 	if a.power == fencing.PowerOff {
 		e.Class = string(fencing.PoweredOff)
@@ -382,7 +382,7 @@ func (f *fencer) check(ctx context.Context, source *fencingv1.FenceSource, node 
 	}
 	levels, versions, err := f.dial(ctx, source)
 	if err != nil {
-		cannot(dialReason(err), truncate(err.Error(), 1024))
+		cannot(dialReason(err), truncate(err.Error()))
 		return
 	}
 	logins := f.state(source.Name).logins(source, versions, f.now())
@@ -408,7 +408,7 @@ func (f *fencer) check(ctx context.Context, source *fencingv1.FenceSource, node 
 	case len(logins.open()) == 0:
 		cannot(reasonLocked, lockedMessage)
 	case a.power == fencing.PowerUnknown:
-		cannot(reasonNoAnswer, truncate(a.raw, 1024))
+		cannot(reasonNoAnswer, truncate(a.raw))
 	case quiet:
 		f.answersInSilence(ctx, source, a)
 	default:

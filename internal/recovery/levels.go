@@ -402,9 +402,12 @@ func switchKeys(source *fencingv1.FenceSource) (keys []string) {
 	return keys
 }
 
-func truncate(s string, n int) string {
-	if len(s) <= n {
+// maxText is the longest text of an answer that is kept, and of an event (k8s.io/kubernetes v1.36.3 pkg/apis/core/validation/events.go NoteLengthLimit).
+const maxText = 1024
+
+func truncate(s string) string {
+	if len(s) <= maxText {
 		return s
 	}
-	return strings.ToValidUTF8(s[:n], "")
+	return strings.ToValidUTF8(s[:maxText], "")
 }
