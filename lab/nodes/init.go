@@ -107,13 +107,17 @@ func serveControl(config Config, kept *children, stop func()) (*http.Server, err
 		return nil, fmt.Errorf("serve control socket of node %s: %w", config.Name, err)
 	}
 	mux := http.NewServeMux()
-	for path, do := range map[string]func(string) error{"/stop": kept.stop, "/start": kept.startAgain} {
-		mux.HandleFunc("POST "+path, func(w http.ResponseWriter, r *http.Request) {
-			if err := do(r.FormValue("child")); err != nil {
-				http.Error(w, err.Error(), http.StatusConflict)
-			}
-		})
-	}
+	// No function value is called with what a request says: the linter takes that for a call of all functions of its type.
+	mux.HandleFunc("POST /stop", func(w http.ResponseWriter, r *http.Request) {
+		if err := kept.stop(r.FormValue("child")); err != nil {
+			http.Error(w, err.Error(), http.StatusConflict)
+		}
+	})
+	mux.HandleFunc("POST /start", func(w http.ResponseWriter, r *http.Request) {
+		if err := kept.startAgain(r.FormValue("child")); err != nil {
+			http.Error(w, err.Error(), http.StatusConflict)
+		}
+	})
 	for path, signal := range map[string]unix.Signal{"/kill": unix.SIGKILL, "/freeze": unix.SIGSTOP, "/thaw": unix.SIGCONT} {
 		mux.HandleFunc("POST "+path, func(w http.ResponseWriter, r *http.Request) {
 			if err := kept.signal(r.FormValue("child"), signal); err != nil {
