@@ -197,7 +197,10 @@ func askLevel(ctx context.Context, level []Switch, off *order, known bool) reply
 		group.Go(func() { answers[i] = askSwitch(ctx, s, off, known) })
 	}
 	group.Wait()
-	last := slices.MaxFunc(append(answers, reply{}), func(a, b reply) int { return cmp.Compare(a.took, b.took) }).took
+	last := time.Duration(0)
+	for _, a := range answers {
+		last = max(last, a.took)
+	}
 	for i, s := range level { // a machine with two feeds loses its power when both are off
 		if a := &answers[i]; a.power == fencing.PowerOff && last-a.took > fencing.FreshFor {
 			group.Go(func() { a.again(ctx, s, begun) })
@@ -211,11 +214,17 @@ func askLevel(ctx context.Context, level []Switch, off *order, known bool) reply
 
 // again asks a switch that said Off long before the others of its level did.
 func (r *reply) again(ctx context.Context, s Switch, begun time.Time) {
+	r.raw, r.took = r.raw+", "+r.readState(ctx, s), time.Since(begun)
+}
+
+// readState asks a switch for the state, and returns the text of its answer.
+func (r *reply) readState(ctx context.Context, s Switch) (raw string) {
 	power, raw, err := s.Status(ctx)
 	if err != nil {
 		power, raw, r.failed, r.refused = fencing.PowerUnknown, err.Error(), true, errors.Is(err, ErrRefused)
 	}
-	r.power, r.raw, r.took = power, r.raw+", "+raw, time.Since(begun)
+	r.power = power
+	return raw
 }
 
 // together is what the switches of a level say.
@@ -267,11 +276,7 @@ func askSwitch(ctx context.Context, s Switch, off *order, known bool) (r reply) 
 			said = append(said, err.Error())
 		}
 	}
-	power, raw, err := s.Status(ctx)
-	if err != nil {
-		power, raw, r.failed, r.refused = fencing.PowerUnknown, err.Error(), true, errors.Is(err, ErrRefused)
-	}
-	r.power, r.raw = power, strings.Join(append(said, raw), ", ")
+	r.raw = strings.Join(append(said, r.readState(ctx, s)), ", ")
 	return r
 }
 
