@@ -158,3 +158,29 @@ func TestNodeIDsWake(t *testing.T) {
 		t.Errorf("%+v, want %+v", d.Steps, want)
 	}
 }
+
+// TestAnotherMachineUnderTheName (S9): a machine with another boot and another CSI node ID has the Node object of the one that a volume is attached to
+// (hetznercloud/csi-driver#320), and no identity says that they are the same. It lists the volume for its pod, and the report is withdrawn all the same.
+func TestAnotherMachineUnderTheName(t *testing.T) {
+	for name, uuid := range map[string]string{"another UUID": "4c4c4544-0051-3910-8052-b4c04f4d3533", "nothing says that it is the same": ""} {
+		t.Run(name, func(t *testing.T) {
+			m, k := newModel(t), key{Driver: driver, Handle: "h"}
+			unique := []string{kube.UniqueVolumeName(k.Driver, k.Handle)}
+			m.put(aVolume("v", "h"))
+			m.put(aClaim("v"))
+			m.put(aCSINode("n", "i-2"))
+			va := anAttachment(k, "n", "v", true)
+			va.Annotations[kube.NodeUIDAnnotation], va.Annotations[kube.BootIDAnnotation], va.Annotations[kube.NodeIDAnnotation] = "uid-n", "boot-1", "i-1"
+			va.Annotations[kube.SystemUUIDAnnotation] = "4c4c4544-0051-3910-8052-b4c04f4d3532"
+			va.Status.Attached = true
+			m.put(va)
+			m.put(aNode("n", isReady, listing(unique, unique), func(n *corev1.Node) {
+				n.UID, n.Status.NodeInfo.BootID, n.Status.NodeInfo.SystemUUID = "uid-n", "boot-2", uuid
+			}))
+			m.put(aPod("p", "n", byClaimOf("v")))
+			if d := m.decide(k); !does[attachment.WithdrawReport](d) {
+				t.Errorf("not withdrawn: %+v", d.Steps)
+			}
+		})
+	}
+}
