@@ -230,13 +230,48 @@ var serverCases = map[string]kindCase{
 		make:   onNode("rbd.csi.ceph.com", "Internal", "rbd image replicapool/csi-vol-1 is still being used"),
 		want:   explain.MountFailing, cause: "another client has the image open", next: "rbd status",
 	},
+	"Ceph, user": {
+		source: "ceph/ceph-csi#5150",
+		make:   onNode("rbd.csi.ceph.com", "Internal", rbdMap+"(1) Operation not permitted"),
+		want:   explain.DriverNotAuthorized, next: "Secret that the PersistentVolume names",
+	},
+	"iSCSI, no records": {
+		source: "open-iscsi/open-iscsi bc23614 usr/iscsi_err.c:48",
+		make:   onNode("org.democratic-csi.iscsi", "Internal", `{"code":21,"stdout":"","stderr":"iscsiadm: No records found\n"}`),
+		want:   explain.StorageServerFailing, cause: "No records found", next: "iSCSI target",
+	},
+	"iSCSI, login": {
+		source: "open-iscsi/open-iscsi bc23614 usr/iscsi_err.c:51",
+		make:   onNode("csi.example.com", "Internal", "failed to login: iscsiadm: initiator reported error (24 - iSCSI login failed due to authorization failure)"),
+		want:   explain.StorageServerFailing, cause: "authorization failure", next: "CHAP",
+	},
+	"SMB, login": {
+		source: "piastry/cifs-utils cifs-utils-7.5 mount.cifs.c:2428",
+		make:   onNode("smb.csi.k8s.io", "Internal", cifs+"mount error(126): Required key not available"),
+		want:   explain.DriverNotAuthorized, next: "Secret that the PersistentVolume names",
+	},
+	"Azure Files, share": {
+		source: "kubernetes-sigs/azurefile-csi-driver#687",
+		make:   onNode("file.csi.azure.com", "Internal", cifs+"mount error(2): No such file or directory"),
+		want:   explain.StorageServerFailing, cause: "No such file or directory", next: "has what the volume names",
+	},
+	"NFS, time": {
+		source: "linux-nfs/nfs-utils 2.9.2-rc6 utils/mount/error.c:264",
+		make:   onNode("nfs.csi.k8s.io", "Internal", nfsMount+"mount.nfs: Connection timed out for nas:/x on /mnt"),
+		want:   explain.StorageServerFailing, cause: "Connection timed out", next: "reaches it",
+	},
+	"Longhorn, not ready": {
+		source: "longhorn/longhorn-manager 5ddaa369f csi/node_server.go:544",
+		make:   onNode("driver.longhorn.io", "Aborted", "volume pvc-1 is not ready for workloads"),
+		want:   explain.MountFailing, cause: "not made the volume ready", next: "replicas|kubectl get volumes.longhorn.io",
+	},
 	"stale NFS, a driver": {
-		source: "golang/go 1.25 syscall/zerrors_linux_amd64.go ESTALE, printed by os.Stat",
+		source: "golang/go 1.26.8 syscall/zerrors_linux_amd64.go ESTALE, printed by os.Stat",
 		make:   onNode("nfs.csi.k8s.io", "Internal", "stat /var/lib/kubelet/pods/0f/volumes/kubernetes.io~csi/pv/mount: stale NFS file handle"),
 		want:   explain.MountFailing, cause: "a mount of the volume on node b is dead", next: "spec.nodeName=b",
 	},
 	"stale FUSE, a driver": {
-		source: "ceph/ceph-csi#2634, golang/go 1.25 syscall/zerrors_linux_amd64.go ENOTCONN",
+		source: "ceph/ceph-csi#2634, golang/go 1.26.8 syscall/zerrors_linux_amd64.go ENOTCONN",
 		make:   onNode("csi.juicefs.com", "Internal", "stat /var/lib/kubelet/pods/0f/volumes/kubernetes.io~csi/pv/mount: transport endpoint is not connected"),
 		want:   explain.MountFailing, cause: "a mount of the volume on node b is dead", next: "spec.nodeName=b",
 	},
@@ -261,9 +296,14 @@ var nodeCases = map[string]kindCase{
 		want:   explain.MountFailing, cause: "full", next: "df -h|node/b",
 	},
 	"no space, a driver": {
-		source: "golang/go 1.25 syscall/zerrors_linux_amd64.go ENOSPC, printed by os.MkdirAll",
+		source: "golang/go 1.26.8 syscall/zerrors_linux_amd64.go ENOSPC, printed by os.MkdirAll",
 		make:   onNode("csi.example.com", "Internal", "mkdir /var/lib/kubelet/plugins/x/globalmount: no space left on device"),
 		want:   explain.MountFailing, cause: "full", next: "df -h",
+	},
+	"read-only directory, a driver": {
+		source: "golang/go 1.26.8 syscall/zerrors_linux_amd64.go EROFS, printed by os.MkdirAll",
+		make:   onNode("csi.example.com", "Internal", "mkdir /var/lib/x/globalmount: read-only file system"),
+		want:   explain.MountFailing, cause: "is read-only", next: "read-only",
 	},
 	"too many open files": {
 		source: "k3s-io/k3s#1042",
@@ -278,12 +318,12 @@ var cloudCases = map[string]kindCase{
 		source: "kubernetes/kubernetes#62171",
 		make: attaches("ebs.csi.aws.com", "Internal", `Could not attach volume "h" to node "i-1": operation error EC2: AttachVolume, https response error StatusCode: 400, RequestID: 7, `+
 			`api error CustomerKeyHasBeenRevoked: Volume h cannot be attached. The encrypted volume was unable to access the KMS master key.`),
-		want: attachment.AttachFailed, cause: "the key of the encrypted volume", next: "enabled|key",
+		want: attachment.AttachFailed, cause: "the key of the encrypted volume", next: "enabled|key|kms:CreateGrant",
 	},
 	"key, state": {
 		source: "CiscoDevNet/cloud-cml#8",
 		make:   attaches("ebs.csi.aws.com", "Internal", `Could not attach volume "h" to node "i-1": Client.InvalidKMSKey.InvalidState: The KMS key provided is in an incorrect state`),
-		want:   attachment.AttachFailed, cause: "the key of the encrypted volume", next: "enabled|key",
+		want:   attachment.AttachFailed, cause: "the key of the encrypted volume", next: "enabled|key|kms:CreateGrant",
 	},
 	"key, create at GCE": {
 		source: "kubernetes-sigs/gcp-compute-persistent-disk-csi-driver#590",
@@ -295,7 +335,7 @@ var cloudCases = map[string]kindCase{
 		source: "kubernetes-sigs/aws-ebs-csi-driver v1.64.0 pkg/cloud/cloud.go:876; kubernetes-sigs/aws-ebs-csi-driver#2685",
 		make: made("ebs.csi.aws.com", "Aborted", ebsCreate+"timed out waiting for volume to create: operation error EC2: DescribeVolumes, https response error StatusCode: 400, RequestID: 9, "+
 			"api error InvalidVolume.NotFound: The volume 'vol-1' does not exist."),
-		want: explain.ProvisioningFailed, cause: "EC2 deleted the volume", next: "key|kubectl get storageclass fast",
+		want: explain.ProvisioningFailed, cause: "EC2 deleted the volume", next: "key|kms:CreateGrant|kubectl get storageclass fast",
 	},
 	"key, the next attempt": {
 		source: "kubernetes-sigs/aws-ebs-csi-driver v1.64.0 pkg/cloud/cloud.go:184; kubernetes-sigs/aws-ebs-csi-driver#3010",
@@ -333,34 +373,40 @@ var cloudCases = map[string]kindCase{
 		want:   explain.ProvisioningFailed, cause: "access denied by server", next: "server|kubectl get storageclass fast",
 	},
 	"not reached, create": {
-		source: "golang/go 1.25 net/net.go DNSError, OpError; kubernetes-sigs/aws-ebs-csi-driver#214",
+		source: "golang/go 1.26.8 net/net.go DNSError, OpError; kubernetes-sigs/aws-ebs-csi-driver#214",
 		make:   made("ebs.csi.aws.com", "Internal", ebsCreate+`could not create volume in EC2: operation error EC2: CreateVolume, exceeded maximum number of attempts, 3, request send failed, Post "https://ec2.eu-west-1.amazonaws.com/": dial tcp: lookup ec2.eu-west-1.amazonaws.com: no such host`),
 		want:   explain.ProvisioningFailed, cause: "does not reach", next: "DNS|firewall",
 	},
 	"not reached, attach": {
-		source: "golang/go 1.25 net/net.go OpError",
+		source: "golang/go 1.26.8 net/net.go OpError",
 		make:   attaches("csi.example.com", "Internal", `attach: Post "https://api.example.com/attach": dial tcp 10.0.0.7:443: i/o timeout`),
 		want:   attachment.AttachFailed, cause: "does not reach", next: "DNS|firewall",
 	},
 	"not reached, mount": {
-		source: "golang/go 1.25 net/net.go OpError",
+		source: "golang/go 1.26.8 net/net.go OpError",
 		make:   onNode("csi.example.com", "Internal", `login: Get "https://10.0.0.7:8443/api": dial tcp 10.0.0.7:8443: connect: connection refused`),
 		want:   explain.StorageServerFailing, cause: "connection refused", next: "reaches it",
 	},
 	"certificate, attach": {
-		source: "golang/go 1.25 crypto/x509/verify.go UnknownAuthorityError; vmware-archive/vsphere-storage-for-kubernetes#63",
+		source: "golang/go 1.26.8 crypto/x509/verify.go UnknownAuthorityError; vmware-archive/vsphere-storage-for-kubernetes#63",
 		make:   attaches("csi.vsphere.vmware.com", "Internal", `failed to get VirtualCenter: Post "https://vc.example.com:443/sdk": tls: failed to verify certificate: x509: certificate signed by unknown authority`),
 		want:   attachment.AttachFailed, cause: "certificate", next: "CA|clock",
 	},
 	"certificate, create": {
-		source: "golang/go 1.25 crypto/x509/verify.go CertificateInvalidError",
+		source: "golang/go 1.26.8 crypto/x509/verify.go CertificateInvalidError",
 		make:   made("csi.trident.netapp.io", "Internal", `problem initializing storage: Post "https://10.0.0.8/servlets": x509: certificate has expired or is not yet valid: current time 2026-11-01T00:00:00Z is after 2026-10-01T00:00:00Z`),
 		want:   explain.ProvisioningFailed, cause: "certificate", next: "CA|clock",
+	},
+	"error state": {
+		source: "openstack/cinder ab09bc3 cinder/volume/api.py:2462, kubernetes/cloud-provider-openstack c453fb7 pkg/csi/cinder/controllerserver.go:335",
+		make: attaches("cinder.csi.openstack.org", "Internal", "[ControllerPublishVolume] Attach Volume failed with error failed to attach h volume to i2 compute: Expected HTTP response code [200], got 400 instead: "+
+			"Invalid volume: Volume h status must be available or downloading to reserve, but the current status is error."),
+		want: attachment.AttachFailed, cause: "error state", next: "Find out at the storage|openstack volume show h",
 	},
 	"credentials, none": {
 		source: "kubernetes-sigs/aws-ebs-csi-driver#2452",
 		make:   made("ebs.csi.aws.com", "Internal", ebsCreate+"could not create volume in EC2: operation error EC2: CreateVolume, get identity: get credentials: failed to refresh cached credentials, no EC2 IMDS role found, operation error ec2imds: GetMetadata, http response error StatusCode: 404, request to EC2 IMDS failed"),
-		want:   explain.ProvisioningFailed, cause: "credentials", next: "permission to create volumes",
+		want:   explain.ProvisioningFailed, cause: "no credentials", next: "Give the driver credentials",
 	},
 	"credentials, expired": {
 		source: "microsoft/openshift-container-platform#193",
@@ -374,7 +420,7 @@ var cloudCases = map[string]kindCase{
 	},
 }
 
-// TestKindsOfCauses: the cause is named, and the first step is one for it, in the words of each driver that writes them.
+// TestKindsOfCauses: the cause is named, and the first step is one for it, for the text of each driver that writes one.
 func TestKindsOfCauses(t *testing.T) {
 	for kind, cases := range map[string]map[string]kindCase{
 		"device": deviceCases, "objects": objectCases, "server": serverCases, "node": nodeCases, "cloud": cloudCases, "another speaker": kindsOfOthers,
@@ -417,6 +463,16 @@ func (c *kindCase) check(t *testing.T) {
 	}
 }
 
+// TestMeaningsHaveSteps: what a text means has steps, at the node or for the attach, or for the creation of a volume.
+func TestMeaningsHaveSteps(t *testing.T) {
+	for situation, means := range meanings {
+		_, creates := wordCauses[situation]
+		if means == "" || !creates && !explain.HasSteps(string(situation)) {
+			t.Errorf("%s has no steps: %q", situation, means)
+		}
+	}
+}
+
 // kindsOfOthers are the same words from another speaker, or about something else.
 var kindsOfOthers = map[string]kindCase{
 	"a device of another call": {
@@ -428,7 +484,7 @@ var kindsOfOthers = map[string]kindCase{
 		want: attachment.AttachFailed, not: "multipath",
 	},
 	"kubelet about a SecretProviderClass": {
-		source: "of kubelet, which does not read them", make: ofKubelet(`failed to get secretproviderclass ns/app-secrets, error: SecretProviderClass "app-secrets" not found`),
+		source: "of kubelet, which does not read them", make: ofKubelet(`failed to get secretproviderclass ns/app-keys, error: SecretProviderClass "app-keys" not found`),
 		want: explain.MountFailing, not: "kubectl get secretproviderclasses",
 	},
 	"a SecretProviderClass that is forbidden": {
@@ -500,7 +556,7 @@ var kindsOfOthers = map[string]kindCase{
 		want: explain.ProvisioningFailed, not: "root_squash",
 	},
 	"a socket of the driver's own": {
-		source: "golang/go 1.25 net/net.go OpError", make: onNode("csi.example.com", "Internal", "dial unix /run/helper.sock: connect: connection refused"),
+		source: "golang/go 1.26.8 net/net.go OpError", make: onNode("csi.example.com", "Internal", "dial unix /run/helper.sock: connect: connection refused"),
 		want: explain.MountFailing, not: "reaches it",
 	},
 	"a deadline of the cloud": {
