@@ -71,7 +71,7 @@ var reasons = map[drivers.Situation]decision.Reason{
 	drivers.Damaged: explain.FileSystemDamaged, drivers.WrongFileSystem: explain.FileSystemMismatch, drivers.NotPermitted: explain.FSGroupRefused,
 	drivers.Unsupported: explain.RequestNotSupported, drivers.ServerFailing: explain.StorageServerFailing, drivers.NFSVersion: explain.StorageServerFailing,
 	drivers.SourceMissing: explain.VolumeSourceMissing, drivers.ProviderMissing: explain.NodeProgramMissing, drivers.ModuleMissing: explain.NodeProgramMissing,
-	drivers.DaemonMissing: explain.NodeProgramMissing, drivers.NoCredentials: explain.DriverNotAuthorized,
+	drivers.DaemonMissing: explain.NodeProgramMissing, drivers.HostProgram: explain.NodeProgramMissing, drivers.NoCredentials: explain.DriverNotAuthorized,
 }
 
 // failures are the reasons of calls that fail for a cause that nothing shows.
@@ -190,9 +190,10 @@ func lacking(message string) decision.Reason {
 	return ""
 }
 
-// unanswered reports whether gRPC says that the driver was not reached, or gave no answer. What a driver says of its own storage is an answer.
+// unanswered reports whether gRPC says that the driver was not reached, or gave no answer. What a driver says of its own storage is an answer, and
+// one that it has over a network: a driver is reached by a socket of its node.
 func unanswered(s spoken) bool {
-	return s.code == "Unavailable" && transport.MatchString(s.text) || s.code == "DeadlineExceeded" && deadline.MatchString(s.text)
+	return s.code == "Unavailable" && transport.MatchString(s.text) && !strings.Contains(s.text, "dial tcp ") || s.code == "DeadlineExceeded" && deadline.MatchString(s.text)
 }
 
 // answered adds to a wait what an error says, and what the snapshot shows about that.

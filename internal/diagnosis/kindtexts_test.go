@@ -166,6 +166,31 @@ var objectCases = map[string]kindCase{
 		make:   onNode("csi.san.synology.com", "Internal", "Failed to discover targets: iscsiadm: can not connect to iSCSI daemon (111)!\niscsiadm: Could not perform SendTargets discovery: could not connect to iscsid\n (exit status 20)"),
 		want:   explain.NodeProgramMissing, cause: "iscsid", next: "iscsid|node b",
 	},
+	"rpc.statd": {
+		source: "linux-nfs/nfs-utils 2.9.2-rc6 utils/mount/stropts.c:329",
+		make:   onNode("nfs.csi.k8s.io", "Internal", nfsMount+"mount.nfs: rpc.statd is not running but is required for remote locking.\nmount.nfs: Either use '-o nolock' to keep locks local, or start statd."),
+		want:   explain.NodeProgramMissing, cause: "the daemon rpc.statd", next: "systemctl start rpc-statd|nfsvers",
+	},
+	"rpc.statd, kubelet": {
+		source: "linux-nfs/nfs-utils 2.9.2-rc6 utils/mount/stropts.c:329, run by 1.36.3 pkg/volume/nfs/nfs.go",
+		make:   reports(ofNFS, setUp(nfsMount+"mount.nfs: rpc.statd is not running but is required for remote locking.\n")),
+		want:   explain.NodeProgramMissing, cause: "rpc.statd", next: "systemctl start rpc-statd|nfsvers",
+	},
+	"a program of the node": {
+		source: "longhorn/longhorn#9002",
+		make:   onNode("driver.longhorn.io", "Internal", "failed to encrypt device /dev/longhorn/pvc-1 with LUKS: failed to execute: /usr/bin/nsenter [nsenter --mount=/proc/1/ns/mnt cryptsetup -q luksFormat], output , stderr nsenter: failed to execute cryptsetup: No such file or directory: exit status 127"),
+		want:   explain.NodeProgramMissing, cause: "cryptsetup is not installed on node b", next: "Install cryptsetup on node b",
+	},
+	"a program of the driver": {
+		source: "golang/go 1.26.8 os/exec/exec.go Error, k8s.io/mount-utils v0.36.3 mount_linux.go:613",
+		make:   onNode("csi.example.com", "Internal", `format of disk "/dev/sdb" failed: exec: "mkfs.xfs": executable file not found in $PATH`),
+		want:   explain.MountFailing, cause: "the image of the driver lacks the program mkfs.xfs", next: "image of the driver",
+	},
+	"a passphrase": {
+		source: "longhorn/longhorn#11233",
+		make:   onNode("driver.longhorn.io", "Internal", "failed to execute: /usr/bin/nsenter [nsenter cryptsetup luksOpen /dev/longhorn/pvc-1 pvc-1 -d /dev/stdin], output , stderr No usable keyslot is available. : exit status 1"),
+		want:   explain.MountFailing, cause: "passphrase", next: "Secret that the PersistentVolume names",
+	},
 }
 
 // serverCases are of file servers, Ceph, and the mounts of both.
@@ -382,6 +407,11 @@ var cloudCases = map[string]kindCase{
 		make:   attaches("csi.example.com", "Internal", `attach: Post "https://api.example.com/attach": dial tcp 10.0.0.7:443: i/o timeout`),
 		want:   attachment.AttachFailed, cause: "does not reach", next: "DNS|firewall",
 	},
+	"not reached, gRPC of the storage": {
+		source: "google.golang.org/grpc v1.81.1 internal/transport/http2_client.go, as a driver passes it on",
+		make:   attaches("csi.example.com", "Unavailable", `connection error: desc = "transport: Error while dialing: dial tcp 10.0.0.5:9500: connect: connection refused"`),
+		want:   attachment.AttachFailed, cause: "does not reach", next: "firewall",
+	},
 	"not reached, mount": {
 		source: "golang/go 1.26.8 net/net.go OpError",
 		make:   onNode("csi.example.com", "Internal", `login: Get "https://10.0.0.7:8443/api": dial tcp 10.0.0.7:8443: connect: connection refused`),
@@ -403,6 +433,11 @@ var cloudCases = map[string]kindCase{
 			"Invalid volume: Volume h status must be available or downloading to reserve, but the current status is error."),
 		want: attachment.AttachFailed, cause: "error state", next: "Find out at the storage|openstack volume show h",
 	},
+	"busy, Azure": {
+		source: "kubernetes/kubernetes#78657",
+		make:   attaches("disk.csi.azure.com", "Internal", `Attach volume d1 to instance b failed with StatusCode=409 Code="AttachDiskWhileBeingDetached" Message="Cannot attach data disk 'd1' to VM 'b' because the disk is currently being detached or the last detach operation failed."`),
+		want:   explain.OperationPending, cause: "an earlier call for the volume",
+	},
 	"credentials, none": {
 		source: "kubernetes-sigs/aws-ebs-csi-driver#2452",
 		make:   made("ebs.csi.aws.com", "Internal", ebsCreate+"could not create volume in EC2: operation error EC2: CreateVolume, get identity: get credentials: failed to refresh cached credentials, no EC2 IMDS role found, operation error ec2imds: GetMetadata, http response error StatusCode: 404, request to EC2 IMDS failed"),
@@ -414,7 +449,7 @@ var cloudCases = map[string]kindCase{
 		want:   explain.DriverNotAuthorized, next: "renew its credentials",
 	},
 	"credentials, a login": {
-		source: "kubernetes-sigs/vsphere-csi-driver#1668",
+		source: "aws/eks-anywhere#1197",
 		make:   attaches("csi.vsphere.vmware.com", "Internal", "failed to get VirtualCenter: ServerFaultCode: Cannot complete login due to an incorrect user name or password."),
 		want:   explain.DriverNotAuthorized, next: "renew its credentials",
 	},
@@ -559,6 +594,11 @@ var kindsOfOthers = map[string]kindCase{
 		source: "golang/go 1.26.8 net/net.go OpError", make: onNode("csi.example.com", "Internal", "dial unix /run/helper.sock: connect: connection refused"),
 		want: explain.MountFailing, not: "reaches it",
 	},
+	"a driver that is not reached": {
+		source: "google.golang.org/grpc v1.81.1 internal/transport/http2_client.go",
+		make:   attaches("csi.example.com", "Unavailable", `connection error: desc = "transport: Error while dialing: dial unix /csi/csi.sock: connect: connection refused"`),
+		want:   explain.DriverUnavailable, not: "interface of the storage",
+	},
 	"a deadline of the cloud": {
 		source: "of a driver", make: attaches("csi.example.com", "Internal", `Post "https://api.example.com/v1/attach": context deadline exceeded`),
 		want: attachment.AttachFailed, not: "does not reach",
@@ -570,6 +610,14 @@ var kindsOfOthers = map[string]kindCase{
 	"an image that is used": {
 		source: "of a driver", make: attaches("csi.example.com", "Internal", "image v1 is still being used"),
 		not: "rbd status",
+	},
+	"a program that a controller lacks": {
+		source: "of a driver", make: attaches("csi.example.com", "Internal", `exec: "iscsiadm": executable file not found in $PATH`),
+		want: attachment.AttachFailed, not: "image of the driver",
+	},
+	"a passphrase of the storage": {
+		source: "of a driver", make: attaches("csi.example.com", "Internal", "login: missing passphrase for encrypted volume store"),
+		want: attachment.AttachFailed, not: "Secret that the PersistentVolume names",
 	},
 	"a registry's certificate": {
 		source: "containerd v2.1.0 core/remotes/docker",

@@ -24,7 +24,10 @@ var meanings = map[drivers.Situation]string{
 	drivers.SourceMissing:   "the SecretProviderClass {what} does not exist",
 	drivers.ProviderMissing: `the provider "{what}" of the Secrets Store driver does not run on node {node}`,
 	drivers.ModuleMissing:   "the kernel of node {node} lacks the module {what}, or the driver cannot load it",
-	drivers.DaemonMissing:   "the daemon iscsid does not run on node {node}",
+	drivers.DaemonMissing:   "the daemon {what} does not run on node {node}",
+	drivers.HostProgram:     "the program {what} is not installed on node {node}",
+	drivers.DriverProgram:   "the image of the driver lacks the program {what}",
+	drivers.Passphrase:      "the passphrase of the encrypted volume is missing or wrong",
 	drivers.TokenMissing:    "the driver got no service account token of the pod for the audience that it needs",
 	drivers.DeviceName:      "the machine has another device under the name that the driver chose",
 	drivers.KeyUnusable:     "the storage cannot use the key of the encrypted volume",
@@ -43,6 +46,9 @@ func (x *state) means(w *wait, read drivers.Reading, node string) {
 		return
 	}
 	w.answer.Said, w.answer.What = string(read.Situation), x.foreign(read.What)
+	if read.Situation == drivers.DaemonMissing && read.What == "" {
+		w.answer.What = "iscsid"
+	}
 	means = strings.NewReplacer("{node}", x.foreign(node), "{what}", w.answer.What).Replace(means)
 	w.detail = means + ": " + w.detail
 }

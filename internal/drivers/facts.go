@@ -110,6 +110,9 @@ const (
 	DaemonMissing   Situation = "daemonMissing"   // a daemon of the node
 	TokenMissing    Situation = "tokenMissing"    // a service account token of the pod
 	NoCredentials   Situation = "noCredentials"   // the driver finds no credentials to send
+	HostProgram     Situation = "hostProgram"     // a program of the node that the driver runs
+	DriverProgram   Situation = "driverProgram"   // a program that the driver's image lacks
+	Passphrase      Situation = "passphrase"      // the passphrase of an encrypted volume is missing or wrong
 	VolumeError     Situation = "volumeError"     // the storage has the volume in an error state
 	NotReady        Situation = "notReady"        // the storage has not made the volume ready for the node
 )
@@ -123,7 +126,8 @@ func Situations() []Situation {
 func AllSituations() []Situation {
 	return append(Situations(), Quota, Credentials, WrongZone, Damaged, WrongFileSystem, ServerFailing, NotPermitted, Unsupported,
 		KeyUnusable, Vanished, Repeated, PolicyMissing, NoDatastore, ExportDenied, Unreachable, Certificate, DeviceName, DeviceMissing, DeviceBusy, MountBusy, ReadOnly,
-		StaleMount, NoSpace, OpenFiles, NFSVersion, Blocklisted, ImageInUse, SourceMissing, ProviderMissing, ModuleMissing, DaemonMissing, TokenMissing, VolumeError, NotReady, NoCredentials)
+		StaleMount, NoSpace, OpenFiles, NFSVersion, Blocklisted, ImageInUse, SourceMissing, ProviderMissing, ModuleMissing, DaemonMissing, TokenMissing, VolumeError, NotReady, NoCredentials, HostProgram, DriverProgram,
+		Passphrase)
 }
 
 // Call is the call that was answered.

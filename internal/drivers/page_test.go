@@ -96,7 +96,8 @@ var said = map[Situation]string{
 	DeviceMissing: "no device on the node", DeviceBusy: "device held on the node", MountBusy: "another mount in the way", ReadOnly: "read-only device", StaleMount: "dead mount",
 	NoSpace: "no space", OpenFiles: "too many open files", NFSVersion: "NFS version", Blocklisted: "node on a blocklist", ImageInUse: "image open at another client",
 	SourceMissing: "object missing", ProviderMissing: "provider missing", ModuleMissing: "kernel module missing", DaemonMissing: "daemon missing", TokenMissing: "service account token missing",
-	VolumeError: "volume in an error state", NotReady: "volume not ready", NoCredentials: "no credentials",
+	VolumeError: "volume in an error state", NotReady: "volume not ready", NoCredentials: "no credentials", HostProgram: "program missing on the node",
+	DriverProgram: "program missing in the driver", Passphrase: "passphrase of an encrypted volume",
 }
 
 func renderWords(out *strings.Builder) {

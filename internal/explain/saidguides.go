@@ -155,9 +155,32 @@ var saidSteps = map[string]func(Situation) []Step{
 		}}
 	},
 	"daemonMissing": func(s Situation) []Step {
+		text := "Start iscsid on node " + s.Wanted + " (systemctl enable --now iscsid; the package is open-iscsi or iscsi-initiator-utils)"
+		if s.What != "iscsid" {
+			text = "Start rpc.statd on node " + s.Wanted + " (systemctl start rpc-statd, which needs rpcbind), or mount with NFS 4, which does not need it: nfsvers=4.2 in mountOptions. Install it"
+		}
 		return []Step{{
-			Text:    "Start iscsid on node " + s.Wanted + " (systemctl enable --now iscsid; the package is open-iscsi or iscsi-initiator-utils), and on each node that may run the pod. The mount is tried again by itself.",
+			Text:    text + ", and on each node that may run the pod. The mount is tried again by itself.",
 			Command: "kubectl get node " + s.Wanted + " -o wide",
+		}}
+	},
+	"hostProgram": func(s Situation) []Step {
+		return []Step{{
+			Text:    "Install " + s.What + " on node " + s.Wanted + ", and on each node that may run the pod: the driver runs it there. The mount is tried again by itself.",
+			Command: "kubectl get node " + s.Wanted + " -o wide",
+		}}
+	},
+	"driverProgram": func(s Situation) []Step {
+		return []Step{{
+			Text: "Use an image of the driver that has " + s.What + ", or a file system or kind of volume that does not need it: installing it on node " + s.Wanted + " does not help. " +
+				"The command shows the driver's pod there.",
+			Command: podsOn(s.Wanted),
+		}}
+	},
+	"passphrase": func(s Situation) []Step {
+		return []Step{{
+			Text:    "Correct the Secret that the PersistentVolume names: it has to have the passphrase that the volume was created with. Do not replace it by a new one: the data can be read with the first one only.",
+			Command: ofVolume(s, `kubectl get pv %s -o jsonpath='{.spec.csi}{"\n"}'`),
 		}}
 	},
 	"tokenMissing": func(s Situation) []Step {
@@ -250,7 +273,7 @@ var causeSteps = map[Cause]func(Situation) []Step{
 	},
 	ExportNotWritable: func(s Situation) []Step {
 		return []Step{
-			ofClass(s, "Let the provisioner write to the exported directory, at the file server: it comes as root, which root_squash of an export turns into the anonymous user (anonuid). Export it with rw, and give the directory to that user. The provisioner tries again by itself."),
+			ofClass(s, "Let the provisioner write to the directory, at the file server. It comes as root, which root_squash of an NFS export turns into the anonymous user (anonuid): export it with rw, and give the directory to that user. An SMB share has to let the user of the Secret write. The provisioner tries again by itself."),
 			{Text: "Or export the share with no_root_squash, at the file server.", Danger: "root of each client that the export allows may then read and change all files of the share"},
 		}
 	},

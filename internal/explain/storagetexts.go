@@ -57,6 +57,10 @@ var storageTexts = []kubeletText{
 		why:   "the NFS server does not export {1}: {2}",
 		steps: []Step{{Text: "Create and export {1} at the server, or use the path that it exports. The path of a PersistentVolume cannot be changed: to use another one, set its reclaim policy to Retain, delete it and the claim, and create both again.", Command: "kubectl describe pv {pv}"}},
 	},
+	{ // linux-nfs/nfs-utils nfs-utils-2-9-2-rc6 utils/mount/stropts.c:329
+		kinds: nfs, pattern: regexp.MustCompile(`rpc\.statd is not running`), reason: NodeProgramMissing,
+		why: "the daemon rpc.statd does not run on node {node}, which NFS 3 needs for locks", said: "daemonMissing",
+	},
 	{ // linux-nfs/nfs-utils nfs-utils-2-9-2-rc6 utils/mount/error.c:216 and 264, with EPROTONOSUPPORT of stropts.c:779
 		kinds: nfs, pattern: regexp.MustCompile(`mount\.nfs4?: (?:mount\(2\): )?((?:Protocol not supported|requested NFS version or transport protocol is not supported)[^\n]*)`), reason: StorageServerFailing,
 		why: "the NFS server or node {node} does not have the NFS version that the mount asks for: {1}", said: "nfsVersion",
