@@ -33,7 +33,7 @@ var (
 		3: "InvalidArgument", 4: "DeadlineExceeded", 5: "NotFound", 7: "PermissionDenied", 8: "ResourceExhausted", 9: "FailedPrecondition", 10: "Aborted",
 		12: "Unimplemented", 13: "Internal", 14: "Unavailable", 16: "Unauthenticated",
 	}
-	secrets  = regexp.MustCompile(`(?i)secrets? .*(not found|forbidden|cannot|failed)|(load|get|read|fetch)\w* .*secret`)
+	secrets  = regexp.MustCompile(`(?i)secrets? .*(not found|forbidden|cannot|failed)|(load|get|read|fetch)\w* .*secret(s|ref)?\b`)
 	noDriver = regexp.MustCompile(`does not contain driver|no NodeID annotation|csinodes?(\.storage\.k8s\.io)? .*not found|not found in the list of registered CSI drivers`)
 	// transport is what gRPC says itself of a connection that does not work (grpc-go@v1.81.1/internal/transport/transport.go:723,
 	// http2_client.go:1059, http_util.go:62, picker_wrapper.go:176).
@@ -69,7 +69,9 @@ var reasons = map[drivers.Situation]decision.Reason{
 	drivers.AttachedElsewhere: explain.BackendDisagrees, drivers.NodeFull: explain.AttachLimitReached, drivers.VolumeGone: explain.HandleNotFound,
 	drivers.WrongZone: explain.VolumeInOtherZone, drivers.Quota: explain.StorageQuotaReached, drivers.Credentials: explain.DriverNotAuthorized,
 	drivers.Damaged: explain.FileSystemDamaged, drivers.WrongFileSystem: explain.FileSystemMismatch, drivers.NotPermitted: explain.FSGroupRefused,
-	drivers.Unsupported: explain.RequestNotSupported, drivers.ServerFailing: explain.StorageServerFailing,
+	drivers.Unsupported: explain.RequestNotSupported, drivers.ServerFailing: explain.StorageServerFailing, drivers.NFSVersion: explain.StorageServerFailing,
+	drivers.SourceMissing: explain.VolumeSourceMissing, drivers.ProviderMissing: explain.NodeProgramMissing, drivers.ModuleMissing: explain.NodeProgramMissing,
+	drivers.DaemonMissing: explain.NodeProgramMissing, drivers.HostProgram: explain.NodeProgramMissing, drivers.NoCredentials: explain.DriverNotAuthorized,
 }
 
 // failures are the reasons of calls that fail for a cause that nothing shows.
@@ -188,9 +190,10 @@ func lacking(message string) decision.Reason {
 	return ""
 }
 
-// unanswered reports whether gRPC says that the driver was not reached, or gave no answer. What a driver says of its own storage is an answer.
+// unanswered reports whether gRPC says that the driver was not reached, or gave no answer. What a driver says of its own storage is an answer, and
+// one that it has over a network: a driver is reached by a socket of its node.
 func unanswered(s spoken) bool {
-	return s.code == "Unavailable" && transport.MatchString(s.text) || s.code == "DeadlineExceeded" && deadline.MatchString(s.text)
+	return s.code == "Unavailable" && transport.MatchString(s.text) && !strings.Contains(s.text, "dial tcp ") || s.code == "DeadlineExceeded" && deadline.MatchString(s.text)
 }
 
 // answered adds to a wait what an error says, and what the snapshot shows about that.
@@ -204,6 +207,7 @@ func (x *state) answered(w wait, call drivers.Call, key attachment.VolumeKey, no
 	if found := fsGroup.FindStringSubmatch(s.own); found != nil && w.reason == explain.FSGroupRefused {
 		w.detail = w.says(x.foreign(found[1]))
 	}
+	x.means(&w, read, node)
 	w.answer.Right = rightTo(key.Driver, call)
 	if found := triedMount.FindStringSubmatch(s.text); found != nil && w.reason == explain.FileSystemMismatch {
 		w.answer.Tried, w.answer.Device = x.foreign(found[1]), x.foreign(found[2])

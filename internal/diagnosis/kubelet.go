@@ -195,7 +195,7 @@ func (x *state) readMount(w *wait, pod *corev1.Pod, v *podVolume, r report, caus
 	if v.pv != nil && v.pv.Spec.CSI != nil {
 		answered.answer.FSType = x.foreign(v.pv.Spec.CSI.FSType)
 	}
-	if heard.code == "" && answered.reason != explain.FSGroupRefused || answered.reason == explain.MountFailing {
+	if heard.code == "" && answered.reason != explain.FSGroupRefused || answered.reason == explain.MountFailing && answered.answer.Said == "" {
 		answered.detail = answered.says(x.quoted(cause))
 	}
 	*w = answered

@@ -36,6 +36,8 @@ var ownSentences = []struct {
 	{regexp.MustCompile(`^(storageclass\.storage\.k8s\.io|storageClass) "[^"]*" not found$`), explain.ClassMissing},
 	// controller.go:698 (v5), :737 (v6), before the texts of topology.go.
 	{regexp.MustCompile(`^error generating accessibility requirements: `), explain.NoTopology},
+	// kubernetes-sigs/nfs-subdir-external-provisioner@59a3ca2 cmd/nfs-subdir-external-provisioner/provisioner.go:116, :118, and :167, :182, :188 of a delete.
+	{regexp.MustCompile(`^(unable to create directory to provision new pv: )?(mkdir|chmod|unlinkat|rename|remove) /.*: (permission denied|operation not permitted|read-only file system)$`), explain.ExportNotWritable},
 	// rancher/local-path-provisioner#338, openebs/dynamic-localpv-provisioner#186.
 	{regexp.MustCompile(`^configuration error, no node was specified$`), explain.NodeNotChosen},
 	// controller.go:674 (v5), :701 (v6), before those about snapshots and claims, and :589, :595.
@@ -49,7 +51,13 @@ var ownSentences = []struct {
 }
 
 // wordCauses are what the words of a driver say that its code may not: a cloud's refusal is often Internal.
-var wordCauses = map[drivers.Situation]explain.Cause{drivers.Quota: explain.StorageExhausted, drivers.Credentials: explain.StorageRefuses}
+var wordCauses = map[drivers.Situation]explain.Cause{
+	drivers.Quota: explain.StorageExhausted, drivers.NoSpace: explain.StorageExhausted, drivers.Credentials: explain.StorageRefuses, drivers.NoCredentials: explain.CredentialsMissing,
+	drivers.KeyUnusable: explain.KeyUnusable, drivers.Vanished: explain.KeyUnusable, drivers.Repeated: explain.AttemptRepeated,
+	drivers.PolicyMissing: explain.PolicyMissing, drivers.NoDatastore: explain.NoDatastore, drivers.ExportDenied: explain.ExportNotWritable,
+	drivers.ServerFailing: explain.ServerRefuses, drivers.NFSVersion: explain.ServerRefuses,
+	drivers.Unreachable: explain.StorageUnreachable, drivers.Certificate: explain.CertificateRefused,
+}
 
 // provisioningCause reads the message of an event ProvisioningFailed, and cuts off what its reader knows: who speaks comes first. What stands
 // behind the code is the driver's, whatever words it uses.
@@ -61,6 +69,9 @@ func provisioningCause(provisioner, message string) (explain.Cause, string) {
 		read := drivers.Read(provisioner, drivers.Create, found[1], text)
 		if text = read.Cause(text); (read.Situation == "" || read.At == 0) && codeCauses[found[1]] != "" {
 			text = found[1] + ": " + text // the code says more than the words
+		}
+		if means := meanings[read.Situation]; means != "" && !strings.Contains(means, "{") {
+			text = means + ": " + text
 		}
 		return cmp.Or(wordCauses[read.Situation], codeCauses[found[1]]), text
 	}

@@ -84,6 +84,37 @@ const (
 	ServerFailing     Situation = "serverFailing" // the storage's server does not answer the node, or refuses it
 	NotPermitted      Situation = "notPermitted"  // the storage refuses a change of ownership or of permissions
 	Unsupported       Situation = "unsupported"   // the driver cannot do what the request asks for, however often it is repeated
+
+	KeyUnusable     Situation = "keyUnusable"   // the storage cannot use the key of an encrypted volume
+	Vanished        Situation = "vanished"      // the volume was gone as soon as it was created
+	Repeated        Situation = "repeated"      // an earlier attempt to create it had other parameters, or its volume is gone
+	PolicyMissing   Situation = "policyMissing" // the storage has no policy of that name
+	NoDatastore     Situation = "noDatastore"   // no datastore fits the policy, or is reached from each node
+	ExportDenied    Situation = "exportDenied"  // a file server lets the provisioner write nothing
+	Unreachable     Situation = "unreachable"   // the driver does not reach the interface of the storage
+	Certificate     Situation = "certificate"   // the driver does not trust the certificate of the storage
+	DeviceName      Situation = "deviceName"    // the name that the driver chose for the device is taken
+	DeviceMissing   Situation = "deviceMissing" // the device of an attached volume does not appear on the node
+	DeviceBusy      Situation = "deviceBusy"    // something on the node holds the device
+	MountBusy       Situation = "mountBusy"     // a mount on the node is in the way of another one
+	ReadOnly        Situation = "readOnly"      // the device is read-only on the node
+	StaleMount      Situation = "staleMount"    // what served a mount on the node has ended
+	NoSpace         Situation = "noSpace"
+	OpenFiles       Situation = "openFiles"       // a limit of open files or of watchers is reached
+	NFSVersion      Situation = "nfsVersion"      // the server or the node does not have the version that is asked for
+	Blocklisted     Situation = "blocklisted"     // the storage refuses the node's address
+	ImageInUse      Situation = "imageInUse"      // another client has the image open, which no list of the driver shows
+	SourceMissing   Situation = "sourceMissing"   // an object that the volume refers to, and that the driver reads
+	ProviderMissing Situation = "providerMissing" // a program that the driver calls on the node
+	ModuleMissing   Situation = "moduleMissing"   // a module of the node's kernel
+	DaemonMissing   Situation = "daemonMissing"   // a daemon of the node
+	TokenMissing    Situation = "tokenMissing"    // a service account token of the pod
+	NoCredentials   Situation = "noCredentials"   // the driver finds no credentials to send
+	HostProgram     Situation = "hostProgram"     // a program of the node that the driver runs
+	DriverProgram   Situation = "driverProgram"   // a program that the driver's image lacks
+	Passphrase      Situation = "passphrase"      // the passphrase of an encrypted volume is missing or wrong
+	VolumeError     Situation = "volumeError"     // the storage has the volume in an error state
+	NotReady        Situation = "notReady"        // the storage has not made the volume ready for the node
 )
 
 // Situations lists the situations that answers of one driver are known for.
@@ -93,7 +124,10 @@ func Situations() []Situation {
 
 // AllSituations lists the situations.
 func AllSituations() []Situation {
-	return append(Situations(), Quota, Credentials, WrongZone, Damaged, WrongFileSystem, ServerFailing, NotPermitted, Unsupported)
+	return append(Situations(), Quota, Credentials, WrongZone, Damaged, WrongFileSystem, ServerFailing, NotPermitted, Unsupported,
+		KeyUnusable, Vanished, Repeated, PolicyMissing, NoDatastore, ExportDenied, Unreachable, Certificate, DeviceName, DeviceMissing, DeviceBusy, MountBusy, ReadOnly,
+		StaleMount, NoSpace, OpenFiles, NFSVersion, Blocklisted, ImageInUse, SourceMissing, ProviderMissing, ModuleMissing, DaemonMissing, TokenMissing, VolumeError, NotReady, NoCredentials, HostProgram, DriverProgram,
+		Passphrase)
 }
 
 // Call is the call that was answered.

@@ -91,6 +91,13 @@ var said = map[Situation]string{
 	AttachedElsewhere: "attached to another node", NodeFull: "the node is full", UnknownNode: "unknown node", VolumeGone: "volume gone", Busy: "busy", RateLimit: "too many requests",
 	Quota: "quota", Credentials: "credentials or rights of the driver", WrongZone: "another zone", Damaged: "damaged file system", WrongFileSystem: "wrong file system",
 	ServerFailing: "the server does not answer the node, or refuses it", NotPermitted: "ownership not changed", Unsupported: "not supported",
+	KeyUnusable: "key of an encrypted volume", Vanished: "gone right after its creation", Repeated: "an earlier attempt with other parameters", PolicyMissing: "no such storage policy",
+	NoDatastore: "no datastore fits", ExportDenied: "export not writable", Unreachable: "storage not reached", Certificate: "certificate not trusted", DeviceName: "device name taken",
+	DeviceMissing: "no device on the node", DeviceBusy: "device held on the node", MountBusy: "another mount in the way", ReadOnly: "read-only device", StaleMount: "dead mount",
+	NoSpace: "no space", OpenFiles: "too many open files", NFSVersion: "NFS version", Blocklisted: "node on a blocklist", ImageInUse: "image open at another client",
+	SourceMissing: "object missing", ProviderMissing: "provider missing", ModuleMissing: "kernel module missing", DaemonMissing: "daemon missing", TokenMissing: "service account token missing",
+	VolumeError: "volume in an error state", NotReady: "volume not ready", NoCredentials: "no credentials", HostProgram: "program missing on the node",
+	DriverProgram: "program missing in the driver", Passphrase: "passphrase of an encrypted volume",
 }
 
 func renderWords(out *strings.Builder) {

@@ -13,7 +13,8 @@ type Words struct {
 	Of        string    `json:"of"`              // whose words they are
 	Calls     []Call    `json:"calls,omitempty"` // empty: each
 	Codes     []string  `json:"codes,omitempty"` // empty: each
-	// Match is an expression without regard to case. A group named where is the machine that the message says has the volume.
+	// Match is an expression without regard to case. A group named where is the machine that the message says has the volume, one named what is
+	// the thing that it is about.
 	Match   string `json:"match"`
 	Example string `json:"example"`
 	Source  string `json:"source"` // places, each with its repository and revision
@@ -26,6 +27,7 @@ func AllWords() []Words { return load().Words }
 type Reading struct {
 	Situation Situation // "" if neither the facts about the driver nor the words say
 	Where     string    // the machine that the message says has the volume; "" for none
+	What      string    // the thing that the message is about: an object, a program, an image
 	Or        string    // what the message may mean instead
 	At        int       // where in the message the words begin that say so
 }
@@ -47,11 +49,13 @@ func Read(driver string, call Call, code, message string) Reading {
 			continue
 		}
 		if found := expressions()[i].FindStringSubmatchIndex(message); found != nil {
-			r := Reading{Situation: w.Situation, At: found[0]}
-			if where := expressions()[i].SubexpIndex("where"); where > 0 && found[2*where] >= 0 {
-				r.Where = message[found[2*where]:found[2*where+1]]
+			named := func(name string) string {
+				if i := expressions()[i].SubexpIndex(name); i > 0 && found[2*i] >= 0 {
+					return message[found[2*i]:found[2*i+1]]
+				}
+				return ""
 			}
-			return r
+			return Reading{Situation: w.Situation, Where: named("where"), What: named("what"), At: found[0]}
 		}
 	}
 	return Reading{}

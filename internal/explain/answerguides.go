@@ -63,6 +63,8 @@ type Answer struct {
 	Device    string // that device
 	FSType    string // the type that the PersistentVolume names
 	Nowhere   bool   // no node is where the volume can be used
+	Said      string // what the answer is about, if there are steps for that: a situation of internal/drivers/facts.yaml
+	What      string // the thing that the answer names: an object, a module, an image
 }
 
 // Zone is a zone and the nodes that are in it, in words.
@@ -178,6 +180,9 @@ var answerGuides = map[decision.Reason]Guide{
 			return fmt.Sprintf("%s is not allowed %s: the storage refuses its credentials, or they lack a right%s", csiDriver(s), toDo(s), because(s.Detail))
 		},
 		Next: func(s Situation) []Step {
+			if s.Said != "" {
+				return said(s, describeMount)
+			}
 			if s.Call == Mount { // by the node's pod of the driver, with the Secret that the volume names
 				return []Step{{
 					Text:    "Correct the credentials in the Secret that the PersistentVolume names, or give their user " + permission(s, callOf(s)) + " at the storage. A role of the driver's pods or of the node counts where there is no Secret. It is tried again by itself.",

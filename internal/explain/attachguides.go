@@ -42,7 +42,7 @@ var attachGuides = map[decision.Reason]Guide{
 			}
 			return fmt.Sprintf("%s fails to attach the volume to node %s%s", csiDriver(s), s.Wanted, because(s.Detail))
 		},
-		Next: attacherLogs,
+		Next: func(s Situation) []Step { return said(s, attacherLogs) },
 	},
 	attachment.Detaching: {
 		Title: "The attacher has not confirmed the detach yet",
@@ -68,7 +68,7 @@ var attachGuides = map[decision.Reason]Guide{
 			}
 			return fmt.Sprintf("%s fails to detach the volume from node %s%s", csiDriver(s), s.Node, because(s.Detail))
 		},
-		Next: attacherLogs,
+		Next: func(s Situation) []Step { return said(s, attacherLogs) },
 	},
 	NoAttachController: {
 		Title: "No controller creates the VolumeAttachment",

@@ -264,6 +264,9 @@ func nextOfProvisioning(s Situation) []Step {
 	if s.ProvisionerPod != "" {
 		logs = Step{Text: "Read the log of the provisioner, which runs as this pod or on a machine of this name.", Command: "kubectl get pods -A --field-selector metadata.name=" + s.ProvisionerPod}
 	}
+	if steps := causeSteps[s.Cause]; steps != nil {
+		return append(steps(s), logs)
+	}
 	switch s.Cause {
 	case NoTopology:
 		return []Step{

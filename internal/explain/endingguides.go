@@ -47,6 +47,9 @@ var endingGuides = map[decision.Reason]Guide{
 			if s.Cause == StorageRefuses {
 				do = permit(s, "delete volumes")
 			}
+			if steps := causeSteps[s.Cause]; steps != nil {
+				do = strings.TrimSuffix(steps(s)[0].Text, " The provisioner tries again by itself.")
+			}
 			return []Step{
 				{Text: do + " The provisioner tries again by itself." + decode(s), Command: "kubectl describe pv " + s.Volume},
 				{

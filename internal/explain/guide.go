@@ -76,6 +76,15 @@ const (
 	StorageExhausted     Cause = "StorageExhausted"     // a quota, or the storage is full
 	StorageRefuses       Cause = "StorageRefuses"       // the driver's identity lacks a permission
 	DriverSilent         Cause = "DriverSilent"         // the driver gives no answer in time
+	KeyUnusable          Cause = "KeyUnusable"          // the storage cannot use the key for the volume
+	AttemptRepeated      Cause = "AttemptRepeated"      // an earlier attempt had other parameters, or its volume is gone
+	PolicyMissing        Cause = "PolicyMissing"        // the storage has no policy of the name in the StorageClass
+	NoDatastore          Cause = "NoDatastore"          // no datastore fits
+	ExportNotWritable    Cause = "ExportNotWritable"    // a file server does not let the provisioner write
+	ServerRefuses        Cause = "ServerRefuses"        // a file server does not answer the provisioner, or refuses it
+	CredentialsMissing   Cause = "CredentialsMissing"   // the driver has none
+	StorageUnreachable   Cause = "StorageUnreachable"   // the driver does not reach the storage
+	CertificateRefused   Cause = "CertificateRefused"   // the driver does not trust the storage's certificate
 	BoundToAnother       Cause = "BoundToAnother"
 	BoundToDeleted       Cause = "BoundToDeleted" // to a claim that does not exist any more
 	OtherClass           Cause = "OtherClass"

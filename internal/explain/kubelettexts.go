@@ -54,6 +54,8 @@ type kubeletText struct {
 	reason  decision.Reason
 	why     string
 	steps   []Step
+	// said has the steps of what drivers say alike, in place of steps.
+	said string
 	// names is set if the first two groups are the kind and name of an object: the text counts only if the volume refers to it.
 	names bool
 	// nameless is set if the text names no volume.
@@ -187,7 +189,11 @@ func (v PodVolume) beside(rest string) string {
 // mountSteps are the steps of the text. One whose command lacks a name has none.
 func mountSteps(s Situation) []Step {
 	if s.Mount == nil {
-		return describeMount(s)
+		return said(s, describeMount)
+	}
+	if s.Mount.text.said != "" {
+		s.Said = s.Mount.text.said
+		return said(s, describeMount)
 	}
 	steps := slices.Clone(s.Mount.text.steps)
 	for i := range steps {
@@ -201,7 +207,7 @@ func mountSteps(s Situation) []Step {
 
 // serverSteps are mountSteps where kubelet's text names the server, and those of each server where a driver quotes the node's programs.
 func serverSteps(s Situation) []Step {
-	if s.Mount != nil {
+	if s.Mount != nil || s.Said != "" {
 		return mountSteps(s)
 	}
 	return append([]Step{{

@@ -57,6 +57,14 @@ var storageTexts = []kubeletText{
 		why:   "the NFS server does not export {1}: {2}",
 		steps: []Step{{Text: "Create and export {1} at the server, or use the path that it exports. The path of a PersistentVolume cannot be changed: to use another one, set its reclaim policy to Retain, delete it and the claim, and create both again.", Command: "kubectl describe pv {pv}"}},
 	},
+	{ // linux-nfs/nfs-utils nfs-utils-2-9-2-rc6 utils/mount/stropts.c:329
+		kinds: nfs, pattern: regexp.MustCompile(`rpc\.statd is not running`), reason: NodeProgramMissing,
+		why: "the daemon rpc.statd does not run on node {node}, which NFS 3 needs for locks", said: "daemonMissing",
+	},
+	{ // linux-nfs/nfs-utils nfs-utils-2-9-2-rc6 utils/mount/error.c:216 and 264, with EPROTONOSUPPORT of stropts.c:779
+		kinds: nfs, pattern: regexp.MustCompile(`mount\.nfs4?: (?:mount\(2\): )?((?:Protocol not supported|requested NFS version or transport protocol is not supported)[^\n]*)`), reason: StorageServerFailing,
+		why: "the NFS server or node {node} does not have the NFS version that the mount asks for: {1}", said: "nfsVersion",
+	},
 	{ // nfs-utils 2.8.2 utils/mount/error.c rpc_mount_errors, mount_error; utils/mount/network.c nfs_lookup
 		kinds: nfs, pattern: regexp.MustCompile(`mount\.nfs4?: ([^\n]*(?:Connection refused|[Tt]imed out|No route to host|Network is unreachable|resolve|not supported|Name or service not known)[^\n]*)`), reason: StorageServerFailing,
 		why:   "node {node} does not get an answer from the NFS server: {1}",
@@ -132,6 +140,32 @@ var storageTexts = []kubeletText{
 		},
 	},
 
+	{ // pkg/volume/csi/csi_mounter.go:239, with plugin/pkg/admission/noderestriction/admission.go:718 of the API server; v1.37.2 :762 has the second form
+		kinds: csi, pattern: regexp.MustCompile(`failed to get service accoount token attributes: .*(?:\baudience "([^"]+)" not found in pod spec volume|not authorized to request tokens for audience "([^"]+)")`), reason: MountFailing,
+		why: "the API server gives kubelet no service account token for the audience {1}{2}: it finds no CSIDriver of the pod's volumes that lists it", said: "tokenMissing",
+	},
+	{ // pkg/volume/csi/csi_mounter.go:239, with pkg/kubelet/token/token_manager.go:119
+		kinds: csi, pattern: regexp.MustCompile(`failed to get service accoount token attributes: failed to fetch token: serviceaccounts "([^"]+)" not found`), reason: VolumeSourceMissing,
+		why:   "the ServiceAccount {1} of the pod does not exist in namespace {namespace}",
+		steps: []Step{{Text: "Create the ServiceAccount {1}, or correct serviceAccountName in the pod's template.", Command: "kubectl get serviceaccounts -n {namespace}"}},
+	},
+	{ // Linux's ESTALE and ENOTCONN, as Go and C print them; kubernetes/kubernetes#96361
+		pattern: regexp.MustCompile(`(?i)\b(?:stale (?:NFS )?file handle|transport endpoint is not connected)`), reason: MountFailing,
+		why: "a mount of the volume on node {node} is dead: what served it has ended, or the server has dropped it", said: "staleMount",
+	},
+	{ // Linux's ENOSPC; pkg/volume/util/atomic_writer.go; vllm-project/aibrix#694
+		pattern: regexp.MustCompile(`(/[^\s:]+): no space left on device`), reason: MountFailing,
+		why: "the file system of {1} on the node is full", said: "noSpace",
+	},
+	{ // Linux's EMFILE and ENFILE; k3s-io/k3s#1042
+		pattern: regexp.MustCompile(`too many open files`), reason: MountFailing,
+		why: "a limit of open files, or of inotify, is reached on node {node}", said: "openFiles",
+	},
+	{ // util-linux/util-linux@39465c780 libmount/src/context_mount.c:1722
+		kinds: []string{"iscsi", "fc", "local"}, pattern: regexp.MustCompile(`(/dev/\S+) (?:is )?already mounted or mount point busy`), reason: MountFailing,
+		why: "something else on node {node} holds the volume's device {1}, such as multipathd, LVM or a mount that was left", said: "deviceBusy",
+	},
+
 	// pkg/volume/csi/csi_attacher.go:634
 	{kinds: csi, pattern: regexp.MustCompile(`volume attachment is being deleted`), reason: attachment.Detaching},
 	// pkg/volume/csi/csi_client.go:160
@@ -164,6 +198,10 @@ var containerTexts = []kubeletText{
 		steps: []Step{
 			{Text: "Mount a file system without SELinux labels with the option context=, or let its CSIDriver have seLinuxMount: true; a system path such as /etc cannot be labelled at all.", Command: "kubectl get csidrivers -o custom-columns=NAME:.metadata.name,SELINUXMOUNT:.spec.seLinuxMount"},
 		},
+	},
+	{ // containerd v2.1 internal/cri/opts/spec_linux_opts.go, as yandex-cloud/k8s-csi-s3#133 quotes it
+		pattern: regexp.MustCompile(`failed to stat "?(/[^": ]+)"?: .*((?i)stale (?:NFS )?file handle|transport endpoint is not connected)`), reason: ContainerMountFailing,
+		why: "its mount on node {node} is dead ({2}): what served it has ended, or the server has dropped it", said: "staleMount",
 	},
 	{ // opencontainers/runc v1.3 libcontainer/rootfs_linux.go prepareRootfs
 		pattern: regexp.MustCompile(`error mounting "([^"]+)" to rootfs at "([^"]+)": (.*)`), reason: ContainerMountFailing,
