@@ -142,7 +142,7 @@ func (x *state) terminating(pod *corev1.Pod) Finding {
 	var unmount []string
 	var said []Fact
 	switch {
-	case h.Node.OutOfService && (h.Node.State == NodeNotReady || h.Node.State == NodeUnreachable):
+	case x.shutDown(h.Node):
 		w.reason, w.since = explain.NodeOutOfService, x.outOfServiceSince(pod.Spec.NodeName)
 	case x.beingFenced(pod.Spec.NodeName):
 		w.reason = explain.NodeSilent
@@ -261,7 +261,7 @@ func (x *state) lostHolder(w *wait, h *Holder) {
 	case x.silentNode(h.Node):
 		w.reason, w.detail = explain.NodeSilent, "it last renewed its lease at "+stamp(*h.Node.LastHeartbeat)
 	case h.Node.State != NodeNotReady && h.Node.State != NodeUnreachable:
-	case h.Node.OutOfService:
+	case x.shutDown(h.Node):
 		w.reason, w.since = explain.NodeOutOfService, x.outOfServiceSince(h.Node.Name)
 	default:
 		w.reason = explain.NodeNotReady
