@@ -61,6 +61,8 @@ func (x *state) attacherState(driver string) (runs decision.Knowledge, detail st
 		return decision.Unknown, ""
 	case x.held(lease):
 		return decision.Yes, ""
+	case x.spokeAfter(driver, lease):
+		return decision.Unknown, "" // one without leader election, which leaves the lease of an earlier one as it is
 	case leaseHolder(lease) == "":
 		return decision.No, "none has held its lease since " + stamp(renewed(lease))
 	}
@@ -83,6 +85,12 @@ func (x *state) lastWord(driver string) (at time.Time, fresh bool) {
 		}
 	}
 	return at, !at.IsZero() && x.Now.Sub(at) < wordLasts
+}
+
+// spokeAfter reports whether an attacher of the driver has lately written an error that it cannot have written as the holder of the lease.
+func (x *state) spokeAfter(driver string, lease *coordinationv1.Lease) bool {
+	at, fresh := x.lastWord(driver)
+	return fresh && at.Sub(renewed(lease)) > 2*kube.LeaseLasts(lease)
 }
 
 // removed reports whether the driver is not installed any more: no CSIDriver, no node that has it, no attacher that runs, and no fresh
