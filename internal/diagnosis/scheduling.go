@@ -268,7 +268,7 @@ func (x *state) misplaced(pod *corev1.Pod, w *wait) *Volume {
 		if first == nil || none && !nowhere {
 			key, _ := kube.KeyOfVolume(pv)
 			first, nowhere = x.describe(key, pv), none
-			if host := hostOf(pv); none && host != "" {
+			if host := hostOf(pv); none && host != "" && x.nodes[host] == nil { // one that exists may lack the label until its driver has registered
 				w.reason, w.detail = explain.VolumeNodeGone, host
 				w.fill = func(s *explain.Situation) { s.Class, s.Cause = kube.ClassOf(claim), x.provisionedHow(claim, pv) }
 				return first
