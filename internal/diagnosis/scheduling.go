@@ -225,11 +225,14 @@ func (x *state) usedByAnother(pod *corev1.Pod, w *wait) (found *Volume, _ *Holde
 			continue
 		}
 		key, pv, ok := x.volumeOfClaim(pod.Namespace, claim.Name)
-		v := x.describe(key, pv)
+		v, modes := x.describe(key, pv), claim.Spec.AccessModes
+		if pv != nil {
+			modes = pv.Spec.AccessModes
+		}
+		if !slices.Contains(modes, corev1.ReadWriteOncePod) {
+			continue // many pods may use it
+		}
 		if !ok {
-			if !slices.Contains(claim.Spec.AccessModes, corev1.ReadWriteOncePod) {
-				continue
-			}
 			v = &Volume{Namespace: pod.Namespace, Claim: claim.Name, PersistentVolume: claim.Spec.VolumeName}
 			found = v
 		}
