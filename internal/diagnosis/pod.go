@@ -26,7 +26,8 @@ func (x *state) ofPod(pod *corev1.Pod) []Finding {
 	case pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed:
 		return nil
 	}
-	if mounted(pod) {
+	again := x.mountsAgain(pod)
+	if mounted(pod) && again == nil {
 		if found := x.ofMounted(pod); len(found) > 0 {
 			return found
 		}
@@ -41,10 +42,16 @@ func (x *state) ofPod(pod *corev1.Pod) []Finding {
 	if f, ok := x.waitsElsewhere(pod); ok {
 		return []Finding{f}
 	}
-	if found := x.volumesOfPod(pod); len(found) > 0 {
-		return found
+	found := x.volumesOfPod(pod)
+	if len(found) == 0 {
+		found = []Finding{x.notStarted(pod)}
 	}
-	return []Finding{x.notStarted(pod)}
+	for i := range found {
+		if again != nil {
+			found[i].Since = again
+		}
+	}
+	return found
 }
 
 // mounted reports whether kubelet has set up the pod's volumes: it starts no container before.
@@ -55,6 +62,23 @@ func mounted(pod *corev1.Pod) bool {
 			w != nil && !slices.Contains(starting, w.Reason)
 	}
 	return slices.ContainsFunc(pod.Status.InitContainerStatuses, started) || slices.ContainsFunc(pod.Status.ContainerStatuses, started)
+}
+
+// mountsAgain is since when kubelet mounts the volumes of a pod again whose containers ran before, as after a reboot of its node; nil if it does not. The pod has
+// no sandbox then, which kubelet makes after the mounts, and the failure of a mount is news of that time.
+func (x *state) mountsAgain(pod *corev1.Pod) *time.Time {
+	if slices.ContainsFunc(pod.Status.ContainerStatuses, func(s corev1.ContainerStatus) bool { return s.State.Running != nil }) || !mounted(pod) {
+		return nil
+	}
+	for _, c := range pod.Status.Conditions {
+		if c.Type != corev1.PodReadyToStartContainers || c.Status == corev1.ConditionTrue {
+			continue
+		}
+		if reports := x.reports(pod); len(reports) > 0 && !eventTime(reports[0].event).Before(c.LastTransitionTime.Time) {
+			return &c.LastTransitionTime.Time
+		}
+	}
+	return nil
 }
 
 func podRef(pod *corev1.Pod) Ref {
