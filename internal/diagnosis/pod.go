@@ -292,13 +292,20 @@ func (x *state) lostHolder(w *wait, h *Holder) {
 	}
 }
 
-// filledByOrphans returns the nodes without a free slot for the driver on which VolumeAttachments take one that no pod needs there, if
-// all pods could be read.
-func (x *state) filledByOrphans(driver string) []string {
-	if !x.AllNamespaces || !slices.Contains(x.Whole, Pods) {
-		return nil
+// filled is how far the slots of a driver are taken.
+type filled struct {
+	limited, full bool // a node has a limit, and one has no free slot left
+	// byOrphans are the nodes without a free slot on which VolumeAttachments take one that no pod needs there, if all pods could be read.
+	byOrphans []string
+}
+
+// filledOf is how far the slots of a driver are taken, looked for once for each driver.
+func (x *state) filledOf(driver string) filled {
+	if found, ok := x.slotsOf[driver]; ok {
+		return found
 	}
-	var nodes []string
+	var found filled
+	allPods := x.AllNamespaces && slices.Contains(x.Whole, Pods)
 	for _, at := range x.atNodes(driver) {
 		orphans := 0
 		for _, p := range at.volumes {
@@ -306,16 +313,19 @@ func (x *state) filledByOrphans(driver string) []string {
 				orphans++
 			}
 		}
-		if orphans == 0 {
-			continue
-		}
 		for _, d := range at.describe(x).Drivers {
-			if d.Driver == driver && d.Limit != nil && d.Used >= int(*d.Limit) {
-				nodes = append(nodes, fmt.Sprintf("%s (%d of %d)", at.name, orphans, *d.Limit))
+			if d.Driver != driver || d.Limit == nil {
+				continue
+			}
+			full := d.Used >= int(*d.Limit)
+			found.limited, found.full = true, found.full || full
+			if full && orphans > 0 && allPods {
+				found.byOrphans = append(found.byOrphans, fmt.Sprintf("%s (%d of %d)", at.name, orphans, *d.Limit))
 			}
 		}
 	}
-	return nodes
+	x.slotsOf[driver] = found
+	return found
 }
 
 // scheduled is when the pod got its node.

@@ -206,15 +206,33 @@ func (x *state) schedulingVolume(pod *corev1.Pod, w *wait) (*Volume, *Holder) {
 	if w.reason != explain.AttachLimitReached {
 		return nil, nil
 	}
+	return x.overLimit(pod, w), nil
+}
+
+// overLimit is the volume of a pod whose driver has no free slot left. The scheduler does not say which one that is: a driver that has filled a node comes
+// first, then one that has a limit.
+func (x *state) overLimit(pod *corev1.Pod, w *wait) (found *Volume) {
+	best := -1
 	for i := range pod.Spec.Volumes {
-		if key, pv, ok := x.volumeOfClaim(pod.Namespace, kube.ClaimName(pod, &pod.Spec.Volumes[i])); ok {
-			if nodes := x.filledByOrphans(key.Driver); len(nodes) > 0 {
-				w.reason, w.detail = explain.OrphansFillNode, strings.Join(nodes, ", ")
-			}
-			return x.describe(key, pv), nil
+		key, pv, ok := x.volumeOfClaim(pod.Namespace, kube.ClaimName(pod, &pod.Spec.Volumes[i]))
+		if !ok {
+			continue
+		}
+		slots, rank := x.filledOf(key.Driver), 0
+		switch {
+		case len(slots.byOrphans) > 0:
+			w.reason, w.detail = explain.OrphansFillNode, strings.Join(slots.byOrphans, ", ")
+			return x.describe(key, pv)
+		case slots.full:
+			rank = 2
+		case slots.limited:
+			rank = 1
+		}
+		if rank > best {
+			best, found = rank, x.describe(key, pv)
 		}
 	}
-	return nil, nil
+	return found
 }
 
 // usedByAnother is the claim of a pod that only one pod may use, also if its PersistentVolume could not be read, and the node of the pod that does.

@@ -42,6 +42,7 @@ type state struct {
 	byNodeID map[driverID][]string                  // the nodes for which a driver has registered an ID; nil until it is asked for
 	latest   map[string]*storagev1.VolumeAttachment // the latest that a driver has attached; nil until it is asked for
 	reported map[*corev1.Pod][]report               // what node agents report of the volumes of those that were asked for
+	slotsOf  map[string]filled                      // how far the slots of the drivers that were asked for are taken
 	never    map[string]bool                        // whether no attacher has ever worked for a driver, of those that were asked for
 }
 
@@ -60,7 +61,7 @@ func newState(s *Snapshot) *state {
 		byKey:    map[attachment.VolumeKey][]*corev1.PersistentVolume{},
 		attached: map[attachment.VolumeKey][]*storagev1.VolumeAttachment{},
 		uses:     map[attachment.VolumeKey][]use{}, byClaim: map[string][]*corev1.Pod{}, events: map[string][]*corev1.Event{},
-		listed: map[string][]string{}, reported: map[*corev1.Pod][]report{}, never: map[string]bool{},
+		listed: map[string][]string{}, reported: map[*corev1.Pod][]report{}, never: map[string]bool{}, slotsOf: map[string]filled{},
 	}
 	for _, lease := range s.Leases {
 		if lease.Namespace == corev1.NamespaceNodeLease {
