@@ -19,6 +19,9 @@ import (
 // attacherLease returns the lease of the driver's attacher, nil if none counts or it could not be read. An attacher without leader
 // election has none.
 func (x *state) attacherLease(driver string) *coordinationv1.Lease {
+	if found, ok := x.leases[driver]; ok {
+		return found
+	}
 	name := kube.SanitizeDriverName(kube.AttacherLease + driver)
 	var found *coordinationv1.Lease
 	for _, lease := range x.Leases {
@@ -26,6 +29,7 @@ func (x *state) attacherLease(driver string) *coordinationv1.Lease {
 			found = lease
 		}
 	}
+	x.leases[driver] = found // all volumes of the driver ask
 	return found
 }
 
@@ -61,6 +65,8 @@ func (x *state) attacherState(driver string) (runs decision.Knowledge, detail st
 		return decision.Unknown, ""
 	case x.held(lease):
 		return decision.Yes, ""
+	case x.spokeAfter(driver, lease):
+		return decision.Unknown, "" // one without leader election, which leaves the lease of an earlier one as it is
 	case leaseHolder(lease) == "":
 		return decision.No, "none has held its lease since " + stamp(renewed(lease))
 	}
@@ -75,19 +81,39 @@ const wordLasts = 15 * time.Minute
 
 // lastWord returns when an attacher of the driver last wrote an error, and whether that is too fresh to take the driver for removed.
 func (x *state) lastWord(driver string) (at time.Time, fresh bool) {
-	for _, va := range x.Attachments {
-		for _, e := range []*storagev1.VolumeError{va.Status.AttachError, va.Status.DetachError} {
-			if va.Spec.Attacher == driver && e != nil && e.Time.After(at) {
-				at = e.Time.Time
+	if x.words == nil { // all volumes of a driver ask
+		x.words = map[string]time.Time{}
+		for _, va := range x.Attachments {
+			for _, e := range []*storagev1.VolumeError{va.Status.AttachError, va.Status.DetachError} {
+				if e != nil {
+					x.words[va.Spec.Attacher] = later(x.words[va.Spec.Attacher], e.Time.Time)
+				}
 			}
 		}
 	}
+	at = x.words[driver]
 	return at, !at.IsZero() && x.Now.Sub(at) < wordLasts
+}
+
+// spokeAfter reports whether an attacher of the driver has lately written an error that it cannot have written as the holder of the lease.
+func (x *state) spokeAfter(driver string, lease *coordinationv1.Lease) bool {
+	at, fresh := x.lastWord(driver)
+	return fresh && at.Sub(renewed(lease)) > 2*kube.LeaseLasts(lease)
 }
 
 // removed reports whether the driver is not installed any more: no CSIDriver, no node that has it, no attacher that runs, and no fresh
 // word of one. A driver may have no CSIDriver, and an attacher without leader election has no lease: all CSINodes have to be known.
 func (x *state) removed(driver string) bool {
+	gone, known := x.gone[driver]
+	if !known {
+		gone = x.isRemoved(driver)
+		x.gone[driver] = gone
+	}
+	return gone
+}
+
+// isRemoved is removed, looked for once for each driver.
+func (x *state) isRemoved(driver string) bool {
 	if _, fresh := x.lastWord(driver); fresh {
 		return false
 	}

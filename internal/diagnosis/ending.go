@@ -250,14 +250,15 @@ func (x *state) resizing(claim *corev1.PersistentVolumeClaim) wait {
 			w.reason, w.detail = explain.ResizeFailed, w.says(x.foreign(c.Message))
 		}
 	}
-	if failed := x.resizeError(claim); failed != nil && w.detail == "" {
+	byNode := nodeGrows(step, waiting)
+	if failed := x.resizeError(claim, byNode); failed != nil && w.detail == "" {
 		w.reason, w.detail = explain.ResizeFailed, w.says(x.foreign(strings.TrimPrefix(failed.Message, combined)))
 	}
 	cause := explain.ControllerResizes
 	switch {
 	case step == corev1.PersistentVolumeClaimControllerResizeInfeasible, step == corev1.PersistentVolumeClaimNodeResizeInfeasible:
 		w.reason, cause = explain.ResizeFailed, explain.SizeRefused
-	case step == corev1.PersistentVolumeClaimNodeResizePending, step == corev1.PersistentVolumeClaimNodeResizeInProgress, waiting:
+	case byNode:
 		cause = explain.NodeResizes
 	}
 	size, has := wanted(claim), claim.Status.Capacity[corev1.ResourceStorage]
@@ -290,10 +291,18 @@ func (x *state) mayNotReturn(s *explain.Situation, claim *corev1.PersistentVolum
 	}
 }
 
-// resizeError is the last error of a resize, nil if a resize has succeeded since.
-func (x *state) resizeError(claim *corev1.PersistentVolumeClaim) *corev1.Event {
+// nodeGrows reports whether the volume is larger at the storage, so that the rest is kubelet's.
+func nodeGrows(step corev1.ClaimResourceStatus, waiting bool) bool {
+	return waiting || step == corev1.PersistentVolumeClaimNodeResizePending || step == corev1.PersistentVolumeClaimNodeResizeInProgress
+}
+
+// resizeError is the last error of a resize, nil if a resize has succeeded since, or if it is the controller's and the rest is the node's.
+func (x *state) resizeError(claim *corev1.PersistentVolumeClaim, byNode bool) *corev1.Event {
 	failed := x.lastEvent(string(claim.UID), resizeEvents...)
 	done := x.lastEvent(string(claim.UID), "VolumeResizeSuccessful", explain.FileSystemResizeSuccessful)
+	if failed != nil && byNode && !from(failed, nodeAgents) {
+		return nil
+	}
 	if failed != nil && done != nil && eventTime(done).After(eventTime(failed)) {
 		return nil
 	}

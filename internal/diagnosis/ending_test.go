@@ -229,7 +229,7 @@ func TestNamedVolumes(t *testing.T) {
 			c.Spec.VolumeMode = new(corev1.PersistentVolumeBlock)
 		}, explain.VolumeMismatch, "its volumeMode is Filesystem, and that of the claim Block"},
 		"bound to another": {func(_ *corev1.PersistentVolumeClaim, pv *corev1.PersistentVolume) {
-			pv.Spec.ClaimRef = &corev1.ObjectReference{Namespace: "ns", Name: "other"}
+			pv.Spec.ClaimRef = &corev1.ObjectReference{Namespace: "ns", Name: "other", UID: "other"}
 		}, explain.VolumeMismatch, "it is bound to another claim, ns/other, which was deleted"},
 		"bound to an earlier": {func(_ *corev1.PersistentVolumeClaim, pv *corev1.PersistentVolume) {
 			pv.Spec.ClaimRef = &corev1.ObjectReference{Namespace: "ns", Name: "claim", UID: "old"}

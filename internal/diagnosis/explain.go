@@ -209,7 +209,7 @@ func (x *state) ofKey(key attachment.VolumeKey, pv *corev1.PersistentVolume) ([]
 			continue
 		}
 		switch {
-		case ended(u), u.pod.Spec.NodeName != "" && u.pod.DeletionTimestamp == nil && mounted(u.pod):
+		case ended(u), u.pod.Spec.NodeName != "" && u.pod.DeletionTimestamp == nil && mounted(u.pod) && x.mountsAgain(u.pod) == nil:
 		case u.pod.Spec.NodeName == "" || u.pod.DeletionTimestamp != nil:
 			found = append(found, x.ofPod(u.pod)...)
 		default:

@@ -177,6 +177,12 @@ func (x *state) anotherMachine(va *storagev1.VolumeAttachment) bool {
 	return !n.SameMachine(was) || n.QuietUntil.IsZero()
 }
 
+// shutDown reports whether a node was declared out of service, as a person does who has seen that its machine is off, and nothing contradicts that: it is not
+// Ready, and its kubelet does not answer.
+func (x *state) shutDown(n NodeState) bool {
+	return n.OutOfService && (n.State == NodeNotReady || n.State == NodeUnreachable) && !x.answers(n)
+}
+
 // answers reports whether the kubelet of a node has reported lately: it renews its lease, or it says itself that the node is not Ready.
 // The node lifecycle controller says Unknown of a node whose kubelet is silent.
 func (x *state) answers(n NodeState) bool {

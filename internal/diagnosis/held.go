@@ -87,7 +87,10 @@ func (x *state) heldByLost(w *wait, h *Holder) {
 	case h.InUse == "no" && len(h.Pods)+h.HiddenPods == 0 && !h.PodsUnknown:
 		w.reason = x.idle(w.since)
 	case h.Node.OutOfService:
-		w.reason, w.since = explain.NodeOutOfService, x.outOfServiceSince(h.Node.Name)
+		w.since = x.outOfServiceSince(h.Node.Name)
+		if w.reason = explain.NodeNotReady; x.shutDown(h.Node) {
+			w.reason = explain.NodeOutOfService
+		}
 	default:
 		w.reason = explain.NodeNotReady
 		if h.Node.Since != nil {

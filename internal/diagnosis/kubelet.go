@@ -58,6 +58,14 @@ type report struct {
 	lists     bool
 }
 
+// isAbout reports whether a report names the volume. A list has the pod's own names.
+func (r *report) isAbout(v *podVolume) bool {
+	if r.lists {
+		return slices.ContainsFunc(r.about, v.isCalled)
+	}
+	return slices.ContainsFunc(r.about, v.isNamed)
+}
+
 // reports returns what node agents report of a pod's volumes, newest first.
 func (x *state) reports(pod *corev1.Pod) []report {
 	if found, ok := x.reported[pod]; ok {
@@ -107,7 +115,7 @@ func (x *state) namedIn(pod *corev1.Pod, text string) (named []string) {
 // causeFor returns what the report says of the cause for a volume: where it is about several, the part that names the volume, because kubelet joins
 // the errors of all (k/k v1.36.3 pkg/kubelet/volumemanager/volume_manager.go:558).
 func (r *report) causeFor(v *podVolume) string {
-	about := slices.ContainsFunc(r.about, v.isCalled) || len(r.about) == 0 && (v.hasKey || v.claim != "")
+	about := r.isAbout(v) || len(r.about) == 0 && (v.hasKey || v.claim != "")
 	if !about || timedOut.MatchString(r.cause) {
 		return ""
 	}
@@ -180,7 +188,7 @@ func (x *state) readMount(w *wait, pod *corev1.Pod, v *podVolume, r report, caus
 			return
 		}
 	}
-	if !slices.ContainsFunc(r.about, v.isCalled) && !strings.Contains(cause, "of volume "+v.key.Handle+": ") {
+	if !r.isAbout(v) && !strings.Contains(cause, "of volume "+v.key.Handle+": ") {
 		w.reason, w.detail = explain.MountFailing, w.says(x.foreign(cause)) // it may be of another volume
 		return
 	}
@@ -209,7 +217,7 @@ func (x *state) failsSince(pod *corev1.Pod, v *podVolume, since time.Time) time.
 		if at.IsZero() {
 			at = eventTime(r.event)
 		}
-		if slices.ContainsFunc(r.about, v.isCalled) && at.Before(first) && !at.Before(since) {
+		if r.isAbout(v) && at.Before(first) && !at.Before(since) {
 			first = at
 		}
 	}
@@ -220,7 +228,7 @@ func (x *state) failsSince(pod *corev1.Pod, v *podVolume, since time.Time) time.
 func (x *state) attachReport(pod *corev1.Pod, v *podVolume) (w wait, ok bool) {
 	for _, e := range x.events[string(pod.UID)] {
 		m := ofOne.FindStringSubmatch(strings.TrimPrefix(e.Message, combined))
-		if m == nil || !from(e, controllers) || !v.isCalled(m[1]) {
+		if m == nil || !from(e, controllers) || !v.isNamed(m[1]) {
 			continue
 		}
 		switch e.Reason {

@@ -43,6 +43,8 @@ func (x *state) boundElsewhere(claim *corev1.PersistentVolumeClaim, pv *corev1.P
 		return "", ""
 	case !x.mayName(ref.Namespace):
 		return explain.BoundToAnother, "it is bound to another claim, in a namespace that you may not read"
+	case ref.UID == "": // the controller writes it when it binds
+		return explain.BoundToAnother, "its claimRef reserves it for another claim, " + ref.Namespace + "/" + ref.Name
 	case x.claims[join(ref.Namespace, ref.Name)] == nil && x.exists(Ref{Resource: Claims, Namespace: ref.Namespace, Name: ref.Name}) == decision.No:
 		return explain.BoundToDeleted, "it is bound to another claim, " + ref.Namespace + "/" + ref.Name + ", which was deleted"
 	}

@@ -65,7 +65,7 @@ func (x *state) mountedWait(pod *corev1.Pod, key attachment.VolumeKey, h *Holder
 	switch {
 	case h.Node.State == NodeNotReady || h.Node.State == NodeUnreachable:
 		w.reason = explain.NodeNotReady
-		if h.Node.OutOfService {
+		if x.shutDown(h.Node) {
 			w.reason, w.since = explain.NodeOutOfService, x.outOfServiceSince(h.Node.Name)
 		}
 	case h.Node.State == NodeDeleted:

@@ -206,7 +206,7 @@ func (x *state) notStarted(pod *corev1.Pod) Finding {
 	w := wait{reason: explain.Mounting, since: scheduled(pod)}
 	volumes := x.volumesOf(pod)
 	for _, r := range x.reports(pod) {
-		if timedOut.MatchString(r.cause) || slices.ContainsFunc(volumes, func(v podVolume) bool { return slices.ContainsFunc(r.about, v.isCalled) }) {
+		if timedOut.MatchString(r.cause) || slices.ContainsFunc(volumes, func(v podVolume) bool { return r.isAbout(&v) }) {
 			continue
 		}
 		v := podVolume{}

@@ -25,7 +25,7 @@ func (x *state) changesOwner(w *wait, pod *corev1.Pod, v *podVolume, failed *cor
 			continue
 		}
 		m := ownershipText.FindStringSubmatch(strings.TrimPrefix(e.Message, combined))
-		if m == nil || !v.isCalled(m[1]) {
+		if m == nil || !v.isNamed(m[1]) {
 			continue
 		}
 		at := eventTime(e)

@@ -26,7 +26,8 @@ func (x *state) ofPod(pod *corev1.Pod) []Finding {
 	case pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed:
 		return nil
 	}
-	if mounted(pod) {
+	again := x.mountsAgain(pod)
+	if mounted(pod) && again == nil {
 		if found := x.ofMounted(pod); len(found) > 0 {
 			return found
 		}
@@ -41,10 +42,16 @@ func (x *state) ofPod(pod *corev1.Pod) []Finding {
 	if f, ok := x.waitsElsewhere(pod); ok {
 		return []Finding{f}
 	}
-	if found := x.volumesOfPod(pod); len(found) > 0 {
-		return found
+	found := x.volumesOfPod(pod)
+	if len(found) == 0 {
+		found = []Finding{x.notStarted(pod)}
 	}
-	return []Finding{x.notStarted(pod)}
+	for i := range found {
+		if again != nil {
+			found[i].Since = again
+		}
+	}
+	return found
 }
 
 // mounted reports whether kubelet has set up the pod's volumes: it starts no container before.
@@ -55,6 +62,23 @@ func mounted(pod *corev1.Pod) bool {
 			w != nil && !slices.Contains(starting, w.Reason)
 	}
 	return slices.ContainsFunc(pod.Status.InitContainerStatuses, started) || slices.ContainsFunc(pod.Status.ContainerStatuses, started)
+}
+
+// mountsAgain is since when kubelet mounts the volumes of a pod again whose containers ran before, as after a reboot of its node; nil if it does not. The pod has
+// no sandbox then, which kubelet makes after the mounts, and the failure of a mount is news of that time.
+func (x *state) mountsAgain(pod *corev1.Pod) *time.Time {
+	if slices.ContainsFunc(pod.Status.ContainerStatuses, func(s corev1.ContainerStatus) bool { return s.State.Running != nil }) || !mounted(pod) {
+		return nil
+	}
+	for _, c := range pod.Status.Conditions {
+		if c.Type != corev1.PodReadyToStartContainers || c.Status == corev1.ConditionTrue {
+			continue
+		}
+		if reports := x.reports(pod); len(reports) > 0 && !eventTime(reports[0].event).Before(c.LastTransitionTime.Time) {
+			return &c.LastTransitionTime.Time
+		}
+	}
+	return nil
 }
 
 func podRef(pod *corev1.Pod) Ref {
@@ -142,7 +166,7 @@ func (x *state) terminating(pod *corev1.Pod) Finding {
 	var unmount []string
 	var said []Fact
 	switch {
-	case h.Node.OutOfService && (h.Node.State == NodeNotReady || h.Node.State == NodeUnreachable):
+	case x.shutDown(h.Node):
 		w.reason, w.since = explain.NodeOutOfService, x.outOfServiceSince(pod.Spec.NodeName)
 	case x.beingFenced(pod.Spec.NodeName):
 		w.reason = explain.NodeSilent
@@ -261,20 +285,27 @@ func (x *state) lostHolder(w *wait, h *Holder) {
 	case x.silentNode(h.Node):
 		w.reason, w.detail = explain.NodeSilent, "it last renewed its lease at "+stamp(*h.Node.LastHeartbeat)
 	case h.Node.State != NodeNotReady && h.Node.State != NodeUnreachable:
-	case h.Node.OutOfService:
+	case x.shutDown(h.Node):
 		w.reason, w.since = explain.NodeOutOfService, x.outOfServiceSince(h.Node.Name)
 	default:
 		w.reason = explain.NodeNotReady
 	}
 }
 
-// filledByOrphans returns the nodes without a free slot for the driver on which VolumeAttachments take one that no pod needs there, if
-// all pods could be read.
-func (x *state) filledByOrphans(driver string) []string {
-	if !x.AllNamespaces || !slices.Contains(x.Whole, Pods) {
-		return nil
+// filled is how far the slots of a driver are taken.
+type filled struct {
+	limited, full bool // a node has a limit, and one has no free slot left
+	// byOrphans are the nodes without a free slot on which VolumeAttachments take one that no pod needs there, if all pods could be read.
+	byOrphans []string
+}
+
+// filledOf is how far the slots of a driver are taken, looked for once for each driver.
+func (x *state) filledOf(driver string) filled {
+	if found, ok := x.slotsOf[driver]; ok {
+		return found
 	}
-	var nodes []string
+	var found filled
+	allPods := x.AllNamespaces && slices.Contains(x.Whole, Pods)
 	for _, at := range x.atNodes(driver) {
 		orphans := 0
 		for _, p := range at.volumes {
@@ -282,16 +313,19 @@ func (x *state) filledByOrphans(driver string) []string {
 				orphans++
 			}
 		}
-		if orphans == 0 {
-			continue
-		}
 		for _, d := range at.describe(x).Drivers {
-			if d.Driver == driver && d.Limit != nil && d.Used >= int(*d.Limit) {
-				nodes = append(nodes, fmt.Sprintf("%s (%d of %d)", at.name, orphans, *d.Limit))
+			if d.Driver != driver || d.Limit == nil {
+				continue
+			}
+			full := d.Used >= int(*d.Limit)
+			found.limited, found.full = true, found.full || full
+			if full && orphans > 0 && allPods {
+				found.byOrphans = append(found.byOrphans, fmt.Sprintf("%s (%d of %d)", at.name, orphans, *d.Limit))
 			}
 		}
 	}
-	return nodes
+	x.slotsOf[driver] = found
+	return found
 }
 
 // scheduled is when the pod got its node.

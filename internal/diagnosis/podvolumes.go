@@ -107,6 +107,15 @@ func objectsOf(source *corev1.VolumeSource) (objects []string) {
 // isCalled reports whether kubelet calls the volume so.
 func (v *podVolume) isCalled(name string) bool { return slices.Contains(v.names, name) }
 
+// isNamed reports whether kubelet and the controller call the volume so in a text about one volume: by its PersistentVolume, if it has one. The pod may call
+// another of its volumes so.
+func (v *podVolume) isNamed(name string) bool {
+	if v.claim != "" {
+		return v.names[0] == name
+	}
+	return v.isCalled(name)
+}
+
 // describeOwn is describe for a volume of a pod, as the pod has it.
 func (x *state) describeOwn(pod *corev1.Pod, v *podVolume) *Volume {
 	d := x.describe(v.key, v.pv)

@@ -206,15 +206,33 @@ func (x *state) schedulingVolume(pod *corev1.Pod, w *wait) (*Volume, *Holder) {
 	if w.reason != explain.AttachLimitReached {
 		return nil, nil
 	}
+	return x.overLimit(pod, w), nil
+}
+
+// overLimit is the volume of a pod whose driver has no free slot left. The scheduler does not say which one that is: a driver that has filled a node comes
+// first, then one that has a limit.
+func (x *state) overLimit(pod *corev1.Pod, w *wait) (found *Volume) {
+	best := -1
 	for i := range pod.Spec.Volumes {
-		if key, pv, ok := x.volumeOfClaim(pod.Namespace, kube.ClaimName(pod, &pod.Spec.Volumes[i])); ok {
-			if nodes := x.filledByOrphans(key.Driver); len(nodes) > 0 {
-				w.reason, w.detail = explain.OrphansFillNode, strings.Join(nodes, ", ")
-			}
-			return x.describe(key, pv), nil
+		key, pv, ok := x.volumeOfClaim(pod.Namespace, kube.ClaimName(pod, &pod.Spec.Volumes[i]))
+		if !ok {
+			continue
+		}
+		slots, rank := x.filledOf(key.Driver), 0
+		switch {
+		case len(slots.byOrphans) > 0:
+			w.reason, w.detail = explain.OrphansFillNode, strings.Join(slots.byOrphans, ", ")
+			return x.describe(key, pv)
+		case slots.full:
+			rank = 2
+		case slots.limited:
+			rank = 1
+		}
+		if rank > best {
+			best, found = rank, x.describe(key, pv)
 		}
 	}
-	return nil, nil
+	return found
 }
 
 // usedByAnother is the claim of a pod that only one pod may use, also if its PersistentVolume could not be read, and the node of the pod that does.
@@ -225,11 +243,14 @@ func (x *state) usedByAnother(pod *corev1.Pod, w *wait) (found *Volume, _ *Holde
 			continue
 		}
 		key, pv, ok := x.volumeOfClaim(pod.Namespace, claim.Name)
-		v := x.describe(key, pv)
+		v, modes := x.describe(key, pv), claim.Spec.AccessModes
+		if pv != nil {
+			modes = pv.Spec.AccessModes
+		}
+		if !slices.Contains(modes, corev1.ReadWriteOncePod) {
+			continue // many pods may use it
+		}
 		if !ok {
-			if !slices.Contains(claim.Spec.AccessModes, corev1.ReadWriteOncePod) {
-				continue
-			}
 			v = &Volume{Namespace: pod.Namespace, Claim: claim.Name, PersistentVolume: claim.Spec.VolumeName}
 			found = v
 		}
@@ -268,7 +289,7 @@ func (x *state) misplaced(pod *corev1.Pod, w *wait) *Volume {
 		if first == nil || none && !nowhere {
 			key, _ := kube.KeyOfVolume(pv)
 			first, nowhere = x.describe(key, pv), none
-			if host := hostOf(pv); none && host != "" {
+			if host := hostOf(pv); none && host != "" && x.nodes[host] == nil { // one that exists may lack the label until its driver has registered
 				w.reason, w.detail = explain.VolumeNodeGone, host
 				w.fill = func(s *explain.Situation) { s.Class, s.Cause = kube.ClassOf(claim), x.provisionedHow(claim, pv) }
 				return first

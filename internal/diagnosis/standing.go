@@ -42,7 +42,7 @@ func (x *state) without(key attachment.VolumeKey, name string) standing {
 	switch n, f := x.node(name), x.fenceOf(name); {
 	case f != nil && f.reason == fencing.Contradicted && f.Proven() && x.beingFenced(name):
 		return takenAlive // whatever the node says of itself, and though it may be silent again
-	case n.OutOfService && n.State != NodeReady && !x.answers(n):
+	case x.shutDown(n):
 		return switchedOff
 	case x.takes(f, key.Driver):
 		return takenByFence

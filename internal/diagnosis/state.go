@@ -42,6 +42,10 @@ type state struct {
 	byNodeID map[driverID][]string                  // the nodes for which a driver has registered an ID; nil until it is asked for
 	latest   map[string]*storagev1.VolumeAttachment // the latest that a driver has attached; nil until it is asked for
 	reported map[*corev1.Pod][]report               // what node agents report of the volumes of those that were asked for
+	slotsOf  map[string]filled                      // how far the slots of the drivers that were asked for are taken
+	words    map[string]time.Time                   // when an attacher of each driver last wrote an error; nil until it is asked for
+	leases   map[string]*coordinationv1.Lease       // of the attachers of those drivers that were asked for
+	gone     map[string]bool                        // whether a driver is not installed any more, of those that were asked for
 	never    map[string]bool                        // whether no attacher has ever worked for a driver, of those that were asked for
 }
 
@@ -60,7 +64,8 @@ func newState(s *Snapshot) *state {
 		byKey:    map[attachment.VolumeKey][]*corev1.PersistentVolume{},
 		attached: map[attachment.VolumeKey][]*storagev1.VolumeAttachment{},
 		uses:     map[attachment.VolumeKey][]use{}, byClaim: map[string][]*corev1.Pod{}, events: map[string][]*corev1.Event{},
-		listed: map[string][]string{}, reported: map[*corev1.Pod][]report{}, never: map[string]bool{},
+		listed: map[string][]string{}, reported: map[*corev1.Pod][]report{}, never: map[string]bool{}, slotsOf: map[string]filled{},
+		leases: map[string]*coordinationv1.Lease{}, gone: map[string]bool{},
 	}
 	for _, lease := range s.Leases {
 		if lease.Namespace == corev1.NamespaceNodeLease {

@@ -362,7 +362,7 @@ func (r *run) attacherPod(ctx context.Context, held []*storagev1.VolumeAttachmen
 // found all nodes full.
 func (r *run) eventsAround(ctx context.Context, subject diagnosis.Ref) (calls []func()) {
 	for _, pod := range r.into.Pods {
-		if subject.Resource == diagnosis.Pods || pod.DeletionTimestamp == nil && pod.Status.Phase == corev1.PodPending {
+		if subject.Resource == diagnosis.Pods || pod.DeletionTimestamp == nil && waits(pod) {
 			calls = append(calls, func() { r.eventsOf(ctx, pod.Namespace, string(pod.UID)) })
 		}
 		if full(pod) {
@@ -375,6 +375,11 @@ func (r *run) eventsAround(ctx context.Context, subject diagnosis.Ref) (calls []
 		calls = []func(){func() { r.warnings(ctx, subject.Namespace) }}
 	}
 	return append(calls, r.provisioning(ctx, subject.Namespace, false)...)
+}
+
+// waits reports whether a pod has not started, or not again: one that ran before its node rebooted keeps its phase.
+func waits(pod *corev1.Pod) bool {
+	return pod.Status.Phase == corev1.PodPending || pod.Status.Phase == corev1.PodRunning && !slices.ContainsFunc(pod.Status.ContainerStatuses, runs)
 }
 
 // nodeAgentEvents returns the calls that read what node agents and the controller said about volumes that are in use: unmounts that fail,
