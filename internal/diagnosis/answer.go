@@ -215,12 +215,12 @@ func (x *state) answered(w wait, call drivers.Call, key attachment.VolumeKey, no
 		said = x.limitSaid(&w, read.Situation != drivers.NodeFull, node, key.Driver)
 	case explain.BackendDisagrees:
 		said = x.elsewhere(&w, key, node, cmp.Or(s.text, s.own), read.Where)
-		w.answer.Or = read.Or
+		w.answer.Or, w.answer.BelayFrees = read.Or, w.answer.BelayFrees && !w.answer.Outside
 	case explain.VolumeInOtherZone:
 		x.zonesFor(&w, key.Driver, node)
 	}
 	if read.Situation == drivers.Busy && (call == drivers.Mount || x.Now.Sub(w.since) > attachment.AnswerTimeout) {
-		w.reason, said = explain.OperationPending, "since "+stamp(w.since)+" or before"
+		w.reason, said, w.answer.Open = explain.OperationPending, "", x.ago(w.since)
 	}
 	if said != "" {
 		w.detail += " (" + said + ")"
@@ -270,6 +270,12 @@ func (x *state) attemptedSince(e *storagev1.VolumeError) (at time.Time, underWay
 	}
 	at, err := time.Parse(time.RFC3339, found[1])
 	return at, err == nil && x.Now.After(at)
+}
+
+// listsNodes reports whether a driver's list may show where its volumes are published: belay-attacher frees them by it.
+func listsNodes(driver string) bool {
+	facts, known := drivers.Of(driver)
+	return !known || facts.Lists.PublishedNodes == nil || *facts.Lists.PublishedNodes
 }
 
 // takesRequests reports whether the attacher of a VolumeAttachment calls the driver when it is asked to: belay-attacher does, and it alone records
