@@ -243,7 +243,7 @@ func deletedAt(o metav1.Object) time.Time {
 	return at.Time
 }
 
-// madeBy is the annotation of a PersistentVolume that a provisioner has made (k/k v1.36.3 staging/src/k8s.io/component-helpers/storage/volume/pv_helpers.go:67
+// madeBy is the annotation of a PersistentVolume that a provisioner has made (k8s.io/component-helpers v0.36.3 storage/volume/pv_helpers.go:62
 // AnnDynamicallyProvisioned).
 const madeBy = "pv.kubernetes.io/provisioned-by"
 

@@ -511,13 +511,13 @@ func lostNode(s Situation) []Step {
 		"if the machine still runs, two nodes write to the volume and the file system is corrupted")...)
 }
 
-// declareOut has the pods of a node deleted and its volumes detached. Who sets the taint removes it: no controller of Kubernetes does, and
-// kube-controller-manager detaches from a node that has it also when it is Ready (k/k v1.36.3
-// pkg/controller/volume/attachdetach/reconciler/reconciler.go hasOutOfServiceTaint).
+// declareOut has the pods of a node deleted and its volumes detached. A person who sets the taint removes it: no controller of Kubernetes does, and
+// kube-controller-manager detaches mounted volumes from a node that has it, Ready or not (k/k v1.36.3
+// pkg/controller/volume/attachdetach/reconciler/reconciler.go:231-276).
 func declareOut(s Situation, node, text, danger string) []Step {
 	s.Node = node
 	return []Step{
 		{Text: text, Command: "kubectl taint node " + node + " " + outOfService, Danger: danger},
-		removeTaint(s, "When its pods run elsewhere, and before the machine is started again, remove the taint. A node that keeps it gets no pods, and its volumes are detached under those that it has."),
+		removeTaint(s, "When its pods run elsewhere, and before the machine is started again, remove the taint. Volumes of a node that has it are detached while they are mounted, also when it is Ready again."),
 	}
 }

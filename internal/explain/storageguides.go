@@ -22,7 +22,7 @@ func freedByBelay(s Situation) []Step {
 	return []Step{{
 		Text: "Or wait: belay-attacher runs for this driver. It detaches the volume at a node of this cluster that does not list it in use, once the driver has listed it there twice. " +
 			"Nothing comes of it where the other machine is no node of this cluster.",
-		Danger: "it looks at what the node's kubelet reports, and not at the machine: take step 2 before that",
+		Danger: "it asks the node's kubelet, and not the machine: make sure first that nothing there uses the volume",
 	}}
 }
 
