@@ -215,7 +215,7 @@ func (x *state) answered(w wait, call drivers.Call, key attachment.VolumeKey, no
 		said = x.limitSaid(&w, read.Situation != drivers.NodeFull, node, key.Driver)
 	case explain.BackendDisagrees:
 		said = x.elsewhere(&w, key, node, cmp.Or(s.text, s.own), read.Where)
-		w.answer.Or, w.answer.BelayFrees = read.Or, w.answer.BelayFrees && !w.answer.Outside
+		w.answer.Or = read.Or
 	case explain.VolumeInOtherZone:
 		x.zonesFor(&w, key.Driver, node)
 	}

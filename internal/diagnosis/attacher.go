@@ -275,6 +275,7 @@ func (x *state) failed(w wait, va *storagev1.VolumeAttachment, call drivers.Call
 	works := w.answer.Works
 	w = x.answered(w, call, key, va.Spec.NodeName, hearError(&storagev1.VolumeError{Message: kube.ErrorText(e), ErrorCode: e.ErrorCode}))
 	w.answer.Works, w.answer.Affinity = works, affine(x.volume(key))
+	w.answer.BelayFrees = w.answer.BelayFrees && !w.answer.Outside
 	if w.reason == attachment.AttachFailed && x.deletedNode(va) {
 		w.reason = attachment.NodeGone
 	}

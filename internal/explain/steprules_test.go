@@ -165,7 +165,7 @@ func TestRepairHasOneMachine(t *testing.T) {
 	}
 }
 
-// TestBelayIsNamedWhereItRuns: an answer speaks of what belay-attacher does only if it runs, and says what it does not look at.
+// TestBelayIsNamedWhereItRuns: an answer refers to what belay-attacher does only if it runs, and says what it does not look at.
 func TestBelayIsNamedWhereItRuns(t *testing.T) {
 	for _, runs := range []bool{true, false} {
 		steps := GuideTo(BackendDisagrees).Steps(Situation{Volume: "pv", Answer: Answer{BelayFrees: runs}})
