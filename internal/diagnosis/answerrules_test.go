@@ -127,3 +127,21 @@ func TestStuckNamesTheCause(t *testing.T) {
 	}
 	t.Errorf("no item has the cause: %+v", list.Items)
 }
+
+// TestProvisionerPods: the pod of a provisioner is where the attacher of the same driver has its lease, if that has the same host; its log is then printed.
+func TestProvisionerPods(t *testing.T) {
+	s := newScene()
+	s.unbound()
+	s.ofClaim(oneDriver+"_pod-1_4f", corev1.EventTypeWarning, "ProvisioningFailed", "rpc error: code = PermissionDenied desc = no", time.Minute)
+	s.attacherLease(time.Second)
+	s.AllNamespaces = false
+	found := s.ProvisionerPods()
+	if len(found["csi"]) != 1 || found["csi"][0] != "pod-1" {
+		t.Fatalf("%v", found)
+	}
+	s.AllNamespaces = true
+	s.Pods = append(s.Pods, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "csi", Name: "pod-1"}})
+	if _, text := stepsOf(t, &s, Ref{Claims, "ns", "claim"}); !strings.Contains(text, "kubectl logs -n csi pod-1 --all-containers") {
+		t.Error(text)
+	}
+}

@@ -53,7 +53,7 @@ func TestWhatEnds(t *testing.T) {
 			s.deletesClaim(claimProtection)
 			s.holder.Status = corev1.PodStatus{Phase: corev1.PodSucceeded}
 			s.Snapshot.Pods, s.Volumes[0].Spec.PersistentVolumeReclaimPolicy = []*corev1.Pod{s.holder}, corev1.PersistentVolumeReclaimDelete
-		}, claim, explain.ClaimTerminating, "Then delete pod holder, which has ended|Decide whether the data is needed|(reclaim policy Delete)|kubectl patch pv pv -p '{\"spec\":{\"persistentVolumeReclaimPolicy\":\"Retain\"}}'|kubectl delete pod holder -n ns"},
+		}, claim, explain.ClaimTerminating, "Then delete pod holder, which has ended|Decide whether the data of volume pv (reclaim policy Delete) is needed|kubectl patch pv pv -p '{\"spec\":{\"persistentVolumeReclaimPolicy\":\"Retain\"}}'|kubectl delete pod holder -n ns"},
 		"a pod that has ended, and a volume that is kept": {func(s scene) {
 			s.deletesClaim(claimProtection)
 			s.holder.Status = corev1.PodStatus{Phase: corev1.PodSucceeded}

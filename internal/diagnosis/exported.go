@@ -47,7 +47,7 @@ func (s *Snapshot) Misplaced() bool {
 }
 
 // ProvisionerPods are the hosts of provisioners that have failed, by the namespace of the attacher of the same driver, if that has the same host: one pod
-// has both, unless it has the network of its node.
+// has both, unless it has the network of its node. Whether they may be named is decided later.
 func (s *Snapshot) ProvisionerPods() map[string][]string {
 	found := map[string][]string{}
 	x := newState(s)
@@ -58,7 +58,7 @@ func (s *Snapshot) ProvisionerPods() map[string][]string {
 			continue
 		}
 		lease := x.attacherLease(provisioner)
-		if lease != nil && leaseHolder(lease) == host && s.mayName(lease.Namespace) && !slices.Contains(found[lease.Namespace], host) && x.pods[join(lease.Namespace, host)] == nil {
+		if lease != nil && leaseHolder(lease) == host && !slices.Contains(found[lease.Namespace], host) && x.pods[join(lease.Namespace, host)] == nil {
 			found[lease.Namespace] = append(found[lease.Namespace], host)
 		}
 	}

@@ -87,7 +87,7 @@ var claimGuides = map[decision.Reason]Guide{
 				{
 					Text: "Add storage, delete volumes that are not needed, or create the claim again with a smaller size. " +
 						"The scheduler then tries again by itself. The command shows what the driver reports as free, by StorageClass and place.",
-					Command: "kubectl get csistoragecapacities -A -o custom-columns=CLASS:.storageClassName,FREE:.capacity,MAX:.maximumVolumeSize,WHERE:.nodeTopology.matchLabels",
+					Command: "kubectl get csistoragecapacities -A -o custom-columns='CLASS:.storageClassName,FREE:.capacity,MAX:.maximumVolumeSize,WHERE:.nodeTopology.matchLabels'",
 				},
 			}
 		},

@@ -155,7 +155,7 @@ func keepFirst(s Situation, text, danger string) []Step {
 	if s.Policy != "" {
 		is = append(is, "reclaim policy "+s.Policy)
 	} else {
-		unless = " unless its reclaim policy is Retain"
+		unless = ", unless its reclaim policy is Retain"
 	}
 	end.Text = "Then " + strings.ToLower(text[:1]) + text[1:]
 	end.Danger = "volume " + s.Volume + size + " and its data are deleted, unless you have taken step 2"
@@ -167,7 +167,7 @@ func keepFirst(s Situation, text, danger string) []Step {
 		volume += " (" + strings.Join(is, ", ") + ")"
 	}
 	return []Step{
-		{Text: "Decide whether the data is needed: with " + holder(s) + ", claim " + s.Claim + " and its volume " + volume + " are deleted" + unless + ".", Command: "kubectl get pv " + s.Volume},
+		{Text: "Decide whether the data of volume " + volume + " is needed. It is deleted with claim " + s.Claim + " once " + holder(s) + " is gone" + unless + ".", Command: "kubectl get pv " + s.Volume},
 		{Text: "To keep the data, set the policy to Retain before that.", Command: retain(s.Volume)},
 		end,
 	}

@@ -115,7 +115,7 @@ func (h *health) checkDriver(name string, d *storagev1.CSIDriver) Check {
 		c.Message += ", and not on all that have its volumes"
 	case len(waits) > 0:
 		c.Result, c.Objects, c.Hint = Failed, waits, hint(explain.DriverNotOnNode)
-		c.Message += fmt.Sprintf(", and pods wait for it on nodes where it is not registered: %d", len(waits))
+		c.Message += fmt.Sprintf(", and pods wait for it to register on their node: %d", len(waits))
 	case h.NeverAttaches(name):
 		c.Result, c.Hint = worse(c.Result, Warning), hint(explain.CSIDriverMissing)
 		c.Message += "; there is no CSIDriver object of this name, and no attacher has worked on its VolumeAttachments"

@@ -139,7 +139,7 @@ func illnesses() map[string]illness {
 		"attacher stopped, needed, as its lease": {nil, func(s *diagnosis.Snapshot) {
 			s.Leases, s.Attachments = []*coordinationv1.Lease{expired}, []*storagev1.VolumeAttachment{attachmentOf("n")}
 		}, testDriver, Failed, "no attacher holds its lease"},
-		"pods wait for the driver":                        {nil, func(s *diagnosis.Snapshot) { waitsOn(s, "other") }, testDriver, Failed, "and pods wait for it on nodes where it is not registered: 1"},
+		"pods wait for the driver":                        {nil, func(s *diagnosis.Snapshot) { waitsOn(s, "other") }, testDriver, Failed, "and pods wait for it to register on their node: 1"},
 		"claims wait for a provisioner that is not there": {nil, func(s *diagnosis.Snapshot) { waitsForProvisioner(s, "gone.example.com") }, "gone.example.com", Warning, "is not installed, and claims wait for it: 1"},
 		"attacher stopped, idle":                          {nil, func(s *diagnosis.Snapshot) { s.Leases = []*coordinationv1.Lease{expired} }, "csi/" + expired.Name, Warning, "not held"},
 		"needs no attach":                                 {nil, func(s *diagnosis.Snapshot) { s.Drivers[0].Spec.AttachRequired, s.Leases = new(false), nil }, testDriver, OK, "needs no attach"},
