@@ -299,7 +299,7 @@ var answerGuides = map[decision.Reason]Guide{
 		Next: func(s Situation) []Step {
 			return []Step{
 				{ // k/k v1.36.3 pkg/volume/volume_linux.go requiresPermissionChange: the group, rwx for user and group, and setgid of the root directory
-					Text: "Set fsGroupChangePolicy: OnRootMismatch in the pod's template, and give the root directory of the volume the group of fsGroup and mode 2770 at the file server. " +
+					Text: "Set fsGroupChangePolicy: OnRootMismatch in the pod's template. Give the root directory of the volume the group of fsGroup and mode 2770 at the file server: " +
 						"kubelet then changes nothing. The command shows the pod's fsGroup.",
 					Command: in(s.Namespace, "kubectl get pod "+s.Pod+` -o jsonpath='{.spec.securityContext}{"\n"}'`),
 				},

@@ -177,7 +177,7 @@ var mountTexts = []kubeletText{
 		why: "kubelet on node {node} has no FlexVolume driver of that name",
 		steps: []Step{
 			{
-				Text: "See which drivers node {node} has in kubelet's FlexVolume directory, and install this one there, as {plugin}. The directory is another one if kubelet has --volume-plugin-dir. " +
+				Text: "Install the driver on node {node}, in kubelet's FlexVolume directory, as {plugin}. The command shows which drivers it has. The directory is another one if kubelet has --volume-plugin-dir. " +
 					"If a DaemonSet installs the driver, check that it has a pod on the node and writes to this directory. " + debugs,
 				Command: "kubectl debug node/{node} -it --image=busybox -- ls /host/usr/libexec/kubernetes/kubelet-plugins/volume/exec",
 			},

@@ -18,7 +18,7 @@ var storageTexts = []kubeletText{
 		why: "its portal {1} refuses the connection of node {node}",
 		steps: []Step{ // the portal has a port: pkg/volume/iscsi/iscsi.go portalMounter
 			{
-				Text:    "Start the iSCSI target at {1}, or let node {node} through a firewall: either no program listens there, or a firewall rejects the node. The command tries the port from the node. " + startsPod,
+				Text:    "Start the iSCSI target at {1}, or let node {node} through its firewall. Either no program listens there, or a firewall rejects the node. The command tries the port from the node. " + startsPod,
 				Command: "kubectl debug node/{node} -it --image=busybox -- nc -zv -w 5 {2} {3}",
 			},
 			{Text: "Compare the address in the PersistentVolume with the target's.", Command: "kubectl describe pv {pv}"},
