@@ -224,7 +224,7 @@ func (x *state) answered(w wait, call drivers.Call, key attachment.VolumeKey, no
 		x.zonesFor(&w, key.Driver, node)
 	}
 	if read.Situation == drivers.Busy && (call == drivers.Mount || x.Now.Sub(w.since) > attachment.AnswerTimeout) {
-		w.reason, said = explain.OperationPending, "since "+stamp(w.since)+" or before"
+		w.reason, said, w.answer.Open = explain.OperationPending, "", x.ago(w.since)
 	}
 	if said != "" {
 		w.detail += " (" + said + ")"
@@ -274,6 +274,12 @@ func (x *state) attemptedSince(e *storagev1.VolumeError) (at time.Time, underWay
 	}
 	at, err := time.Parse(time.RFC3339, found[1])
 	return at, err == nil && x.Now.After(at)
+}
+
+// listsNodes reports whether a driver's list may show where its volumes are published: belay-attacher frees them by it.
+func listsNodes(driver string) bool {
+	facts, known := drivers.Of(driver)
+	return !known || facts.Lists.PublishedNodes == nil || *facts.Lists.PublishedNodes
 }
 
 // takesRequests reports whether the attacher of a VolumeAttachment calls the driver when it is asked to: belay-attacher does, and it alone records

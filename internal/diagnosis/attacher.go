@@ -8,6 +8,7 @@ import (
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/util/duration"
 
 	"belay.dev/belay/internal/attachment"
 	"belay.dev/belay/internal/decision"
@@ -72,6 +73,9 @@ func (x *state) attacherState(driver string) (runs decision.Knowledge, detail st
 	}
 	return decision.No, "its lease was last renewed at " + stamp(renewed(lease))
 }
+
+// ago is how long ago something was, as the header of an answer has how long something lasts.
+func (x *state) ago(t time.Time) string { return duration.HumanDuration(x.Now.Sub(t)) }
 
 func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }
 
@@ -188,6 +192,12 @@ func (x *state) onNode(driver, node string) decision.Knowledge {
 	return decision.Known(registered(n, driver))
 }
 
+// lacksDriver reports whether a node has a CSINode, which does not list the driver: volumes of the driver cannot be used there.
+func (x *state) lacksDriver(node, driver string) bool {
+	n := x.csiNodes[node]
+	return n != nil && !kube.NoAttacher(driver) && !registered(n, driver)
+}
+
 // wait is what an operation waits for.
 type wait struct {
 	reason decision.Reason
@@ -277,7 +287,9 @@ func (x *state) failed(w wait, va *storagev1.VolumeAttachment, call drivers.Call
 		w.reason, w.detail = explain.AttacherNotRunning, lease
 		return w
 	}
+	runs, _ := x.attacherState(va.Spec.Attacher)
 	w.answer.RetryNow = takesRequests(va)
+	w.answer.BelayFrees = w.answer.RetryNow && runs == decision.Yes && listsNodes(va.Spec.Attacher)
 	if at, underWay := x.attemptedSince(e); underWay {
 		w.answer.RetryNow = false // it cannot be brought forward
 		return x.unansweredCall(w, va, call, fmt.Sprintf("an attempt has been due since %s and has had no answer yet", stamp(at)))
@@ -289,6 +301,7 @@ func (x *state) failed(w wait, va *storagev1.VolumeAttachment, call drivers.Call
 	works := w.answer.Works
 	w = x.answered(w, call, key, va.Spec.NodeName, hearError(&storagev1.VolumeError{Message: kube.ErrorText(e), ErrorCode: e.ErrorCode}))
 	w.answer.Works, w.answer.Affinity = works, affine(x.volume(key))
+	w.answer.BelayFrees = w.answer.BelayFrees && !w.answer.Outside
 	if w.reason == attachment.AttachFailed && x.deletedNode(va) {
 		w.reason = attachment.NodeGone
 	}

@@ -183,9 +183,10 @@ func (x *state) unprovisioned(claim *corev1.PersistentVolumeClaim, since time.Ti
 	provisioner := x.provisioner(claim)
 	cause := explain.Cause("")
 	w.fill = func(s *explain.Situation) {
-		s.Class, s.AClass, s.Provisioner, s.Cause = name, x.classThatProvisions(), provisioner, cause
+		s.Class, s.AClass, s.Provisioner, s.Cause = name, x.onlyClass(), provisioner, cause
 		s.SourceKind, s.SourceName, s.SourceNamespace = sourceOf(claim)
 		s.ProvisionerPod = provisionerHost(failure, provisioner)
+		s.ProvisionerNamespace = x.namespaceOf(s.ProvisionerPod)
 	}
 	switch {
 	case name == "":
@@ -268,16 +269,34 @@ func (x *state) withoutClass(claim *corev1.PersistentVolumeClaim) string {
 	return "no storage class is set, and no StorageClass is the default; there are " + few(names)
 }
 
-// classThatProvisions is the first StorageClass whose driver is installed; empty for none.
-func (x *state) classThatProvisions() string {
+// onlyClass is the StorageClass whose driver is installed, if there is one alone: which of several a claim should have, only its owner knows.
+func (x *state) onlyClass() string {
 	var names []string
 	for _, c := range x.Classes {
 		if x.drivers[c.Provisioner] != nil {
 			names = append(names, c.Name)
 		}
 	}
-	slices.Sort(names)
-	return append(names, "")[0]
+	if len(names) != 1 {
+		return ""
+	}
+	return names[0]
+}
+
+// namespaceOf is that of the pod of a name, if one alone has it that was read and may be named; empty for none.
+func (x *state) namespaceOf(name string) string {
+	namespaces := map[string]bool{}
+	for _, pod := range x.Pods {
+		if pod.Name == name && name != "" {
+			namespaces[pod.Namespace] = true
+		}
+	}
+	for namespace := range namespaces {
+		if len(namespaces) == 1 && x.mayName(namespace) {
+			return namespace
+		}
+	}
+	return ""
 }
 
 // few lists the first names.

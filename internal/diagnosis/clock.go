@@ -102,13 +102,23 @@ func (x *state) clock(key attachment.VolumeKey, h *Holder, w wait) []string {
 	return lines
 }
 
+// upstreamRuns reports whether a kube-controller-manager holds its lease.
+func (x *state) upstreamRuns() bool {
+	for _, lease := range x.Leases {
+		if lease.Name == upstreamLease && x.held(lease) {
+			return true
+		}
+	}
+	return false
+}
+
 // clockOfNode says when a pod on a node that is not Ready is deleted: the taint manager waits for its tolerations.
 func (x *state) clockOfNode(n NodeState, pod *corev1.Pod) []string {
 	if n.State != NodeNotReady && n.State != NodeUnreachable || n.OutOfService || n.Since == nil || !x.mayName(pod.Namespace) {
 		return nil
 	}
 	if pod.DeletionTimestamp != nil {
-		return []string{fmt.Sprintf("pod %s has been Terminating since %s and stays until node %s is Ready again, is deleted, or has the out-of-service taint", pod.Name, stamp(deletedAt(pod)), n.Name)}
+		return []string{fmt.Sprintf("pod %s has been Terminating for %s and stays until node %s is Ready again, is deleted, or has the out-of-service taint", pod.Name, x.ago(deletedAt(pod)), n.Name)}
 	}
 	key := corev1.TaintNodeNotReady
 	if n.State == NodeUnreachable {

@@ -52,8 +52,12 @@ func (x *state) claimEnding(claim *corev1.PersistentVolumeClaim) wait {
 	w.detail = strings.Join(held, "; ")
 	w.fill = func(s *explain.Situation) {
 		s.Claim, s.Cause = claim.Name, cause
+		s.Volume = claim.Spec.VolumeName
 		if pv := x.volumes[claim.Spec.VolumeName]; pv != nil {
-			s.Kept = pv.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimRetain
+			s.Policy = string(pv.Spec.PersistentVolumeReclaimPolicy)
+			if size := pv.Spec.Capacity[corev1.ResourceStorage]; !size.IsZero() {
+				s.HasSize = size.String()
+			}
 		}
 		if len(pods) > 0 {
 			s.HolderNamespace, s.HolderName, s.HolderOwner, s.HolderEnded = pods[0].Namespace, pods[0].Name, pods[0].Owner, podEnded(pods[0])
@@ -94,8 +98,10 @@ func (x *state) keptBy(claim *corev1.PersistentVolumeClaim, pods []PodState) str
 		names = append(names, fmt.Sprintf("%s (%s)", p.Name, p.State))
 	}
 	switch {
+	case len(names) == 1:
+		return claimProtection + " keeps it while pod " + names[0] + " uses it"
 	case len(names) > 0:
-		return "pods use it: " + few(names)
+		return claimProtection + " keeps it while pods use it: " + few(names)
 	case !slices.Contains(x.Whole, Pods) && !slices.Contains(x.Absent, PodsIn(claim.Namespace)):
 		return "pods may use it, which could not be read (" + claimProtection + ")"
 	}

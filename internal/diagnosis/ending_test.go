@@ -48,17 +48,17 @@ func TestWhatEnds(t *testing.T) {
 		want    decision.Reason
 		text    string
 	}{
-		"a pod that runs": {func(s scene) { pods := s.Pods[:1]; s.deletesClaim(claimProtection); s.Snapshot.Pods = pods }, claim, explain.ClaimTerminating, "pods use it: holder (Running)"},
+		"a pod that runs": {func(s scene) { pods := s.Pods[:1]; s.deletesClaim(claimProtection); s.Snapshot.Pods = pods }, claim, explain.ClaimTerminating, "kubernetes.io/pvc-protection keeps it while pod holder (Running) uses it"},
 		"a pod that has ended": {func(s scene) {
 			s.deletesClaim(claimProtection)
 			s.holder.Status = corev1.PodStatus{Phase: corev1.PodSucceeded}
-			s.Snapshot.Pods = []*corev1.Pod{s.holder}
-		}, claim, explain.ClaimTerminating, "Delete pod holder, which has ended|kubectl patch pv pv -p '{\"spec\":{\"persistentVolumeReclaimPolicy\":\"Retain\"}}'|kubectl delete pod holder -n ns"},
+			s.Snapshot.Pods, s.Volumes[0].Spec.PersistentVolumeReclaimPolicy = []*corev1.Pod{s.holder}, corev1.PersistentVolumeReclaimDelete
+		}, claim, explain.ClaimTerminating, "Then delete pod holder, which has ended|Decide whether the data of volume pv (reclaim policy Delete) is needed|kubectl patch pv pv -p '{\"spec\":{\"persistentVolumeReclaimPolicy\":\"Retain\"}}'|kubectl delete pod holder -n ns"},
 		"a pod that has ended, and a volume that is kept": {func(s scene) {
 			s.deletesClaim(claimProtection)
 			s.holder.Status = corev1.PodStatus{Phase: corev1.PodSucceeded}
 			s.Snapshot.Pods, s.Volumes[0].Spec.PersistentVolumeReclaimPolicy = []*corev1.Pod{s.holder}, corev1.PersistentVolumeReclaimRetain
-		}, claim, explain.ClaimTerminating, "Its volume is kept: its reclaim policy is Retain."},
+		}, claim, explain.ClaimTerminating, "stay when the claim is deleted: its reclaim policy is Retain."},
 		"a pod without a node does not keep it": {func(s scene) {
 			s.deletesClaim(claimProtection)
 			s.waiter.Spec.NodeName = ""

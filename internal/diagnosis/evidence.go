@@ -382,7 +382,7 @@ func (x *state) judgeSource(e *NodeEvidence) {
 		e.unknown("the FenceSource could not be read")
 	case s == nil:
 		no(fencing.NoEvidence, "it has no FenceSource, so no power switch is known to be its own")
-		e.Next = []explain.Step{{Text: "Create a FenceSource of the node's name (docs/recovery/power-switches.md)."}}
+		e.Next = []explain.Step{{Text: "Create a FenceSource of the node's name. The command describes its fields.", Command: "kubectl explain fencesource.spec"}}
 	case s.Ready != string(metav1.ConditionTrue):
 		no(explain.SourceReason(s.Reason), strings.TrimSuffix(fmt.Sprintf("its power switch cannot be used (%s): %s", s.Reason, s.Message), " (): "))
 		e.Next = explain.SourceNext(s.Reason, e.Node)

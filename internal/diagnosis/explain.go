@@ -168,11 +168,18 @@ func (x *state) ofClaim(claim *corev1.PersistentVolumeClaim) ([]Finding, string)
 	return []Finding{x.claimFinding(claim, w)}, clear
 }
 
-// ofClaimants returns what the pods that use a claim wait for, as far as it is the claim or no volume, and which of them wait for another volume.
+// ofClaimants returns what the pods that use a claim wait for, as far as the claim has a part in it, and which of them wait for something else: another
+// volume or, with a claim that has its volume, no volume.
 func (x *state) ofClaimants(namespace, name string) (found []Finding, others string) {
+	claim := x.claims[join(namespace, name)]
+	bound := claim != nil && !Unbound(claim)
 	for _, pod := range x.byClaim[join(namespace, name)] {
 		for _, f := range x.ofPod(pod) {
 			switch {
+			case f.Verdict == NotVolume && bound:
+				if others == "" {
+					others = "; " + f.Summary
+				}
 			case f.Volume == nil || f.Volume.Claim == name:
 				found = append(found, f)
 			case others == "":

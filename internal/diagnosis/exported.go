@@ -46,6 +46,25 @@ func (s *Snapshot) Misplaced() bool {
 	})
 }
 
+// ProvisionerPods are the hosts of provisioners that have failed, by the namespace of the attacher of the same driver, if that has the same host: one pod
+// has both, unless it has the network of its node. Whether they may be named is decided later.
+func (s *Snapshot) ProvisionerPods() map[string][]string {
+	found := map[string][]string{}
+	x := newState(s)
+	for _, claim := range s.Claims {
+		provisioner := x.provisioner(claim)
+		host := provisionerHost(x.claimFailure(claim), provisioner)
+		if claim.Spec.VolumeName != "" || host == "" {
+			continue
+		}
+		lease := x.attacherLease(provisioner)
+		if lease != nil && leaseHolder(lease) == host && !slices.Contains(found[lease.Namespace], host) && x.pods[join(lease.Namespace, host)] == nil {
+			found[lease.Namespace] = append(found[lease.Namespace], host)
+		}
+	}
+	return found
+}
+
 // Unregistered reports whether an event of a node agent says that a driver has not registered on its node.
 func Unregistered(e *corev1.Event) bool {
 	return from(e, nodeAgents) && noDriver.MatchString(e.Message)

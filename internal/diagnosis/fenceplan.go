@@ -91,7 +91,7 @@ type Author struct {
 const StatementAtMost = fencing.StatementFor
 
 // errNotInstalled is the error where there are no NodeFences at all.
-var errNotInstalled = errors.New("recovery is not installed: the API server has no NodeFences (docs/recovery/README.md)")
+var errNotInstalled = errors.New("recovery is not installed: the API server has no NodeFences")
 
 func newFencePlan(s *Snapshot, node string) FencePlan {
 	return FencePlan{TypeMeta: metav1.TypeMeta{APIVersion: APIVersion, Kind: "FencePlan"}, Node: node, Unread: s.Unread}

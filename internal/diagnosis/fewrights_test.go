@@ -95,7 +95,7 @@ func testNamedByEvents(t *testing.T) {
 			want:    explain.BackendDisagrees, says: []string{"machine aks-vmss_33 has the volume"},
 		},
 		"what an answer may mean instead": {
-			message: attach(`Could not attach volume "vol-1" to node "i-1": IncorrectState: vol-1 is not 'available'.`), want: explain.BackendDisagrees, says: []string{"or still being created or deleted: Could"},
+			message: attach(`Could not attach volume "vol-1" to node "i-1": IncorrectState: vol-1 is not 'available'.`), want: explain.BackendDisagrees, says: []string{"or it is still being created or deleted: Could"},
 		},
 		"a zone, and no node affinity of a volume that was not read": {
 			message: attach("InvalidVolume.ZoneMismatch: The volume 'vol-1' is not in the same availability zone as instance 'i-1'"),

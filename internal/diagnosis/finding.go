@@ -52,6 +52,8 @@ type Finding struct {
 	Verdict Verdict `json:"verdict"`
 	// Reason is one word, with a section in docs/runbooks.
 	Reason decision.Reason `json:"reason"`
+	// Why is which of several causes of the reason it is, which differ in the next step; absent for a reason that has one.
+	Why explain.Cause `json:"why,omitempty"`
 	// Summary is one sentence: what waits, for what, because of whom.
 	Summary string `json:"summary"`
 	// Quote is what of the summary another component wrote: a narrow page may shorten it.

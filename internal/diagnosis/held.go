@@ -163,7 +163,7 @@ func (x *state) unmounting(w *wait, key attachment.VolumeKey, node string) {
 		w.reason = explain.UnmountFailing
 		if pod := x.uncleaned(key, node); pod != nil {
 			w.detail = explain.NotCleanedUp(node, x.named(pod))
-			w.fill = func(s *explain.Situation) { s.Leaving = x.named(pod) }
+			w.fill = func(s *explain.Situation) { s.Leaving, s.UID = x.named(pod), string(pod.UID) }
 		}
 	}
 	if w.since.IsZero() {

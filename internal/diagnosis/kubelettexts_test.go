@@ -297,7 +297,7 @@ func TestTextsOfPlainVolumes(t *testing.T) {
 		},
 		"a cache": {
 			source: "1.32.3 pkg/kubelet/util/manager/watch_based_manager.go:323", volume: configMap("app"), reason: "FailedMount", message: setUp("failed to sync configmap cache: timed out waiting for the condition"),
-			want: explain.MountFailing, says: []string{"volume v", "API server"}, next: "kubelet's log on node n1",
+			want: explain.MountFailing, says: []string{"volume v", "API server"}, next: "in its log on node n1",
 		},
 		"an export": {
 			source: "nfs-utils 2.8.2 utils/mount/error.c mount_error, run by 1.36.3 pkg/volume/nfs/nfs.go:244", volume: corev1.VolumeSource{NFS: &corev1.NFSVolumeSource{Server: "nas", Path: "/a"}}, reason: "FailedMount",

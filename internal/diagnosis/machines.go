@@ -278,7 +278,7 @@ func (x *state) zonesFor(w *wait, driver, name string) {
 		switch zone := n.Labels[key]; {
 		case n.Name == name:
 			w.answer.Zone = x.foreign(zone)
-		case zone != "" && x.node(n.Name).State == NodeReady:
+		case zone != "" && x.node(n.Name).State == NodeReady && !x.lacksDriver(n.Name, driver):
 			elsewhere[x.foreign(zone)] = append(elsewhere[x.foreign(zone)], n.Name)
 		}
 	}

@@ -68,7 +68,7 @@ const Rebooted = "Rebooted"
 func (x *state) rebooted(name string) string {
 	for _, e := range x.events[eventKey("Node", "", name)] {
 		if e.Reason == Rebooted && from(e, nodeAgents) {
-			return stamp(eventTime(e))
+			return x.ago(eventTime(e)) + " ago"
 		}
 	}
 	return ""

@@ -73,7 +73,7 @@ func rightTo(driver string, call drivers.Call) string {
 func (x *state) askable(w *wait, driver, handle string) {
 	if facts, ok := drivers.Of(driver); ok {
 		w.answer.Ask, w.answer.AskSource = explain.AskWith(facts.Ask.Command, handle), facts.Ask.Documentation
-		w.answer.AskPlace = facts.Ask.Place
+		w.answer.AskPlace, w.answer.AskNone = facts.Ask.Place, explain.AskWith(facts.Ask.None, handle)
 	}
 	w.answer.Handle = x.foreign(handle)
 }

@@ -103,6 +103,8 @@ func (x *state) finding(pod *corev1.Pod, w wait, v *Volume, h *Holder) Finding {
 		}
 	}
 	switch w.reason {
+	case explain.VolumeSourceMissing:
+		s.UpstreamRuns = x.upstreamRuns()
 	case explain.DriverNotOnNode:
 		s.Rebooted = x.rebooted(cmp.Or(s.Wanted, s.Node))
 	case explain.PodNodeNotReady:
@@ -128,7 +130,7 @@ func (x *state) notReady(name string) (text string) {
 	}
 	for _, c := range node.Status.Conditions {
 		if c.Type == corev1.NodeReady && !c.LastTransitionTime.IsZero() {
-			text = "since " + stamp(c.LastTransitionTime.Time)
+			text = "for " + x.ago(c.LastTransitionTime.Time)
 			if c.Status == corev1.ConditionFalse && c.Message != "" {
 				text += " (" + drivers.Shorten(x.foreign(c.Message), shown) + ")"
 			}
@@ -145,7 +147,7 @@ func (x *state) findingOf(w wait, s explain.Situation) Finding {
 	s.Answer = w.answer
 	g := explain.GuideTo(w.reason)
 	found := Finding{
-		Verdict: x.verdict(w), Reason: w.reason, Since: timePointer(w.since), Summary: g.Summary(s), Next: g.Steps(s), Runbook: explain.Runbook(w.reason),
+		Verdict: x.verdict(w), Reason: w.reason, Why: s.Why(), Since: timePointer(w.since), Summary: g.Summary(s), Next: g.Steps(s), Runbook: explain.Runbook(w.reason),
 	}
 	x.sayHeld(&found, w.reason, node)
 	if x.recoveryKnows(node) {
@@ -181,7 +183,7 @@ func (x *state) terminating(pod *corev1.Pod) Finding {
 			case len(pod.Finalizers) > 0:
 				s.Cause = explain.HasFinalizers
 			case kube.PodEnded(pod):
-				s.Cause = explain.VolumesStay
+				s.Cause, s.UID = explain.VolumesStay, string(pod.UID)
 			}
 		}
 		if key, own, since := x.mountedAfterEnd(pod); own != nil {

@@ -346,12 +346,25 @@ func (x *state) whereUsed(pv *corev1.PersistentVolume, nodes []string, pod *core
 	case len(nodes) == 0:
 		text += cmp.Or(x.foreign(x.valuesThere(pv)), ", and no node is there")
 	default:
-		text += ": " + few(nodes)
+		text += ": " + x.whereRegistered(pv, nodes)
 		if others := otherReasons(schedulerSays(pod)); len(others) > 0 {
 			text += ", where the pod does not fit: " + x.foreign(strings.Join(others, ", "))
 		}
 	}
 	return text
+}
+
+// whereRegistered lists nodes, without those on which the driver of a volume has not registered: the volume cannot be used there either.
+func (x *state) whereRegistered(pv *corev1.PersistentVolume, nodes []string) string {
+	key, ok := kube.KeyOfVolume(pv)
+	if !ok {
+		return few(nodes)
+	}
+	usable := slices.DeleteFunc(slices.Clone(nodes), func(name string) bool { return x.lacksDriver(name, key.Driver) })
+	if len(usable) == 0 {
+		return few(nodes) + ", where CSI driver " + x.foreign(key.Driver) + " has not registered"
+	}
+	return few(usable)
 }
 
 // valuesThere lists the values that nodes have for the label that a volume needs.

@@ -187,7 +187,7 @@ func TestWhereVolumesCanBeUsed(t *testing.T) {
 		"the claim is being deleted": {func(s scene) {
 			s.Claims[0].DeletionTimestamp, s.Claims[0].Finalizers = &metav1.Time{Time: s.Now.Add(-time.Hour)}, []string{claimProtection}
 			waits(s, `0/2 nodes are available: persistentvolumeclaim "claim" is being deleted.`)
-		}, explain.ClaimTerminating, "pods use it: holder (Running)"},
+		}, explain.ClaimTerminating, "kubernetes.io/pvc-protection keeps it while pod holder (Running) uses it"},
 		"the claim may not be read, and the scheduler knows": {func(s scene) {
 			s.Claims, s.Whole = nil, nil
 			waits(s, `0/2 nodes are available: persistentvolumeclaim "claim" not found.`)

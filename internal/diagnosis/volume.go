@@ -243,6 +243,10 @@ func deletedAt(o metav1.Object) time.Time {
 	return at.Time
 }
 
+// madeBy is the annotation of a PersistentVolume that a provisioner has made (k8s.io/component-helpers v0.36.3 storage/volume/pv_helpers.go:62
+// AnnDynamicallyProvisioned).
+const madeBy = "pv.kubernetes.io/provisioned-by"
+
 // situation fills in the names of a volume and its holder.
 func (x *state) situation(v *Volume, h *Holder) explain.Situation {
 	s := explain.Situation{}
@@ -254,6 +258,9 @@ func (x *state) situation(v *Volume, h *Holder) explain.Situation {
 			if x.podHolds(lease) { // it may also be a machine, whose network the pod has
 				s.AttacherPod = leaseHolder(lease)
 			}
+		}
+		if pv := x.volumes[v.PersistentVolume]; pv != nil {
+			s.Policy, s.MadeBy = string(pv.Spec.PersistentVolumeReclaimPolicy), x.foreign(pv.Annotations[madeBy])
 		}
 	}
 	if h != nil {

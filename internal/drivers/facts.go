@@ -48,6 +48,7 @@ type Ask struct {
 	Command       string `json:"command,omitempty"` // HANDLE stands for the volume's handle
 	Documentation string `json:"documentation,omitempty"`
 	Place         string `json:"place,omitempty"` // where people look if there is no command: "in vCenter"
+	None          string `json:"none,omitempty"`  // sets a volume to available that is in use, while no machine has it
 }
 
 // NodeID is the form of the driver's node IDs.

@@ -36,35 +36,38 @@ const (
 
 // Answer is what a situation says about the answer of a driver. Its texts are clean.
 type Answer struct {
-	Call      Operation // what the driver was called for
-	Handle    string    // of the volume
-	Elsewhere string    // where the volume is attached at the storage, "node b"
-	HostName  string    // the name of that machine in the cluster, if it had a Node
-	Outside   bool      // that machine is no node of the cluster
-	Lists     bool      // that node lists the volume in use; the answer names none
-	Ask       string    // a command of the storage's own client that shows where it is, and its documentation
-	AskSource string
-	NotSent   bool   // the attacher did not call the driver
-	Until     string // when it ends the call that is in flight
-	ListedAt  string // the other node that the driver lists the volume at, in words
-	OtherNode string // and its name; empty if no node of the cluster has that ID
-	RetryNow  bool   // the VolumeAttachment has an attacher that takes a request for an attempt
-	SharedID  string // the node ID that the driver has for several Nodes
-	Affinity  bool   // the PersistentVolume has a node affinity
-	Or        string // what the answer may mean instead
-	Unread    bool   // the PersistentVolume could not be read
-	Zone      string // that of the node of the pod that waits
-	Zones     []Zone // those of the other nodes that are Ready
-	ZoneKey   string // the label of nodes that has it
-	Works     string // what the driver has done meanwhile, for an operation that it does not carry out
-	AskPlace  string // where people look for it if the storage's client has no such command: "in vCenter"
-	Right     string // what the storage calls the permission that the call needs: "ec2:DeleteVolume"
-	Tried     string // the type of file system that the driver tried to mount the device as
-	Device    string // that device
-	FSType    string // the type that the PersistentVolume names
-	Nowhere   bool   // no node is where the volume can be used
-	Said      string // what the answer is about, if there are steps for that: a situation of internal/drivers/facts.yaml
-	What      string // the thing that the answer names: an object, a module, an image
+	Call       Operation // what the driver was called for
+	Handle     string    // of the volume
+	Elsewhere  string    // where the volume is attached at the storage, "node b"
+	HostName   string    // the name of that machine in the cluster, if it had a Node
+	Outside    bool      // that machine is no node of the cluster
+	Lists      bool      // that node lists the volume in use; the answer names none
+	Ask        string    // a command of the storage's own client that shows where it is, and its documentation
+	AskSource  string
+	NotSent    bool   // the attacher did not call the driver
+	Until      string // when it ends the call that is in flight
+	ListedAt   string // the other node that the driver lists the volume at, in words
+	OtherNode  string // and its name; empty if no node of the cluster has that ID
+	RetryNow   bool   // the VolumeAttachment has an attacher that takes a request for an attempt
+	SharedID   string // the node ID that the driver has for several Nodes
+	Affinity   bool   // the PersistentVolume has a node affinity
+	Or         string // what the answer may mean instead
+	Unread     bool   // the PersistentVolume could not be read
+	Zone       string // that of the node of the pod that waits
+	Zones      []Zone // those of the other nodes that are Ready
+	ZoneKey    string // the label of nodes that has it
+	Works      string // what the driver has done meanwhile, for an operation that it does not carry out
+	AskPlace   string // where people look for it if the storage's client has no such command: "in vCenter"
+	Right      string // what the storage calls the permission that the call needs: "ec2:DeleteVolume"
+	Tried      string // the type of file system that the driver tried to mount the device as
+	Device     string // that device
+	FSType     string // the type that the PersistentVolume names
+	Nowhere    bool   // no node is where the volume can be used
+	BelayFrees bool   // belay-attacher runs for the driver, whose list shows where its volumes are published
+	AskNone    string // what to do if the storage shows no machine that has the volume
+	Open       string // how long an earlier call has been open, at least
+	Said       string // what the answer is about, if there are steps for that: a situation of internal/drivers/facts.yaml
+	What       string // the thing that the answer names: an object, a module, an image
 }
 
 // Zone is a zone and the nodes that are in it, in words.
@@ -89,7 +92,7 @@ var answerGuides = map[decision.Reason]Guide{
 				return fmt.Sprintf("the storage says that %s has the volume, and no VolumeAttachment shows it", s.Elsewhere)
 			}
 			if s.Or != "" {
-				return fmt.Sprintf("the volume is not available at the storage: in use elsewhere, which no VolumeAttachment shows, or %s%s", s.Or, because(s.Detail))
+				return fmt.Sprintf("the storage says that the volume is not available: another machine has it, which no VolumeAttachment shows, or it is %s%s", s.Or, because(s.Detail))
 			}
 			return fmt.Sprintf("the storage says that the volume is in use elsewhere, and no VolumeAttachment shows it%s", because(s.Detail))
 		},
@@ -114,8 +117,7 @@ var answerGuides = map[decision.Reason]Guide{
 				Text:   fmt.Sprintf("Make sure that %s does not use the volume, then detach it there at the storage.", who),
 				Danger: "if " + where + " still has the volume mounted, its writes are lost",
 			})
-			steps = append(steps, Step{Text: "Or wait, if belay-attacher runs and the driver lists where its volumes are published: it detaches the volume once two lists agree."})
-			return append(steps, retryNow(s)...)
+			return append(append(append(steps, ofNone(s)...), freedByBelay(s)...), retryNow(s)...)
 		},
 	},
 	HandleNotFound: {
@@ -158,13 +160,13 @@ var answerGuides = map[decision.Reason]Guide{
 		Next: func(s Situation) []Step {
 			if s.Affinity || s.Unread {
 				return []Step{
-					{Text: "See from which nodes the volume can be reached. Another attempt does not help.", Command: ofVolume(s, `kubectl get pv %s -o jsonpath='{.spec.nodeAffinity}{"\n"}'`)},
+					{Text: "See from which nodes the volume can be reached. Retrying does not help.", Command: ofVolume(s, `kubectl get pv %s -o jsonpath='{.spec.nodeAffinity}{"\n"}'`)},
 					{Text: "Remove spec.nodeName from the pod's template, then delete the pod: the scheduler chooses a node for the next one.", Command: ofPod(s, "kubectl delete pod")},
 				}
 			}
 			steps := []Step{{
 				Text: "Set spec.nodeAffinity of the PersistentVolume to the zone in which the storage has the volume. " +
-					"That is allowed as long as it has none. Another attempt does not help." + documented(s),
+					"nodeAffinity can be set once, because this PersistentVolume has none. Retrying does not help." + documented(s),
 				Command: cmp.Or(s.Ask, nodesWith(s)),
 			}}
 			return append(append(steps, bindToZone(s)...), []Step{
@@ -210,18 +212,22 @@ var answerGuides = map[decision.Reason]Guide{
 		Title: "An earlier operation of the volume has not ended",
 		Page:  pageDriver, Silence: onlyAsked,
 		Summary: func(s Situation) string {
-			return fmt.Sprintf("an earlier call for the volume or its machine has not ended: %s refuses %s%s", csiDriver(s), toDo(s), because(s.Detail))
+			open := ""
+			if s.Open != "" {
+				open = ", for at least " + s.Open
+			}
+			return fmt.Sprintf("%s still has an earlier call for the volume or its machine open%s, and refuses %s%s", csiDriver(s), open, toDo(s), because(s.Detail))
 		},
 		Next: func(s Situation) []Step {
 			if s.Call == Mount {
 				return []Step{
 					{
-						Text: "Check that node " + s.Wanted + " reaches the storage; only if the call still hangs then, take step 2. " +
-							"The log of the driver's pod there shows what the earlier call hangs in. The refused call is repeated, and succeeds only after the earlier one has ended.",
+						Text: "Find the driver's pod on node " + s.Wanted + ", and read its log: it shows what the earlier call hangs in. " +
+							"Often the node does not reach the storage: repair that first. The refused call is repeated, and succeeds only after the earlier one has ended.",
 						Command: podsOn(s.Wanted),
 					},
 					{
-						Text:   "Delete the driver's pod on node " + s.Wanted + ": its DaemonSet starts another one.",
+						Text:   "Only if the node reaches the storage and the call still hangs: delete the driver's pod on node " + s.Wanted + ". Its DaemonSet starts another one.",
 						Danger: "where a process in that pod serves the mounts, as with FUSE, all mounts of the driver on the node break, also those of pods that run",
 					},
 				}
@@ -252,14 +258,7 @@ var answerGuides = map[decision.Reason]Guide{
 			return fmt.Sprintf("the file system of the volume has errors that the check before the mount on node %s does not correct%s", s.Wanted, because(s.Detail))
 		},
 		Next: func(s Situation) []Step {
-			return []Step{
-				{
-					Text: "Stop the pod and take a snapshot, then run fsck on one node that alone has the volume, or restore a backup. " +
-						"For XFS, use xfs_repair. Another attempt to mount it does not help.",
-					Danger: "a repair while another node has the volume mounted destroys it, and a repair may drop files",
-				},
-				{Text: "See which nodes have the volume.", Command: ofVolume(s, "kubectl belay explain pv/%s")},
-			}
+			return repairFileSystem(s)
 		},
 	},
 	FileSystemMismatch: {
@@ -282,11 +281,10 @@ var answerGuides = map[decision.Reason]Guide{
 				device, tried = s.Device, s.Tried
 			}
 			look := Step{
-				Text:    "On node " + s.Wanted + ", read dmesg, and with blkid the type of " + device + "; do not format or repair it. Another attempt does not help.",
-				Command: ofVolume(s, `kubectl get pv %s -o jsonpath='{.spec.csi}{"\n"}'`),
+				Text:    "On node " + s.Wanted + ", read dmesg, and with blkid the type of " + device + "; do not format or repair it. Retrying does not help. " + startsPod,
+				Command: cmp.Or(lookAtDevice(s), ofVolume(s, `kubectl get pv %s -o jsonpath='{.spec.csi}{"\n"}'`)),
 			}
 			again := makeAgain(s, "If it shows another type than spec.csi.fsType of the PersistentVolume")
-			again.Danger = "formatting the device, which would end the error, destroys the data"
 			if s.Tried != "" && s.FSType != "" && s.Tried != s.FSType {
 				look.Text += " The driver tried " + s.Tried + " and the PersistentVolume names " + s.FSType + ": one of them is wrong, and the file system may be sound."
 				again.Text += " If it shows " + s.FSType + ", find out in the driver's configuration and log why it tries " + s.Tried + "."
@@ -305,10 +303,12 @@ var answerGuides = map[decision.Reason]Guide{
 		},
 		Next: func(s Situation) []Step {
 			return []Step{
-				{
-					Text:    "Leave fsGroup out of the pod's template, and give the files their group at the file server. It is the group that the pod runs with.",
+				{ // k/k v1.36.3 pkg/volume/volume_linux.go requiresPermissionChange: the group, rwx for user and group, and setgid of the root directory
+					Text: "Set fsGroupChangePolicy: OnRootMismatch in the pod's template. Give the root directory of the volume the group of fsGroup and mode 2770 at the file server: " +
+						"kubelet then changes nothing. The command shows the pod's fsGroup.",
 					Command: in(s.Namespace, "kubectl get pod "+s.Pod+` -o jsonpath='{.spec.securityContext}{"\n"}'`),
 				},
+				{Text: "Or leave fsGroup out of the pod's template, and give the files at the file server a group that the pod has."},
 				{
 					Text:   "Or export the share with no_root_squash, at the file server.",
 					Danger: "root of each client that the export allows may then read and change all files of the share",
@@ -428,7 +428,7 @@ func decode(s Situation) string {
 		return ""
 	}
 	return " aws sts decode-authorization-message decodes what follows \"" + encoded + ":\", as described at " +
-		"https://docs.aws.amazon.com/cli/latest/reference/sts/decode-authorization-message.html ."
+		"https://docs.aws.amazon.com/cli/latest/reference/sts/decode-authorization-message.html"
 }
 
 const encoded = "Encoded authorization failure message"
@@ -481,7 +481,7 @@ func documented(s Situation) string {
 	if s.Ask == "" {
 		return ""
 	}
-	return " The command is described at " + s.AskSource + " ."
+	return " The command is described at " + s.AskSource
 }
 
 // retryNow asks belay-attacher for an attempt; csi-attacher has no such request.

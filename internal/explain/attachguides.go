@@ -188,7 +188,7 @@ var attachGuides = map[decision.Reason]Guide{
 				why = because(s.Detail)
 			}
 			if s.Rebooted != "" {
-				where += ", which rebooted at " + s.Rebooted
+				where += ", which rebooted " + s.Rebooted
 			}
 			return fmt.Sprintf("%s has not registered on %s%s", csiDriver(s), where, why)
 		},
@@ -313,13 +313,8 @@ var attachGuides = map[decision.Reason]Guide{
 			if s.Bare {
 				next = "The pod is then deleted, and its volumes are detached. No controller creates it again: apply its manifest then. If it is only deleted, it stays Terminating, and its volumes stay attached."
 			}
-			return []Step{
-				repairNode(s),
-				{
-					Text:    "Only if its machine is off: declare it out of service. " + next,
-					Command: "kubectl taint node " + s.Wanted + " " + outOfService, Danger: "if the machine still runs, two nodes may write to the volumes of its pods",
-				},
-			}
+			return append([]Step{repairNode(s)}, declareOut(s, s.Wanted, "Only if its machine is off: declare it out of service. "+next,
+				"if the machine still runs, two nodes may write to the volumes of its pods")...)
 		},
 	},
 	PodTerminating: {
@@ -331,13 +326,10 @@ var attachGuides = map[decision.Reason]Guide{
 		Next: func(s Situation) []Step {
 			switch s.Cause {
 			case VolumesStay:
-				return []Step{
-					{
-						Text:    "Read kubelet's log on node " + s.Node + " for the pod's UID: it names the volume that it cannot unmount. " + noForce,
-						Command: in(s.Namespace, "kubectl get pod "+s.Pod+` -o jsonpath='{.metadata.uid}{"\n"}'`),
-					},
-					rebootNode(s, s.Bare),
-				}
+				return append([]Step{{
+					Text:    "Read kubelet's log on node " + s.Node + " for the pod's UID: it names the volume that it cannot unmount. " + noForce + " " + startsPod,
+					Command: kubeletLog(s, inPaths(s)),
+				}}, endMount(s)...)
 			case HasFinalizers:
 				return []Step{{Text: "See whether the controllers run that set the finalizers: each removes its own.", Command: in(s.Namespace, "kubectl describe pod "+s.Pod)}}
 			default: // it is in its grace period, or a container does not end
@@ -437,7 +429,7 @@ func secretReader(s Situation) string {
 // secretOfNode is what to do about a Secret that kubelet cannot read. The API server lets a node read the Secrets that the PersistentVolumes of its pods
 // name (k/k v1.36.3 plugin/pkg/auth/authorizer/node/graph.go AddPV, node_authorizer.go).
 func secretOfNode(s Situation) []Step {
-	const rights = "kubelet reads it with the rights of its node, which cover each Secret that a PersistentVolume of its pods names: no Role is missing. It is read again with the next attempt."
+	const rights = "kubelet needs no Role for it, and tries again by itself."
 	if s.Volume == "" {
 		return []Step{{Text: "Create that Secret, or correct the reference to it in the pod's template. " + rights}}
 	}

@@ -91,12 +91,13 @@ func callInFlight(s Situation) []Step {
 	if s.Until != "" {
 		wait.Text = "Wait: the driver may still work on it. The attacher ends the call by " + s.Until + ", and repeats it."
 	}
-	ask := Step{Text: "If it lasts, ask the storage what it does with the volume." + documented(s), Command: s.Ask}
+	ask := Step{Text: "If it lasts, ask the storage what it does with the volume.", Command: s.Ask}
 	if s.Ask == "" {
 		ask.Text += " The handle of the volume is " + cmp.Or(s.Handle, "unknown") + "."
 	}
 	if s.Call == Detach {
 		ask.Text += " A volume that stays busy is still in use on node " + cmp.Or(s.Node, s.Wanted) + ": end what has it mounted or open there, or shut the machine down."
 	}
-	return []Step{wait, ask, {Text: "Read in the log of the driver's controller what the call hangs in.", Command: logsCommand(s)}}
+	ask.Text += documented(s)
+	return []Step{wait, ask, {Text: "Find out in the log of the driver's controller what the call hangs in.", Command: logsCommand(s)}}
 }

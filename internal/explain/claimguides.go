@@ -86,8 +86,8 @@ var claimGuides = map[decision.Reason]Guide{
 			return []Step{
 				{
 					Text: "Add storage, delete volumes that are not needed, or create the claim again with a smaller size. " +
-						"The scheduler then tries again by itself. The command shows what the driver reports as free, by StorageClass and topology.",
-					Command: "kubectl get csistoragecapacities -A",
+						"The scheduler then tries again by itself. The command shows what the driver reports as free, by StorageClass and place.",
+					Command: "kubectl get csistoragecapacities -A -o custom-columns='CLASS:.storageClassName,FREE:.capacity,MAX:.maximumVolumeSize,WHERE:.nodeTopology.matchLabels'",
 				},
 			}
 		},
@@ -105,7 +105,7 @@ var claimGuides = map[decision.Reason]Guide{
 			if s.Wanted != "" {
 				next := "Delete the pod, so that the next one gets another node."
 				if s.Bare {
-					next = "Delete the pod, then apply the manifest without nodeName: no controller creates the pod again."
+					next = "This pod has no controller: delete it, then apply the manifest without nodeName."
 				}
 				return []Step{
 					{Text: "Remove spec.nodeName from the pod's template: the scheduler then chooses a node that fits.", Command: where(s)},
@@ -174,9 +174,9 @@ var claimGuides = map[decision.Reason]Guide{
 			return []Step{
 				{Text: "Rename the volume in the pod's template, or delete the claim if its data is not needed. The name of the claim of an ephemeral volume is the pod's, a hyphen and the volume's.", Command: in(s.Namespace, "kubectl describe pvc "+s.Claim)},
 				{
-					Text:    "To delete the claim: kube-controller-manager then creates the pod's own.",
+					Text:    "Delete the claim: kube-controller-manager then creates one that belongs to the pod.",
 					Command: in(s.Namespace, "kubectl delete pvc "+s.Claim),
-					Danger:  "its volume is deleted too if its reclaim policy is Delete",
+					Danger:  deletesVolume(s),
 				},
 			}
 		},
@@ -207,7 +207,7 @@ func nextOfUnbound(s Situation) []Step {
 	classes := Step{Text: "See which StorageClasses there are.", Command: "kubectl get storageclass"}
 	switch s.Cause {
 	case NoClass:
-		classes.Text = "Make one StorageClass the default, or give the claim a class. Claims that name none get the default. Or create a PersistentVolume without a class for the claim."
+		classes.Text = "Choose a StorageClass. Or create a PersistentVolume without a class for the claim."
 		return append([]Step{classes}, nextWithClass(s)...)
 	case NoDynamicClass:
 		return []Step{
@@ -241,28 +241,30 @@ func nextOfUnbound(s Situation) []Step {
 // nextWithClass are commands for a claim that names no class, with one of the cluster's. The class of such a claim may be set as long as it has no volume
 // (k/k v1.30.14 to v1.37.2 pkg/apis/core/validation/validation.go validateStorageClassUpgradeFromNil).
 func nextWithClass(s Situation) []Step {
-	if s.AClass == "" {
-		return nil
+	byDefault := Step{
+		Text:   "Make it the default (the annotation " + DefaultClass + "=true): claims that name no class get it.",
+		Danger: "from then on, all claims of the cluster that name no class get it",
 	}
-	return []Step{
-		{
-			Text:    "With StorageClass " + s.AClass + ", for example: make it the default.",
-			Command: "kubectl annotate storageclass " + s.AClass + " " + DefaultClass + "=true",
-			Danger:  "from then on, all claims of the cluster that name no class get it",
-		},
-		{
-			Text:    "Or give it to this claim alone.",
-			Command: in(s.Namespace, "kubectl patch pvc "+s.Claim+" -p "+ShellWord(`{"spec":{"storageClassName":"`+strings.Trim(s.AClass, "'")+`"}}`)),
-		},
+	alone := Step{
+		Text:   "Or give it to this claim alone, as its spec.storageClassName.",
+		Danger: "the class of a claim cannot be changed after that",
 	}
+	if s.AClass != "" { // the only one: no choice is made for the reader
+		byDefault.Command = "kubectl annotate storageclass " + s.AClass + " " + DefaultClass + "=true"
+		alone.Command = in(s.Namespace, "kubectl patch pvc "+s.Claim+" -p "+ShellWord(`{"spec":{"storageClassName":"`+strings.Trim(s.AClass, "'")+`"}}`))
+	}
+	return []Step{byDefault, alone}
 }
 
 // nextOfProvisioning is what to do about a provisioner that fails.
 func nextOfProvisioning(s Situation) []Step {
 	class := Step{Text: "See what the StorageClass says.", Command: "kubectl get storageclass " + s.Class + " -o yaml"}
-	logs := describeClaim(s, "Read the whole error, and the log of the provisioner.")
-	if s.ProvisionerPod != "" {
-		logs = Step{Text: "Read the log of the provisioner, which runs as this pod or on a machine of this name.", Command: "kubectl get pods -A --field-selector metadata.name=" + s.ProvisionerPod}
+	logs := describeClaim(s, "See the whole error in the claim's events, and in the log of the provisioner.")
+	switch {
+	case s.ProvisionerPod != "" && s.ProvisionerNamespace != "":
+		logs = Step{Text: "Read the log of the provisioner.", Command: fmt.Sprintf("kubectl logs -n %s %s --all-containers --tail=100", s.ProvisionerNamespace, s.ProvisionerPod)}
+	case s.ProvisionerPod != "":
+		logs = Step{Text: "Find the provisioner, and read its log: it runs as this pod, or on a machine of this name.", Command: "kubectl get pods -A --field-selector metadata.name=" + s.ProvisionerPod}
 	}
 	if steps := causeSteps[s.Cause]; steps != nil {
 		return append(steps(s), logs)
@@ -283,7 +285,7 @@ func nextOfProvisioning(s Situation) []Step {
 	case StorageRefuses:
 		return []Step{describeClaim(s, permit(s, "create volumes")+" The provisioner tries again by itself."+decode(s)), logs}
 	case DriverSilent:
-		return []Step{withText(logs, "Read the log of the driver's controller: it, or its storage, does not answer in time. The provisioner tries again by itself."+whereItRuns(s))}
+		return []Step{withText(logs, "Find out in the log of the driver's controller why it, or its storage, does not answer in time. The provisioner tries again by itself."+whereItRuns(s))}
 	case SourceNotReady:
 		if s.SourceName != "" {
 			return []Step{{Text: "See whether the object exists and is ready that the claim is to be filled from. The provisioner tries again by itself.", Command: in(s.SourceNamespace, "kubectl get "+s.SourceKind+" "+s.SourceName)}}
@@ -315,7 +317,7 @@ func withText(step Step, text string) Step {
 }
 
 func whereItRuns(s Situation) string {
-	if s.ProvisionerPod == "" {
+	if s.ProvisionerPod == "" || s.ProvisionerNamespace != "" {
 		return ""
 	}
 	return " It runs as this pod, or on a machine of this name."

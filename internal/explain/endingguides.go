@@ -19,7 +19,7 @@ var endingGuides = map[decision.Reason]Guide{
 			if s.Pod != "" {
 				return fmt.Sprintf("pod %s cannot start with the claim %s, which is being deleted%s", s.Pod, s.Claim, because(s.Detail))
 			}
-			return fmt.Sprintf("claim %s is being deleted, and still there%s", s.Claim, because(s.Detail))
+			return fmt.Sprintf("claim %s is being deleted, and still exists%s", s.Claim, because(s.Detail))
 		},
 		Next: nextOfTerminatingClaim,
 	},
@@ -98,13 +98,13 @@ var endingGuides = map[decision.Reason]Guide{
 		Title: "A driver without an attacher has no CSIDriver object",
 		Page:  pageDriver, Silence: onlyAsked,
 		Summary: func(s Situation) string {
-			return fmt.Sprintf("CSI driver %s has no CSIDriver object, so that the volume waits for an attach to node %s, and no attacher of it has ever worked", s.Driver, s.Wanted)
+			return fmt.Sprintf("CSI driver %s has no CSIDriver object, so Kubernetes waits for an attacher to attach the volume to node %s, and this driver has none that ever worked", s.Driver, s.Wanted)
 		},
 		Next: func(s Situation) []Step {
 			return []Step{
 				{Text: "Install the driver's CSIDriver object, with attachRequired: false if the driver has no attacher. Its manifests have the object, and an attacher if it needs one.", Command: "kubectl get csidrivers"},
 				{
-					Text:    "Only if the driver has no attacher, as those of file shares: declare that its volumes need no attach.",
+					Text:    "Only if the driver has no attacher, like drivers of file shares: declare that its volumes need no attach.",
 					Command: `echo '{"apiVersion":"storage.k8s.io/v1","kind":"CSIDriver","metadata":{"name":"` + strings.Trim(s.Driver, "'") + `"},"spec":{"attachRequired":false}}' | kubectl create -f -`,
 					Danger:  "a volume of a driver that does need the attach is never attached then",
 				},
@@ -131,24 +131,63 @@ var endingGuides = map[decision.Reason]Guide{
 func nextOfTerminatingClaim(s Situation) []Step {
 	switch {
 	case s.Cause == HeldBySnapshot:
-		return []Step{{Text: "Wait until the snapshot is ready: the claim ends then by itself. See why it is not.", Command: in(s.Namespace, "kubectl get volumesnapshot")}}
+		return []Step{{Text: "Wait until the snapshot is ready: the claim is then deleted by itself. See why it is not.", Command: in(s.Namespace, "kubectl get volumesnapshot")}}
 	case s.HolderName != "" && s.HolderEnded:
-		return keepFirst(s, "Delete "+holder(s)+", which has ended: the claim ends then by itself.", "Then delete it.")
+		return keepFirst(s, "Delete "+holder(s)+", which has ended: the claim is then deleted by itself.", "")
 	case s.HolderName != "":
-		return keepFirst(s, "The claim ends when no pod uses it any more.", "To let the claim end, end the pod.")
+		return keepFirst(s, "End "+holder(s)+": the claim is deleted when no pod uses it any more.", "what the pod does is interrupted")
 	}
 	return []Step{describeClaim(s, "See which finalizer keeps it, and whether the controller runs that set it. Do not remove a finalizer by hand before that: what it protects is then lost.")}
 }
 
-// keepFirst are the steps that let a claim end by the end of the pod that keeps it, and before that keep its data.
-func keepFirst(s Situation, text, then string) []Step {
-	see := Step{Text: text + " See first whether the reclaim policy of its volume is Retain, which keeps the data.", Command: "kubectl get pv " + s.Volume}
-	end := Step{Text: then, Command: deleteHolder(s), Danger: "its volume is deleted too if its reclaim policy is Delete"}
-	if s.Kept {
-		see.Text, end.Danger = text+" Its volume is kept: its reclaim policy is Retain.", ""
-		return []Step{see, end}
+// keepFirst are the steps that let a claim end by the end of the pod that keeps it, and before that keep its data. With the claim, its volume goes (k/k
+// v1.36.3 pkg/controller/volume/persistentvolume/pv_controller.go reclaimVolume; a driver's provisioner for its volumes).
+func keepFirst(s Situation, text, danger string) []Step {
+	end := Step{Text: text, Command: deleteHolder(s), Danger: danger}
+	switch {
+	case s.Volume == "":
+		return []Step{{Text: "See what the pod is.", Command: in(s.HolderNamespace, "kubectl get pod "+s.HolderName+" -o wide")}, end}
+	case s.Policy == policyRetain:
+		return []Step{{Text: "Volume " + s.Volume + " and its data stay when the claim is deleted: its reclaim policy is Retain.", Command: "kubectl get pv " + s.Volume}, end}
 	}
-	return []Step{see, {Text: "If the data is needed, set that policy to Retain before the claim ends.", Command: retain(s.Volume)}, end}
+	is, size := []string{}, ""
+	if s.HasSize != "" {
+		is, size = append(is, s.HasSize), " ("+s.HasSize+")"
+	}
+	unless := ""
+	if s.Policy != "" {
+		is = append(is, "reclaim policy "+s.Policy)
+	} else {
+		unless = ", unless its reclaim policy is Retain"
+	}
+	end.Text = "Then " + strings.ToLower(text[:1]) + text[1:]
+	end.Danger = "volume " + s.Volume + size + " and its data are deleted, unless you have taken step 2"
+	if s.Policy == "" {
+		end.Danger = "volume " + s.Volume + size + " and its data are deleted if its reclaim policy is not Retain"
+	}
+	volume := s.Volume
+	if len(is) > 0 {
+		volume += " (" + strings.Join(is, ", ") + ")"
+	}
+	return []Step{
+		{Text: "Decide whether the data of volume " + volume + " is needed. It is deleted with claim " + s.Claim + " once " + holder(s) + " is gone" + unless + ".", Command: "kubectl get pv " + s.Volume},
+		{Text: "To keep the data, set the policy to Retain before that.", Command: retain(s.Volume)},
+		end,
+	}
+}
+
+// policyRetain is the reclaim policy that keeps a volume when its claim is deleted.
+const policyRetain = "Retain"
+
+// deletesVolume is what the delete of a claim does to its volume; empty if it keeps it.
+func deletesVolume(s Situation) string {
+	switch s.Policy {
+	case policyRetain:
+		return ""
+	case "":
+		return "its volume is deleted too if its reclaim policy is not Retain"
+	}
+	return "its volume is deleted too: its reclaim policy is " + s.Policy
 }
 
 // retain keeps the data of a PersistentVolume when its claim is deleted. The name is a word of a shell.
@@ -211,7 +250,7 @@ func restart(s Situation, text string) []Step {
 	}
 	remove := "Delete the pod: its owner creates it again."
 	if s.HolderOwner == "" {
-		remove = "Delete the pod: no controller creates it again, so apply its manifest after that."
+		remove = "Delete the pod, which has no controller: apply its manifest after that."
 	}
 	return []Step{{Text: text, Command: in(s.HolderNamespace, "kubectl get pod "+s.HolderName+" -o wide")}, {Text: remove, Command: deleteHolder(s), Danger: "what the pod does is interrupted"}}
 }

@@ -167,7 +167,7 @@ func FenceNext(r decision.Reason, node string) []Step {
 	var steps []Step
 	switch r {
 	case fencing.NoEvidence:
-		steps = []Step{statePoweredOff(node), {Text: "To let recovery do this the next time, create a FenceSource for the node (docs/recovery/power-switches.md)."}}
+		steps = []Step{statePoweredOff(node), {Text: "To let recovery do this the next time, create a FenceSource for the node. The command describes its fields.", Command: "kubectl explain fencesource.spec"}}
 	case fencing.SourceLocked:
 		steps = []Step{{Text: "Correct the Secret of the FenceSource: it is asked again after that.", Command: "kubectl get fencesource " + node + " -o yaml"}, statePoweredOff(node)}
 	case fencing.SourceSilent:

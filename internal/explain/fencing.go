@@ -71,7 +71,7 @@ func FenceStatementTooLong(node string) string {
 // FenceStatementUnguarded is the event of a statement that anyone with the right to write NodeFences may have written.
 func FenceStatementUnguarded(node string, why error) string {
 	return fmt.Sprintf("The statement about the machine is no evidence: no admission policy shows that its author may confirm: %v. "+
-		"Apply the policy again (docs/recovery/README.md), and then state it again with kubectl belay fence %s", why, node)
+		"Apply the policy again, and then state it again with kubectl belay fence %s", why, node)
 }
 
 // LeaveUnfinished is why recovery cannot be removed: fences of these nodes are under way.

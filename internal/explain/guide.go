@@ -29,6 +29,9 @@ type Situation struct {
 	HolderState      string      // its phase, or "Terminating"
 	Leaving          string      // the pod that is being deleted and has ended, whose volume is still mounted
 	NotInstalled     bool        // the driver is not installed in the cluster
+	UID              string      // of the pod that is being deleted
+	UpstreamRuns     bool        // kube-controller-manager holds its lease
+	MadeBy           string      // the provisioner that has made the PersistentVolume
 	Silent           bool        // the kubelet of the node of the pod that waits reports nothing
 	Rebooted         string      // when the node rebooted, as its kubelet reports
 	Detail           string      // an error of a component, or a number
@@ -43,14 +46,15 @@ type Situation struct {
 	FenceIsAvailable bool
 
 	Class, Provisioner                      string // of a claim
-	AClass                                  string // a StorageClass that the cluster has, for a claim without one
+	AClass                                  string // the only StorageClass that provisions, for a claim without one
 	ProvisionerPod                          string // where its provisioner runs: a pod, or a machine whose network it has
+	ProvisionerNamespace                    string // of that pod, if it was read
 	SourceKind, SourceName, SourceNamespace string // what a claim is to be filled from, as kubectl takes it
 	Size, HasSize                           string // what a claim asks for, and what it has
 	NotAgain                                string // why a pod that uses the claim could not have its volume again if it were ended
 	OffNode                                 string // the node that lacks the driver, if that is why
 	Ephemeral                               bool   // the claim is one of a generic ephemeral volume
-	Kept                                    bool   // the reclaim policy of the volume keeps it when the claim is deleted
+	Policy                                  string // the reclaim policy of the volume; empty if it was not read
 	HolderEnded                             bool   // the pod that uses the volume has ended
 	Workload                                string // the owner of pods, as kubectl takes it
 	Cause                                   Cause  // what of several causes of a reason it is
@@ -94,7 +98,29 @@ const (
 	SizeRefused          Cause = "SizeRefused"
 	VolumesStay          Cause = "VolumesStay"   // kubelet has not removed the volumes of a pod whose containers have ended
 	HasFinalizers        Cause = "HasFinalizers" // a pod that is being deleted has some
+
+	// Of a volume that a node cannot set up, or a container not get.
+	DriverMissing     Cause = "DriverMissing"     // its driver is not installed
+	ModeDiffers       Cause = "ModeDiffers"       // it is a device, and wanted as a file system, or the other way round
+	LifecycleDiffers  Cause = "LifecycleDiffers"  // its driver does not allow it in a pod's spec, or only there
+	KindUnknown       Cause = "KindUnknown"       // kubelet has no plugin for it
+	KindRemoved       Cause = "KindRemoved"       // kubelet does not set up this kind any more
+	MountOptions      Cause = "MountOptions"      // its PersistentVolume has mount options
+	NodeExcluded      Cause = "NodeExcluded"      // its node affinity excludes the node
+	LabelsDiffer      Cause = "LabelsDiffer"      // two pods want it with different SELinux labels
+	MediumUnusable    Cause = "MediumUnusable"    // its medium does not fit the pod
+	SubPathUnusable   Cause = "SubPathUnusable"   // its subPath cannot be made or entered
+	LabelRefused      Cause = "LabelRefused"      // it takes no SELinux label
+	MountPathUnusable Cause = "MountPathUnusable" // a file and a directory do not fit
 )
+
+// Why is which of several causes of its reason a situation has; empty for a reason that has one.
+func (s Situation) Why() Cause {
+	if s.Mount != nil && s.Mount.text.cause != "" {
+		return s.Mount.text.cause
+	}
+	return s.Cause
+}
 
 // Guide is the row of a reason: what a reader has to know about it, and where the rest is.
 type Guide struct {

@@ -294,10 +294,9 @@ var holderGuides = map[decision.Reason]Guide{
 			if s.Leaving != "" {
 				force = " " + noForce
 			}
-			return []Step{
-				{Text: "Read kubelet's log on node " + s.Node + " for UnmountVolume and UnmountDevice, and that of the driver's pod there." + force, Command: "kubectl get pods -A -o wide --field-selector spec.nodeName=" + s.Node},
-				rebootNode(s, s.Bare && strings.HasSuffix(s.Leaving, "/"+s.Pod)),
-			}
+			return append([]Step{
+				{Text: "Read kubelet's log on node " + s.Node + " for UnmountVolume and UnmountDevice." + force + " " + startsPod, Command: kubeletLog(s, "Unmount")},
+			}, endMount(s)...)
 		},
 	},
 	attachment.OutOfServiceNodeReady: {
@@ -388,24 +387,6 @@ func holder(s Situation) string {
 		return "pod " + s.HolderNamespace + "/" + s.HolderName
 	}
 	return "pod " + s.HolderName
-}
-
-// rebootNode is how a node is rebooted that does not unmount a volume. kubectl drain does nothing if a pod that has not ended has no controller or an
-// emptyDir volume, without the flags for these (k8s.io/kubectl v0.36.3 pkg/drain/filters.go unreplicatedFilter, localStorageFilter). Such a pod is bare.
-func rebootNode(s Situation, bare bool) Step {
-	step := Step{
-		Text: "If the unmount keeps failing, drain the node, reboot it even if the drain hangs on this pod, and uncordon it: a new boot has no mounts. " +
-			"A drain refuses pods without a controller: delete them first (kubectl delete pod), or add --force. No controller creates them again.",
-		Command: "kubectl drain " + s.Node + " --ignore-daemonsets --delete-emptydir-data",
-		Danger:  "all pods of the node are stopped, and lose what is in their emptyDir volumes",
-	}
-	if bare {
-		step.Text, _, _ = strings.Cut(step.Text, " A drain refuses")
-		step.Text += " Without --force, it refuses this pod and others without a controller."
-		step.Command += " --force"
-		step.Danger += "; those without a controller are not created again"
-	}
-	return step
 }
 
 func because(detail string) string {
@@ -519,13 +500,24 @@ const outOfService = "node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"
 
 // lostNode is what to do about a node that is not Ready and has volumes.
 func lostNode(s Situation) []Step {
-	return []Step{
-		{Text: fmt.Sprintf("Find out whether the machine of node %s is off, at its BMC, hypervisor or cloud: only then declare it out of service. A node that the API server does not hear from may still run and write.", s.Node)},
-		{Text: "If it can come back, bring it back: a node that is Ready again unmounts what no pod there needs.", Command: "kubectl get node " + s.Node},
+	return append([]Step{
 		{
-			Text:    "Only if the machine is off: declare it out of service. Its pods are deleted and its volumes detached.",
-			Command: "kubectl taint node " + s.Node + " " + outOfService,
-			Danger:  "if the machine still runs, two nodes write to the volume and the file system is corrupted",
+			Text: fmt.Sprintf("Find out whether the machine of node %s is off, at its BMC, hypervisor or cloud. ", s.Node) +
+				"A node that the API server does not hear from may still run and write. The command shows the machine's ID at the cloud, and its addresses.",
+			Command: "kubectl get node " + s.Node + ` -o jsonpath='{.spec.providerID} {.status.addresses}{"\n"}'`,
 		},
+		{Text: "If it can come back, bring it back: a node that is Ready again unmounts what no pod there needs."},
+	}, declareOut(s, s.Node, "Only if the machine is off: declare it out of service. Its pods are deleted and its volumes detached.",
+		"if the machine still runs, two nodes write to the volume and the file system is corrupted")...)
+}
+
+// declareOut has the pods of a node deleted and its volumes detached. A person who sets the taint removes it: no controller of Kubernetes does, and
+// kube-controller-manager detaches mounted volumes from a node that has it, Ready or not (k/k v1.36.3
+// pkg/controller/volume/attachdetach/reconciler/reconciler.go:231-276).
+func declareOut(s Situation, node, text, danger string) []Step {
+	s.Node = node
+	return []Step{
+		{Text: text, Command: "kubectl taint node " + node + " " + outOfService, Danger: danger},
+		removeTaint(s, "When its pods run elsewhere, and before the machine is started again, remove the taint. Volumes of a node that has it are detached while they are mounted, also when it is Ready again."),
 	}
 }

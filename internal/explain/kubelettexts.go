@@ -56,6 +56,8 @@ type kubeletText struct {
 	steps   []Step
 	// said has the steps of what drivers say alike, in place of steps.
 	said string
+	// cause is which of several causes of the reason it is.
+	cause Cause
 	// names is set if the first two groups are the kind and name of an object: the text counts only if the volume refers to it.
 	names bool
 	// nameless is set if the text names no volume.
@@ -144,13 +146,13 @@ func (c *MountCause) Longest() (longest string) {
 func (c *MountCause) fill(text string, s Situation, word func(string) string) string {
 	object := ""
 	if len(s.Own.Objects) == 1 {
-		_, object, _ = strings.Cut(s.Own.Objects[0], " ")
+		object = s.Own.Objects[0][strings.LastIndex(s.Own.Objects[0], " ")+1:]
 	}
 	folder := "its subPath"
 	if len(s.Own.Folders) > 0 {
 		folder = "folder " + strings.Join(s.Own.Folders, ", ") + " (subPath)"
 	}
-	pairs := []string{"{object}", word(object), "{folder}", folder}
+	pairs := []string{"{object}", word(object), "{folder}", folder, "{plugin}", word(pluginPath(object)), "{upstream}", upstream(s), "{makes}", makes(s), "{deletes}", deletesVolume(s)}
 	for name, value := range map[string]string{"{node}": s.Wanted, "{namespace}": s.Namespace, "{pod}": s.Pod, "{pv}": s.Volume} {
 		if value == "" {
 			value = word(value)
@@ -164,6 +166,28 @@ func (c *MountCause) fill(text string, s Situation, word func(string) string) st
 }
 
 func same(text string) string { return text }
+
+// pluginPath is where the program of a FlexVolume driver is in kubelet's directory for them (k/k v1.36.3 pkg/volume/flexvolume/probe.go:
+// vendor~driver/driver).
+func pluginPath(driver string) string {
+	return strings.ReplaceAll(driver, "/", "~") + "/" + driver[strings.LastIndex(driver, "/")+1:]
+}
+
+// upstream says whether kube-controller-manager runs.
+func upstream(s Situation) string {
+	if s.UpstreamRuns {
+		return "It holds its lease, so it runs."
+	}
+	return "It may not run: its lease kube-system/kube-controller-manager shows when it was renewed last."
+}
+
+// makes is how a PersistentVolume gets another path.
+func makes(s Situation) string {
+	if s.MadeBy != "" {
+		return "correct it in the configuration of the provisioner " + s.MadeBy
+	}
+	return "create another PersistentVolume with that path"
+}
 
 // mountCause is the sentence of the reasons that a text of kubelet has.
 func mountCause(s Situation) string {
@@ -198,6 +222,7 @@ func mountSteps(s Situation) []Step {
 	steps := slices.Clone(s.Mount.text.steps)
 	for i := range steps {
 		steps[i].Text = s.Mount.fill(steps[i].Text, s, same)
+		steps[i].Danger = s.Mount.fill(steps[i].Danger, s, same)
 		if steps[i].Command = s.Mount.fill(steps[i].Command, s, orMissing); strings.Contains(steps[i].Command, missingWord) {
 			steps[i].Command = ""
 		}

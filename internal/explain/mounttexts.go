@@ -27,8 +27,12 @@ var mountTexts = []kubeletText{
 		kinds: withObjects, pattern: regexp.MustCompile(`\b(configmap)s? "(kube-root-ca\.crt)" not found`), names: true, reason: VolumeSourceMissing,
 		why: "kube-controller-manager has not created the ConfigMap kube-root-ca.crt in namespace {namespace}",
 		steps: []Step{
-			{Text: "See whether kube-controller-manager works: it renews its lease every few seconds.", Command: "kubectl get lease kube-controller-manager -n kube-system -o jsonpath='{.spec.renewTime}{\"\\n\"}'"},
-			{Text: "Read its log for root-ca-certificate-publisher-controller, which --controllers must not turn off. A pod whose ConfigMap appears starts by itself.", Command: "kubectl get configmaps -n {namespace}"},
+			{
+				Text: "See whether --controllers of kube-controller-manager turns off root-ca-certificate-publisher-controller. {upstream} " +
+					"The command prints nothing where it does not run as a pod, as in a managed control plane: ask who runs that.",
+				Command: "kubectl get pods -n kube-system -l component=kube-controller-manager -o jsonpath='{.items[*].spec.containers[*].command}{\"\\n\"}'",
+			},
+			{Text: "Then look for that name in its log. A pod whose ConfigMap appears starts by itself."},
 		},
 	},
 	{
@@ -84,7 +88,7 @@ var mountTexts = []kubeletText{
 		why: "the claim {1} is being deleted",
 		steps: []Step{
 			{Text: "See whether the claim is meant to go: the pod cannot start with it, and keeps it.", Command: "kubectl describe pvc {1} -n {namespace}"},
-			{Text: "Delete the pod. The claim has to be created again too.", Command: "kubectl delete pod {pod} -n {namespace}", Danger: "the claim's volume is deleted with it if its reclaim policy is Delete"},
+			{Text: "Delete the pod. The claim has to be created again too.", Command: "kubectl delete pod {pod} -n {namespace}", Danger: "{deletes}"},
 		},
 	},
 	// pkg/kubelet/volumemanager/populator/desired_state_of_world_populator.go:528, 550, 569
@@ -99,7 +103,7 @@ var mountTexts = []kubeletText{
 	{ // pkg/kubelet/util/manager/watch_based_manager.go:329
 		kinds: withObjects, pattern: regexp.MustCompile(`failed to sync (configmap|secret) cache: `), reason: MountFailing,
 		why:   "kubelet did not get the {1} from the API server in time",
-		steps: []Step{{Text: "Read kubelet's log on node {node} for why it cannot read {1}s: it has lost the API server, or node {node} may not read the object.", Command: "kubectl describe node {node}"}},
+		steps: []Step{{Text: "Find out why kubelet cannot read {1}s, in its log on node {node}: it has lost the API server, or node {node} may not read the object.", Command: "kubectl describe node {node}"}},
 	},
 
 	{ // pkg/volume/hostpath/host_path.go:471, 480
@@ -117,8 +121,12 @@ var mountTexts = []kubeletText{
 	},
 	{ // pkg/volume/hostpath/host_path.go:428 MakeDir, 432 MakeFile: errors of os.MkdirAll and os.OpenFile
 		kinds: ofNode, pattern: regexp.MustCompile(`^(?:mkdir|open) (/.*): read-only file system$`), reason: NodePathUnusable,
-		why:   "kubelet cannot create {1} on the node, whose file system is read-only there",
-		steps: []Step{{Text: "See what node {node} has mounted there; mount a writable file system, or use another path. A PersistentVolume keeps its path: to use another, correct it in the provisioner's configuration and create the claim again. On an immutable operating system, few directories are writable. If this file system used to be writable, dmesg on the node says why it became read-only. " + debugs, Command: "kubectl debug node/{node} -it --image=busybox -- grep /host /proc/mounts"}},
+		why: "kubelet cannot create {1} on the node, whose file system is read-only there",
+		steps: []Step{{Text: "See what node {node} has mounted there; mount a writable file system, or use another path. On an immutable operating system, few directories are writable. If this file system used to be writable, dmesg on the node says why it became read-only. " + debugs, Command: "kubectl debug node/{node} -it --image=busybox -- grep /host /proc/mounts"}, {
+			Text:    "A PersistentVolume keeps its path: to use another one, {makes}, then delete the claim and create it again. The command shows the path and the reclaim policy.",
+			Command: "kubectl describe pv {pv}",
+			Danger:  "{deletes}",
+		}},
 	},
 	{
 		kinds: ofNode, pattern: regexp.MustCompile(`^(?:mkdir|open|stat|lstat|chmod|chown) (/.*): ([^:]+)$`), reason: NodePathUnusable,
@@ -168,7 +176,11 @@ var mountTexts = []kubeletText{
 		kinds: []string{"flexVolume"}, pattern: regexp.MustCompile(`no volume plugin matched`), reason: NodeProgramMissing,
 		why: "kubelet on node {node} has no FlexVolume driver of that name",
 		steps: []Step{
-			{Text: "Install the driver on node {node}, in kubelet's FlexVolume directory (--volume-plugin-dir). That is /usr/libexec/kubernetes/kubelet-plugins/volume/exec by default. If a DaemonSet installs the driver, check that it has a pod on the node and writes to this directory.", Command: "kubectl get pods -A -o wide --field-selector spec.nodeName={node}"},
+			{
+				Text: "Install the driver on node {node}, in kubelet's FlexVolume directory, as {plugin}. The command shows which drivers it has. The directory is another one if kubelet has --volume-plugin-dir. " +
+					"If a DaemonSet installs the driver, check that it has a pod on the node and writes to this directory. " + debugs,
+				Command: "kubectl debug node/{node} -it --image=busybox -- ls /host/usr/libexec/kubernetes/kubelet-plugins/volume/exec",
+			},
 			{Text: "FlexVolume is deprecated: a CSI driver replaces it."},
 		},
 	},

@@ -25,7 +25,7 @@ func (g Guide) Steps(s Situation) []Step {
 	for _, name := range []*string{
 		&s.Pod, &s.Namespace, &s.Claim, &s.Volume, &s.Driver, &s.Node, &s.Wanted, &s.Attachment, &s.HolderNamespace, &s.HolderName,
 		&s.LeaseNamespace, &s.AttacherPod, &s.NodeID, &s.Container, &s.ZoneKey,
-		&s.Class, &s.AClass, &s.Provisioner, &s.ProvisionerPod, &s.SourceKind, &s.SourceName, &s.SourceNamespace, &s.Workload, &s.OffNode,
+		&s.Class, &s.AClass, &s.Provisioner, &s.ProvisionerPod, &s.ProvisionerNamespace, &s.SourceKind, &s.SourceName, &s.SourceNamespace, &s.Workload, &s.OffNode,
 	} {
 		if *name != "" {
 			*name = ShellWord(*name)
@@ -53,16 +53,19 @@ func ofBarePod(steps []Step, s Situation) []Step {
 	for i := range steps {
 		text := strings.ReplaceAll(steps[i].Text, "the pod's template", "the pod's manifest")
 		switch {
-		case said, strings.Contains(text, "no controller creates the pod again"):
+		case said, strings.Contains(text, noController):
 		case deletes(steps[i]):
-			text, said = text+" After that apply its manifest: no controller creates the pod again.", true
+			text, said = text+" "+noController+": apply its manifest after that.", true
 		case text != steps[i].Text && !deleted:
-			text, said = text+" To change the manifest, delete the pod and apply it: no controller creates the pod again.", true
+			text, said = text+" "+noController+": delete it, then apply the corrected manifest.", true
 		}
 		steps[i].Text = text
 	}
 	return steps
 }
+
+// noController begins what else has to be done about a pod that no controller has created.
+const noController = "This pod has no controller"
 
 // placeholder matches what guides write in place of a name that is not known. A command that lacks a name is not printed: who copies it would have
 // to know the name, and what else to replace.

@@ -69,6 +69,7 @@ var changeFirst = map[decision.Reason]string{
 var causes = []Cause{
 	"", NoClass, NoDynamicClass, MadeByHand, PerhapsByHand, ClassMissing, NodeWithoutScheduler, NodeNotChosen, NoTopology, SourceNotReady, SecretOfClass, WrongParameters, NotSupported, StorageExhausted, StorageRefuses, DriverSilent,
 	BoundToAnother, BoundToDeleted, OtherClass, HeldBySnapshot, ControllerResizes, NodeResizes, SizeRefused, VolumesStay, HasFinalizers,
+	DriverMissing, ModeDiffers, LifecycleDiffers, KindUnknown, KindRemoved, MountOptions, NodeExcluded, LabelsDiffer, MediumUnusable, SubPathUnusable, LabelRefused, MountPathUnusable,
 }
 
 // TestLookBeforeYouChange: the first command of an answer shows something, and changes nothing.
@@ -113,12 +114,12 @@ func TestPodWithoutOwner(t *testing.T) {
 				t.Errorf("%s: a pod without an owner has a template: %s", reason, text)
 			}
 			deletes := slices.ContainsFunc(guide.Steps(s), func(step Step) bool { return step.Command == "kubectl delete pod pod -n ns" })
-			if again := strings.Count(text, "no controller creates the pod again"); again > 1 || deletes && again == 0 {
-				t.Errorf("%s: it says %d times that no controller creates the pod again: %s", reason, again, text)
+			if again := strings.Count(text, noController); again > 1 || deletes && again == 0 {
+				t.Errorf("%s: it says %d times that it has no controller: %s", reason, again, text)
 			}
 			s.Bare = false
 			for _, step := range guide.Steps(s) {
-				if strings.Contains(step.Text, "no controller creates the pod again") {
+				if strings.Contains(step.Text, noController) {
 					t.Errorf("%s: %s", reason, step.Text)
 				}
 			}

@@ -14,10 +14,14 @@ var storageTexts = []kubeletText{
 		steps: []Step{{Text: "Start iscsid on node {node} (systemctl enable --now iscsid), and on each node that may run the pod. kubelet tries again by itself.", Command: "kubectl get node {node} -o wide"}},
 	},
 	{ // as the next one; open-iscsi usr/io.c iscsi_io_connect: an error of connect(2), in 2.0 as its number
-		kinds: iscsi, pattern: regexp.MustCompile(`failed to sendtargets to portal (\S+) output: [^\n]*(?:[Cc]onnection refused|cannot make connection to \S+ \(111\))`), reason: StorageServerFailing,
+		kinds: iscsi, pattern: regexp.MustCompile(`failed to sendtargets to portal ((\S+):(\d+)) output: [^\n]*(?:[Cc]onnection refused|cannot make connection to \S+ \(111\))`), reason: StorageServerFailing,
 		why: "its portal {1} refuses the connection of node {node}",
-		steps: []Step{
-			{Text: "Start the iSCSI target at {1}: the machine is reached, and no program listens at the port. The PersistentVolume has its address: compare it with the target's. A firewall that rejects node {node} looks the same.", Command: "kubectl describe pv {pv}"},
+		steps: []Step{ // the portal has a port: pkg/volume/iscsi/iscsi.go portalMounter
+			{
+				Text:    "Start the iSCSI target at {1}, or let node {node} through its firewall. Either no program listens there, or a firewall rejects the node. The command tries the port from the node. " + startsPod,
+				Command: "kubectl debug node/{node} -it --image=busybox -- nc -zv -w 5 {2} {3}",
+			},
+			{Text: "Compare the address in the PersistentVolume with the target's.", Command: "kubectl describe pv {pv}"},
 		},
 	},
 	{ // pkg/volume/iscsi/iscsi_util.go:352; after "output:" open-iscsi usr/initiator_common.c, usr/login.c
@@ -72,46 +76,46 @@ var storageTexts = []kubeletText{
 	},
 
 	{ // pkg/kubelet/volumemanager/populator/desired_state_of_world_populator.go:487
-		pattern: regexp.MustCompile(`volume (\S+) has volumeMode Block, but is specified in volumeMounts`), reason: VolumeUnsupported,
+		pattern: regexp.MustCompile(`volume (\S+) has volumeMode Block, but is specified in volumeMounts`), reason: VolumeUnsupported, cause: ModeDiffers,
 		why: "its claim has the volumeMode Block, and the pod wants it as a file system, in volumeMounts",
 		steps: []Step{
 			{Text: "Use volumeDevices in the pod's template, with a devicePath, or a claim with the volumeMode Filesystem.", Command: "kubectl explain pod.spec.containers.volumeDevices"},
 		},
 	},
 	{ // pkg/kubelet/volumemanager/populator/desired_state_of_world_populator.go:494
-		pattern: regexp.MustCompile(`volume (\S+) has volumeMode (\S+), but is specified in volumeDevices`), reason: VolumeUnsupported,
+		pattern: regexp.MustCompile(`volume (\S+) has volumeMode (\S+), but is specified in volumeDevices`), reason: VolumeUnsupported, cause: ModeDiffers,
 		why:   "its claim has the volumeMode {2}, and the pod wants it as a device, in volumeDevices",
 		steps: []Step{{Text: "Use volumeMounts in the pod's template, or a claim with the volumeMode Block.", Command: "kubectl explain pvc.spec.volumeMode"}},
 	},
 	{ // pkg/volume/csi/csi_mounter.go:557
-		kinds: csi, pattern: regexp.MustCompile(`volume mode "([^"]+)" not supported by driver (\S+) \(no CSIDriver object\)`), reason: VolumeUnsupported,
+		kinds: csi, pattern: regexp.MustCompile(`volume mode "([^"]+)" not supported by driver (\S+) \(no CSIDriver object\)`), reason: VolumeUnsupported, cause: DriverMissing,
 		why: "CSI driver {2} is not installed: it has no CSIDriver object, which a volume in a pod's spec needs",
 		steps: []Step{
 			{Text: "Install CSI driver {2}, or correct its name in the pod's template. The command lists those that are installed.", Command: "kubectl get csidrivers"},
 		},
 	},
 	{ // pkg/volume/csi/csi_mounter.go:562
-		kinds: csi, pattern: regexp.MustCompile(`volume mode "([^"]+)" not supported by driver (\S+) \(only supports (\[[^\]]*\])\)`), reason: VolumeUnsupported,
+		kinds: csi, pattern: regexp.MustCompile(`volume mode "([^"]+)" not supported by driver (\S+) \(only supports (\[[^\]]*\])\)`), reason: VolumeUnsupported, cause: LifecycleDiffers,
 		why:   "CSI driver {2} allows the volume modes {3}, and the pod wants {1}",
 		steps: []Step{{Text: "Use a claim in the pod's template, if the driver allows Persistent alone, or a driver that allows {1}.", Command: "kubectl get csidriver {2} -o jsonpath='{.spec.volumeLifecycleModes}'"}},
 	},
 	{ // pkg/volume/plugins.go:72
-		pattern: regexp.MustCompile(`no volume plugin matched`), reason: VolumeUnsupported,
+		pattern: regexp.MustCompile(`no volume plugin matched`), reason: VolumeUnsupported, cause: KindUnknown,
 		why:   "kubelet on node {node} has no plugin for volumes of this kind: it was removed from Kubernetes, or its CSI driver is not installed",
 		steps: []Step{{Text: "Use a CSI driver for this storage, and a PersistentVolume or pod that names it. The command lists those that are installed.", Command: "kubectl get csidrivers"}},
 	},
 	{ // pkg/volume/git_repo/git_repo.go:175
-		kinds: []string{"gitRepo"}, pattern: regexp.MustCompile(`git-repo volume plugin has been disabled`), reason: VolumeUnsupported,
+		kinds: []string{"gitRepo"}, pattern: regexp.MustCompile(`git-repo volume plugin has been disabled`), reason: VolumeUnsupported, cause: KindRemoved,
 		why:   "kubelet does not set up gitRepo volumes any more",
 		steps: []Step{{Text: "Clone the repository in an init container, into a volume of the kind emptyDir.", Command: "kubectl explain pod.spec.volumes.gitRepo"}},
 	},
 	{ // pkg/volume/util/operationexecutor/operation_generator.go:2156
-		pattern: regexp.MustCompile(`mount options are not supported for this volume type`), reason: VolumeUnsupported,
+		pattern: regexp.MustCompile(`mount options are not supported for this volume type`), reason: VolumeUnsupported, cause: MountOptions,
 		why:   "its PersistentVolume has mount options, which volumes of this kind do not allow",
 		steps: []Step{{Text: "Remove mountOptions from the PersistentVolume.", Command: "kubectl get pv {pv} -o jsonpath='{.spec.mountOptions}'"}},
 	},
 	{ // k8s.io/component-helpers v0.36.3 storage/volume/helpers.go:79, by pkg/volume/util/operationexecutor/operation_generator.go:458
-		pattern: regexp.MustCompile(`^no matching NodeSelectorTerms$`), reason: VolumeUnsupported,
+		pattern: regexp.MustCompile(`^no matching NodeSelectorTerms$`), reason: VolumeUnsupported, cause: NodeExcluded,
 		why: "the node affinity of its PersistentVolume excludes the node",
 		steps: []Step{
 			{Text: "Let the scheduler choose the node: remove nodeName from the pod's template. It then takes one from which the volume can be reached.", Command: "kubectl get pv {pv} -o jsonpath='{.spec.nodeAffinity}'"},
@@ -119,12 +123,12 @@ var storageTexts = []kubeletText{
 		},
 	},
 	{ // pkg/kubelet/volumemanager/cache/desired_state_of_world.go:377
-		pattern: regexp.MustCompile(`conflicting SELinux labels of volume \S+: ("[^"]*") and ("[^"]*")`), reason: VolumeUnsupported,
+		pattern: regexp.MustCompile(`conflicting SELinux labels of volume \S+: ("[^"]*") and ("[^"]*")`), reason: VolumeUnsupported, cause: LabelsDiffer,
 		why:   "two pods on node {node} want it with different SELinux labels: {1} and {2}",
 		steps: []Step{{Text: "Give the pods the same seLinuxOptions, or run them on different nodes.", Command: "kubectl explain pod.spec.securityContext.seLinuxOptions"}},
 	},
 	{ // pkg/volume/emptydir/empty_dir.go:275, 427, 442
-		kinds: []string{"emptyDir"}, pattern: regexp.MustCompile(`(unknown storage medium .*|medium:? \S+ can't be used if .*|medium \S+: hugePages storage requested, .*)`), reason: VolumeUnsupported,
+		kinds: []string{"emptyDir"}, pattern: regexp.MustCompile(`(unknown storage medium .*|medium:? \S+ can't be used if .*|medium \S+: hugePages storage requested, .*)`), reason: VolumeUnsupported, cause: MediumUnusable,
 		why:   "the pod's spec does not fit: {1}",
 		steps: []Step{{Text: "Correct the medium of the volume, or the resource requests for huge pages, in the pod's template.", Command: "kubectl explain pod.spec.volumes.emptyDir.medium"}},
 	},
@@ -177,23 +181,23 @@ var storageTexts = []kubeletText{
 // containerTexts are about a volume that is mounted, and that a container cannot get. The last group is the volume, or a path of it.
 var containerTexts = []kubeletText{
 	{ // pkg/kubelet/kubelet_pods.go:358, 372; both leave out the cause, which is in kubelet's log
-		pattern: regexp.MustCompile(`failed to (prepare|create) subPath (?:directory )?for volumeMount "([^"]+)" of container "([^"]+)"`), reason: ContainerMountFailing,
+		pattern: regexp.MustCompile(`failed to (prepare|create) subPath (?:directory )?for volumeMount "([^"]+)" of container "([^"]+)"`), reason: ContainerMountFailing, cause: SubPathUnusable,
 		why: "kubelet of node {node} cannot make or enter {folder}: permissions (root_squash of NFS), or a file in the way",
 		steps: []Step{
 			{
 				Text: "See whether root of node {node} may enter and write the volume's root directory, at the file server. " +
-					"Or create {folder} beforehand, or correct subPath in the pod's template. kubelet keeps the cause out of events: its log on the node has it, beside \"subPath\".",
+					"Or create {folder} beforehand, or correct subPath in the pod's template. The event lacks the cause: kubelet's log on the node has it, in a line with \"subPath\".",
 				Command: "kubectl get pod {pod} -n {namespace} -o jsonpath='{.spec.containers[*].volumeMounts}'",
 			},
 		},
 	},
 	{ // pkg/kubelet/kubelet_pods.go:320, 324
-		pattern: regexp.MustCompile("(?:error|unable to provision) SubPath `([^`]*)`:? (.*)"), reason: ContainerMountFailing, nameless: true,
+		pattern: regexp.MustCompile("(?:error|unable to provision) SubPath `([^`]*)`:? (.*)"), reason: ContainerMountFailing, cause: SubPathUnusable, nameless: true,
 		why:   "the subPath {1} cannot be used: {2}",
 		steps: []Step{{Text: "Correct subPath in the pod's template: it is relative to the volume and has no \"..\".", Command: "kubectl explain pod.spec.containers.volumeMounts.subPath"}},
 	},
 	{ // containerd v2.0 internal/cri/opts/spec_linux_opts.go WithMounts: "relabel"; CRI-O v1.34 server/container_create_linux.go: "relabel failed"
-		pattern: regexp.MustCompile(`relabel (?:failed )?"?(/[^" ]+?)"?:? (?:with "[^"]*" failed: )?(?:relabel failed: )?((?:l?setxattr|lstat|open).*)`), reason: ContainerMountFailing,
+		pattern: regexp.MustCompile(`relabel (?:failed )?"?(/[^" ]+?)"?:? (?:with "[^"]*" failed: )?(?:relabel failed: )?((?:l?setxattr|lstat|open).*)`), reason: ContainerMountFailing, cause: LabelRefused,
 		why: "the container runtime of node {node} cannot give it the pod's SELinux label: {2}",
 		steps: []Step{
 			{Text: "Mount a file system without SELinux labels with the option context=, or let its CSIDriver have seLinuxMount: true; a system path such as /etc cannot be labelled at all.", Command: "kubectl get csidrivers -o custom-columns=NAME:.metadata.name,SELINUXMOUNT:.spec.seLinuxMount"},
@@ -204,7 +208,7 @@ var containerTexts = []kubeletText{
 		why: "its mount on node {node} is dead ({2}): what served it has ended, or the server has dropped it", said: "staleMount",
 	},
 	{ // opencontainers/runc v1.3 libcontainer/rootfs_linux.go prepareRootfs
-		pattern: regexp.MustCompile(`error mounting "([^"]+)" to rootfs at "([^"]+)": (.*)`), reason: ContainerMountFailing,
+		pattern: regexp.MustCompile(`error mounting "([^"]+)" to rootfs at "([^"]+)": (.*)`), reason: ContainerMountFailing, cause: MountPathUnusable,
 		why:   "the container runtime of node {node} cannot mount it at {2}: {3}",
 		steps: []Step{{Text: "A file and a directory do not fit: compare subPath and mountPath with what the volume has, and with what the image has at {2}.", Command: "kubectl get pod {pod} -n {namespace} -o jsonpath='{.spec.containers[*].volumeMounts}'"}},
 	},

@@ -295,7 +295,7 @@ func (r *run) surroundings(ctx context.Context, subject diagnosis.Ref) {
 			each(nodes, func(name string) { r.node(ctx, name) }, func() { r.nodes(ctx) })
 		},
 		func() {
-			if missing || refused { // whether any node has the driver shows whether it is installed at all; an error may name the node ID of any
+			if missing || refused || r.refused(explain.VolumeTopologyConflict) { // whether any node has the driver shows whether it is installed at all; an error may name the node ID of any
 				r.csiNodes(ctx)
 				return
 			}
@@ -317,7 +317,12 @@ func (r *run) surroundings(ctx context.Context, subject diagnosis.Ref) {
 func (r *run) found(ctx context.Context, subject diagnosis.Ref) {
 	var calls []func()
 	if !slices.Contains(r.into.Whole, diagnosis.Nodes) && r.into.Misplaced() {
-		calls = append(calls, func() { r.nodes(ctx) })
+		calls = append(calls, func() { r.nodes(ctx) }, func() { r.csiNodes(ctx) })
+	}
+	for namespace, pods := range r.into.ProvisionerPods() {
+		for _, pod := range pods {
+			calls = append(calls, func() { r.aPod(ctx, namespace, pod) })
+		}
 	}
 	if slices.ContainsFunc(r.into.Events, diagnosis.Unregistered) {
 		calls = append(calls, func() { r.eventsWith(ctx, metav1.NamespaceDefault, diagnosis.Rebooted) })
@@ -348,14 +353,17 @@ func (r *run) attacherPod(ctx context.Context, held []*storagev1.VolumeAttachmen
 			if va.Status.Attached && va.DeletionTimestamp == nil || holder == "" || lease.Name != kube.SanitizeDriverName(kube.AttacherLease+va.Spec.Attacher) {
 				continue
 			}
-			return func() {
-				if pod, err := r.clients.CoreV1().Pods(lease.Namespace).Get(ctx, holder, metav1.GetOptions{}); err == nil {
-					r.add(func(s *diagnosis.Snapshot) { s.Pods = append(s.Pods, keepPod(pod, nil, false)) })
-				}
-			}
+			return func() { r.aPod(ctx, lease.Namespace, holder) }
 		}
 	}
 	return func() {}
+}
+
+// aPod reads a pod whose log is named then, if it exists and may be read.
+func (r *run) aPod(ctx context.Context, namespace, name string) {
+	if pod, err := r.clients.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{}); err == nil {
+		r.add(func(s *diagnosis.Snapshot) { s.Pods = append(s.Pods, keepPod(pod, nil, false)) })
+	}
 }
 
 // eventsAround returns the calls that read the events of pods that wait and of claims without a volume, and everything if the scheduler

@@ -21,7 +21,7 @@ permissions, leases, API priority, the attachers of the drivers, nodes, VolumeAt
 installed, recovery: whether it runs, and which nodes it could fence.
 
 Each line begins with √ (ok), ‼ (a warning, or something could not be determined) or × (broken), or with "ok", "!!" and "xx" where
-the terminal has no UTF-8. Whatever is not ok has a hint: a page of the documentation.
+the terminal has no UTF-8. Whatever is not ok has a hint: the command that prints what to do.
 
 With --take-over it also checks whether belay-controller may take over, as "belay-controller preflight" does: only then, because on
 a cluster that kube-controller-manager serves the answer is no.
@@ -256,7 +256,7 @@ func (p *page) check(c *preflight.Check, marks [3]string) {
 			p.raw(4, fmt.Sprintf("and %d more (-o json lists them)", len(c.Objects)-i))
 			break
 		}
-		p.raw(4, object)
+		fmt.Fprintf(&p.text, "    %s\n", p.wrap(object, len("      ")))
 	}
 	if c.Hint != "" {
 		p.raw(4, "see "+c.Hint)
@@ -269,15 +269,19 @@ func healthSummary(report *preflight.ClusterHealth) string {
 	unknown := count(report, func(r preflight.Result) bool { return r == preflight.Unknown })
 	var parts []string
 	for _, part := range []struct {
-		n    int
-		what string
-	}{{failed, "failed"}, {warnings, "warnings"}, {unknown, "unknown"}} {
-		if part.n > 0 {
-			parts = append(parts, fmt.Sprintf("%s: %d", part.what, part.n))
+		n         int
+		one, many string
+	}{{failed, "failed", "failed"}, {warnings, "warning", "warnings"}, {unknown, "unknown", "unknown"}} {
+		switch part.n {
+		case 0:
+		case 1:
+			parts = append(parts, "1 "+part.one)
+		default:
+			parts = append(parts, fmt.Sprintf("%d %s", part.n, part.many))
 		}
 	}
 	if len(parts) == 0 {
 		return fmt.Sprintf("All %d checks are ok.", len(report.Checks))
 	}
-	return fmt.Sprintf("%d checks, of these %s.", len(report.Checks), strings.Join(parts, ", "))
+	return fmt.Sprintf("%d checks: %s.", len(report.Checks), strings.Join(parts, ", "))
 }

@@ -109,7 +109,7 @@ func (p *plugin) reasons(list *diagnosis.OrphanList) string {
 			out.line("", "Wait: this usually ends by itself within a minute.")
 		default:
 			out.steps(first.Next)
-			out.line("More", "%s", p.command("kubectl belay explain "+kindAndName(first.Subject)))
+			out.commandLine("More", p.command("kubectl belay explain "+kindAndName(first.Subject)))
 		}
 	}
 	return out.text.String()

@@ -66,7 +66,7 @@ func (o *output) addTo(c *cobra.Command, byDefault string, others ...string) {
 		format, _, _ := strings.Cut(d, " ")
 		formats = append(formats, format)
 	}
-	c.Flags().VarP(outputFlag{o, formats}, "output", "o", "output format: "+orList(described)+"; "+byDefault+" by default. The schema is described in docs/output")
+	c.Flags().VarP(outputFlag{o, formats}, "output", "o", "output format: "+orList(described)+"; "+byDefault+" by default")
 	// The flag was just added: it cannot be missing or have a completion.
 	_ = c.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(formats, cobra.ShellCompDirectiveNoFileComp))
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"belay.dev/belay/docs"
 	"belay.dev/belay/docs/runbooks"
 	"belay.dev/belay/internal/decision"
 	"belay.dev/belay/internal/explain"
@@ -17,7 +18,8 @@ import (
 const runbookLong = `Print the runbook of a reason: the cause, how to verify it, what is safe and what is not, and what happens by itself. A reason is the
 word in parentheses after "Why" in the output of "explain", the last column of "stuck", and the label "reason" of metrics and alerts.
 
-Without a reason, list all reasons with what they mean. No cluster is needed.
+The hints of "kubectl belay check" name sections of other pages in the same way. Without a reason, list all reasons with what they mean.
+No cluster is needed.
 
 In the commands, replace words in capitals.`
 
@@ -78,6 +80,9 @@ func (p *plugin) listReasons() error {
 
 // runbook prints the section of a reason, and what its page says about all of its reasons.
 func (p *plugin) runbook(name string) error {
+	if strings.ContainsAny(name, "#/") {
+		return p.section(name)
+	}
 	r, err := reasonNamed(name)
 	if err != nil {
 		return err
@@ -94,6 +99,23 @@ func (p *plugin) runbook(name string) error {
 	out.raw(0, "")
 	out.raw(0, out.paint(printable.Bold, about.Title))
 	out.markdown(about.Intro)
+	_, err = fmt.Fprint(p.Out, out.text.String())
+	return err
+}
+
+// section prints a section of another page.
+func (p *plugin) section(name string) error {
+	heading, text, err := docs.Section(name)
+	if err != nil {
+		return usage.Errorf("%v", err)
+	}
+	out := &page{style: p.style}
+	if out.width == 0 || out.width > longestText {
+		out.width = longestText
+	}
+	out.raw(0, out.paint(printable.Bold, heading))
+	out.raw(0, "")
+	out.markdown(text)
 	_, err = fmt.Fprint(p.Out, out.text.String())
 	return err
 }
@@ -123,6 +145,9 @@ var (
 	aside = regexp.MustCompile(`\s*\(\[[^\]]*\]\(\.\./[^)]*\)\)`)
 	link  = regexp.MustCompile(`\[([^\]]*)\]\([^)]*\)`)
 	item  = regexp.MustCompile(`^(- |\d+\. )`)
+	// rule is what stands under the head of a table, and heading before the title of a section.
+	rule    = regexp.MustCompile(`^\|[-| :]+\|$`)
+	heading = regexp.MustCompile(`^#+ (.*)$`)
 )
 
 // markdown prints a text of the runbooks: headings, paragraphs, lists and commands are all that they have. What follows a heading is not set apart
@@ -142,19 +167,24 @@ func (p *page) markdown(text string) {
 		trimmed := strings.TrimSpace(line)
 		fence := strings.HasPrefix(trimmed, "```")
 		apart = apart || trimmed == ""
-		if trimmed == "" || fence || item.MatchString(line) {
+		row := !code && strings.HasPrefix(trimmed, "|")
+		if trimmed == "" || fence || row || item.MatchString(line) {
 			flush()
 		}
 		switch {
+		case rule.MatchString(trimmed):
 		case fence:
 			code = !code
 		case trimmed == "":
 		case code:
 			p.apart(&apart)
 			p.raw(4, trimmed)
+		case row:
+			p.apart(&apart)
+			p.block("- " + strings.Join(strings.FieldsFunc(trimmed, func(r rune) bool { return r == '|' }), ";"))
 		default:
 			p.apart(&apart)
-			block = append(block, trimmed)
+			block = append(block, heading.ReplaceAllString(trimmed, "**$1**"))
 		}
 	}
 	flush()

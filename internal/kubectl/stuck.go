@@ -17,8 +17,8 @@ const stuckLong = `List what is blocked, longest first: what "kubectl belay expl
 wait for a volume or stay Terminating because of one, VolumeAttachments whose attach or detach fails or does not end or that nothing needs,
 and claims whose volume cannot be provisioned or does not exist.
 
-NODE is where the volume is wanted; HOLDER is the node that has it, with the pod that uses it there, and never what waits. A narrow
-terminal lacks columns, the least important ones first: -o wide has all. "kubectl belay runbook
+NODE is where the volume is wanted; HOLDER is the node that has it, with the pod that uses it there, and never what waits. CAUSE is which of
+several causes of the reason it is. A narrow terminal lacks columns, the least important ones first: -o wide has all. "kubectl belay runbook
 REASON" says what is safe; "kubectl belay explain" says more about one object, and what to do.
 
 Exit status 0: nothing is blocked. 2: something is. 3: something is, and to end that by force now may corrupt data.`
@@ -178,12 +178,17 @@ func (p *plugin) stuckTable(list *diagnosis.StuckList, format output) error {
 		_, err := fmt.Fprintln(p.ErrOut, text)
 		return err
 	}
-	t := p.findings(format, "SINCE", "VERDICT", "OBJECT", "VOLUME", "NODE", "HOLDER", "REASON")
+	t := p.findings(format, "SINCE", "VERDICT", "OBJECT", "VOLUME", "NODE", "HOLDER", "REASON", "CAUSE")
 	for i := range list.Items {
 		f := &list.Items[i]
-		t.add(withSummary(format, f.Summary, lasted(list.Time, f.Since, ""), string(f.Verdict), kindAndName(f.Subject), volumeName(f.Volume),
-			wantedOn(f), holderName(f), string(f.Reason))...)
+		subject := f.Subject
+		if subject.Namespace == list.Namespace { // who has asked for it need not read it in each line
+			subject.Namespace = ""
+		}
+		t.add(withSummary(format, f.Summary, lasted(list.Time, f.Since, ""), string(f.Verdict), kindAndName(subject), volumeName(f.Volume),
+			wantedOn(f), holderName(f), string(f.Reason), string(f.Why))...)
 	}
+	t.withoutEmpty("CAUSE")
 	return t.print(p.Out, p.style)
 }
 
@@ -196,9 +201,9 @@ func inNamespace(namespace string) string {
 
 // findings is a table of findings.
 func (p *plugin) findings(format output, columns ...string) *table {
-	t := &table{columns: columns, flexible: []string{"OBJECT", "VOLUME", "NODE", "HOLDER"}, spare: []string{"KIND", "NODE", "VOLUME", "HOLDER"}}
+	t := &table{columns: columns, whole: "OBJECT", flexible: []string{"VOLUME", "NODE", "HOLDER"}, spare: []string{"KIND", "NODE", "VOLUME", "HOLDER", "CAUSE"}}
 	if format == formatWide {
-		t.columns, t.overflow, t.flexible, t.spare = append(t.columns, "SUMMARY"), "SUMMARY", nil, nil // whole names: the lines do not fit anyway
+		t.columns, t.overflow, t.whole, t.flexible, t.spare = append(t.columns, "SUMMARY"), "SUMMARY", "", nil, nil // whole names: the lines do not fit anyway
 	}
 	t.painted = map[string]func(string) string{"VERDICT": func(text string) string { return p.style.verdict(diagnosis.Verdict(text), text) }}
 	return t

@@ -41,6 +41,11 @@ func nameOf(r diagnosis.Ref) string {
 // table is printed as kubectl prints tables. On a terminal it is made to fit.
 type table struct {
 	columns []string
+	// whole is the column whose cells are typed after a command, and not shortened; "" for none. It stands at the end of the lines if a cell is too long for
+	// the terminal.
+	whole string
+	// longest is the width of that column without such cells; 0 for one that has none.
+	longest int
 	// flexible are the columns whose cells may be shortened.
 	flexible []string
 	// spare are the columns that a narrow terminal may lack, the least important one first. Those without a cell go before them.
@@ -70,11 +75,49 @@ const (
 
 // fit makes the lines as wide as a terminal: it shortens names that stay readable, then leaves out columns, and then shortens what is left.
 func (t *table) fit(width int) {
+	t.moveLong(width)
 	for !t.narrow(width, readable) {
 		if !t.leaveOut() {
 			_ = t.narrow(width, shortest) // if that is not enough, whole names are of more use than a narrow table
 			break
 		}
+	}
+}
+
+// moveLong moves the column whose cells are not shortened to the end of the lines, if one of them takes more than half of a line: it then moves no other.
+func (t *table) moveLong(width int) {
+	at := slices.Index(t.columns, t.whole)
+	if at < 0 {
+		return
+	}
+	long, longest := false, len(t.whole)
+	for _, row := range t.rows {
+		n := utf8.RuneCountInString(row[at])
+		if n > width/2 {
+			long = true
+		} else {
+			longest = max(longest, n)
+		}
+	}
+	if !long {
+		return
+	}
+	t.longest = longest
+	t.columns = append(slices.Delete(slices.Clone(t.columns), at, at+1), t.whole)
+	for r, row := range t.rows {
+		t.rows[r] = append(slices.Delete(slices.Clone(row), at, at+1), row[at])
+	}
+}
+
+// withoutEmpty removes a column without a cell.
+func (t *table) withoutEmpty(column string) {
+	i := slices.Index(t.columns, column)
+	if i < 0 || slices.ContainsFunc(t.rows, func(row []string) bool { return row[i] != none }) {
+		return
+	}
+	t.columns = slices.Delete(slices.Clone(t.columns), i, i+1)
+	for r := range t.rows {
+		t.rows[r] = slices.Delete(t.rows[r], i, i+1)
 	}
 }
 
@@ -122,7 +165,9 @@ func (t *table) narrow(width, least int) bool {
 	}
 	for _, row := range t.rows {
 		for i := range row {
-			row[i] = shorten(row[i], widths[i])
+			if t.columns[i] != t.whole {
+				row[i] = shorten(row[i], widths[i])
+			}
 		}
 	}
 	return true
@@ -146,7 +191,7 @@ func (t *table) print(out io.Writer, s style) error {
 	for i, row := range append([][]string{t.columns}, t.rows...) {
 		var line strings.Builder
 		for c, cell := range row {
-			line.WriteString(cell + strings.Repeat(" ", widths[c]-utf8.RuneCountInString(cell)+gap))
+			line.WriteString(cell + strings.Repeat(" ", max(0, widths[c]-utf8.RuneCountInString(cell))+gap))
 		}
 		text := strings.TrimRight(line.String(), " ")
 		if i > 0 {
@@ -166,6 +211,9 @@ func (t *table) widths() []int {
 		widths[i] = utf8.RuneCountInString(c)
 		for _, row := range t.rows {
 			widths[i] = max(widths[i], utf8.RuneCountInString(row[i]))
+		}
+		if c != "" && c == t.whole && t.longest > 0 {
+			widths[i] = t.longest
 		}
 	}
 	return widths

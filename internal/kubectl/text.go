@@ -64,7 +64,11 @@ func (p *plugin) explanation(e diagnosis.Explanation, format output) error {
 // finding prints what a person needs who has to act: the verdict, the cause, the first step, and what not to do. What it rests on follows if
 // the page is wide. others are findings with the same cause.
 func (p *page) finding(f *diagnosis.Finding, others []*diagnosis.Finding) {
-	p.heading(f.Verdict, p.lasting(f.Since)+": "+waits(f)+alsoWait(f, others))
+	if f.Verdict == diagnosis.NotVolume {
+		p.heading(f.Verdict, ": "+waits(f)+alsoWait(f, others)+after(" has waited", p.lasting(f.Since)))
+	} else {
+		p.heading(f.Verdict, p.lasting(f.Since)+": "+waits(f)+alsoWait(f, others))
+	}
 	p.line("Why", "%s (%s)", p.fits(f.Summary, f.Quote, len(f.Reason)), f.Reason)
 	p.steps(f.Next)
 	for i, text := range f.Clock {
@@ -78,8 +82,16 @@ func (p *page) finding(f *diagnosis.Finding, others []*diagnosis.Finding) {
 		}
 	}
 	if f.Verdict != diagnosis.Clear && f.Runbook != "" {
-		p.line("More", "%s", explain.RunbookCommand(f.Reason))
+		p.commandLine("More", explain.RunbookCommand(f.Reason))
 	}
+}
+
+// after puts words before a text, if there is one.
+func after(words, text string) string {
+	if text == "" {
+		return ""
+	}
+	return words + text
 }
 
 // heading prints a verdict, and what it is about.
@@ -287,6 +299,14 @@ func firstSentence(text string) (first, rest string) {
 		return text[:at+1], text[at+2:]
 	}
 	return text, ""
+}
+
+// commandLine is a line with a command, which continues as a shell has it.
+func (p *page) commandLine(name, text string) {
+	var b page
+	b.style = p.style
+	b.command(label, text)
+	fmt.Fprintf(&p.text, "%s %s", p.paint(printable.Bold, fmt.Sprintf("%-*s", label-1, name)), strings.TrimPrefix(b.text.String(), strings.Repeat(" ", label)))
 }
 
 // command is a line that can be copied to a shell. Where it is longer than the terminal is wide, it continues on the next line as a shell

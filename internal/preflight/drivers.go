@@ -30,11 +30,60 @@ func (h *health) checkDrivers() []Check {
 	if u, lacks := h.lacks(diagnosis.Drivers); lacks {
 		checks = append(checks, Check{Category: CategoryDrivers, Name: "CSIDrivers"}.unreadable(u))
 	}
+	waiting := h.claimsByProvisioner()
 	for name, d := range drivers {
-		checks = append(checks, h.checkDriver(name, d))
+		checks = append(checks, h.checkDriver(name, d).withClaims(waiting[name], "; its provisioner does not run, and claims wait for it: %d"))
+		delete(waiting, name)
+	}
+	for name, claims := range waiting {
+		checks = append(checks, Check{Category: CategoryDrivers, Name: name, Result: OK}.withClaims(claims, "this provisioner of a StorageClass is not installed, and claims wait for it: %d"))
 	}
 	slices.SortFunc(checks, func(a, b Check) int { return strings.Compare(a.Name, b.Name) })
 	return checks
+}
+
+// claimsByProvisioner are the claims that wait for a provisioner which does not run, as kubectl belay explain says.
+func (h *health) claimsByProvisioner() map[string][]string {
+	waiting := map[string][]string{}
+	for i := range h.stuck.Items {
+		f := &h.stuck.Items[i]
+		if f.Reason != explain.ProvisionerNotRunning || f.Volume == nil {
+			continue
+		}
+		for _, claim := range h.Claims {
+			if claim.Namespace == f.Volume.Namespace && claim.Name == f.Volume.Claim {
+				provisioner, object := claim.Annotations[diagnosis.ProvisionerAnnotation], "claim "+claim.Name+" in namespace "+claim.Namespace
+				if !slices.Contains(waiting[provisioner], object) {
+					waiting[provisioner] = append(waiting[provisioner], object)
+				}
+			}
+		}
+	}
+	return waiting
+}
+
+// withClaims adds the claims that wait for a provisioner: a claim without a volume may be its user's mistake, and no more than a warning.
+func (c Check) withClaims(claims []string, text string) Check {
+	if len(claims) == 0 {
+		return c
+	}
+	slices.Sort(claims)
+	c.Result, c.Hint = worse(c.Result, Warning), cmp.Or(c.Hint, hint(explain.ProvisionerNotRunning))
+	c.Message += fmt.Sprintf(text, len(claims))
+	c.Objects = append(c.Objects, claims...)
+	return c
+}
+
+// waitsForDriver are the nodes on which pods wait for a driver that has not registered there, as kubectl belay explain says.
+func (h *health) waitsForDriver(name string) (nodes []string) {
+	for i := range h.stuck.Items {
+		f := &h.stuck.Items[i]
+		if f.Reason == explain.DriverNotOnNode && f.Volume != nil && f.Volume.Driver == name && f.Volume.WantedOn != "" {
+			nodes = append(nodes, "node "+f.Volume.WantedOn)
+		}
+	}
+	slices.Sort(nodes)
+	return slices.Compact(nodes)
 }
 
 // checkDriver says which attacher a driver has and on how many nodes it is registered. A node that has its volumes needs it.
@@ -59,10 +108,14 @@ func (h *health) checkDriver(name string, d *storagev1.CSIDriver) Check {
 		return c
 	}
 	c.Message += fmt.Sprintf("; registered on %d of %d nodes", len(registered), len(h.Nodes))
+	waits := h.waitsForDriver(name)
 	switch slices.Sort(missing); {
 	case len(missing) > 0:
 		c.Result, c.Objects, c.Hint = Failed, slices.Compact(missing), hint(explain.DriverNotOnNode)
 		c.Message += ", and not on all that have its volumes"
+	case len(waits) > 0:
+		c.Result, c.Objects, c.Hint = Failed, waits, hint(explain.DriverNotOnNode)
+		c.Message += fmt.Sprintf(", and pods wait for it to register on their node: %d", len(waits))
 	case h.NeverAttaches(name):
 		c.Result, c.Hint = worse(c.Result, Warning), hint(explain.CSIDriverMissing)
 		c.Message += "; there is no CSIDriver object of this name, and no attacher has worked on its VolumeAttachments"
@@ -101,6 +154,9 @@ func (h *health) attacher(c *Check, name string, d *storagev1.CSIDriver) string 
 	}
 	if !h.LeaseHeld(l) {
 		c.Result, c.Hint = Warning, hint(explain.AttacherNotRunning)
+		if h.attached[name] > 0 { // as checkLease
+			c.Result = Failed
+		}
 		return "no attacher holds its lease"
 	}
 	if !h.read[l.Namespace] {

@@ -99,7 +99,9 @@ func Health(ctx context.Context, c Config, s *diagnosis.Snapshot, takeOver bool)
 	report := ClusterHealth{
 		TypeMeta: metav1.TypeMeta{APIVersion: diagnosis.APIVersion, Kind: "ClusterHealth"}, Time: s.Now, Result: OK, Checks: checks, Unread: h.unread,
 	}
-	for _, check := range checks {
+	for i := range checks {
+		check := &checks[i]
+		check.Hint = pageCommand(check.Hint)
 		if check.Result.severity() > report.Result.severity() {
 			report.Result = check.Result
 		}
@@ -114,6 +116,15 @@ func attacherLease(driver string) string {
 
 // hint is the command that prints what to do about a Reason.
 func hint(reason decision.Reason) string { return explain.RunbookCommand(reason) }
+
+// pageCommand is the command that prints a page of docs, for a hint that names one: who runs the plugin has no copy of the repository.
+func pageCommand(hint string) string {
+	page, ok := strings.CutPrefix(hint, "docs/")
+	if !ok {
+		return hint
+	}
+	return "kubectl belay runbook " + strings.Replace(page, ".md", "", 1)
+}
 
 // lacks returns the first of the resources that was not read whole.
 func (h *health) lacks(resources ...diagnosis.Resource) (diagnosis.Unread, bool) {
@@ -400,14 +411,15 @@ func (h *health) checkLease(l *coordinationv1.Lease) Check {
 // checkVolumes counts what kubectl belay stuck -A lists. The cluster is broken if something of it is attached, or is to be: a claim without a
 // volume may be its user's mistake.
 func (h *health) checkVolumes() Check {
-	c := Check{Category: CategoryVolumes, Name: "VolumeAttachments", Result: OK}
+	c := Check{Category: CategoryVolumes, Name: "blocked", Result: OK}
 	broken := false
+	var found []diagnosis.Finding
 	for i := range h.stuck.Items {
 		f := &h.stuck.Items[i]
 		if contradicted(f) {
 			continue // checkContradicted shows it
 		}
-		broken = broken || hasAttachment(f)
+		broken, found = broken || hasAttachment(f), append(found, *f)
 		name := f.Subject.String()
 		if f.Subject.Namespace != "" {
 			name += " in namespace " + f.Subject.Namespace
@@ -425,12 +437,12 @@ func (h *health) checkVolumes() Check {
 	case lacks && !broken:
 		return c.unreadable(u)
 	case len(c.Objects) > 0:
-		c.Result, c.Message = Warning, fmt.Sprintf("blocked: %d%s; kubectl belay stuck -A lists them", len(h.stuck.Items), kindsOf(h.stuck.Items))
+		c.Result, c.Message = Warning, kindsOf(found)+"; kubectl belay stuck -A lists them"
 		if broken {
 			c.Result = Failed
 		}
 	default:
-		c.Message = fmt.Sprintf("%d exist, and none is blocked", len(h.Attachments))
+		c.Message = fmt.Sprintf("nothing; there are %d VolumeAttachments", len(h.Attachments))
 	}
 	return c
 }
@@ -452,18 +464,31 @@ func (h *health) failed(u diagnosis.Unread, err error) {
 	}
 }
 
-// kindsOf counts findings by the kinds of their subjects; empty if all are VolumeAttachments, which the check is called after.
+// kindsOf counts findings by the kinds of their subjects: "50 pods, 1 VolumeAttachment".
 func kindsOf(found []diagnosis.Finding) string {
 	of := map[diagnosis.Resource]int{}
 	for i := range found {
 		of[found[i].Subject.Resource]++
 	}
-	if of[diagnosis.Attachments] == len(found) {
-		return ""
+	words := []struct {
+		resource  diagnosis.Resource
+		one, many string
+	}{
+		{diagnosis.Pods, "pod", "pods"}, {diagnosis.Claims, "claim", "claims"}, {diagnosis.Volumes, "volume", "volumes"},
+		{diagnosis.Attachments, "VolumeAttachment", "VolumeAttachments"}, {diagnosis.Nodes, "node", "nodes"},
 	}
 	var kinds []string
-	for _, resource := range slices.Sorted(maps.Keys(of)) {
-		kinds = append(kinds, fmt.Sprintf("%s: %d", resource, of[resource]))
+	for _, w := range words {
+		switch n := of[w.resource]; {
+		case n == 1:
+			kinds = append(kinds, "1 "+w.one)
+		case n > 1:
+			kinds = append(kinds, fmt.Sprintf("%d %s", n, w.many))
+		}
+		delete(of, w.resource)
 	}
-	return " (" + strings.Join(kinds, ", ") + ")"
+	for _, resource := range slices.Sorted(maps.Keys(of)) {
+		kinds = append(kinds, fmt.Sprintf("%d %s", of[resource], resource))
+	}
+	return strings.Join(kinds, ", ")
 }

@@ -136,9 +136,14 @@ func illnesses() map[string]illness {
 		"attacher stopped, needed": {nil, func(s *diagnosis.Snapshot) {
 			s.Leases, s.Attachments = []*coordinationv1.Lease{expired}, []*storagev1.VolumeAttachment{attachmentOf("n")}
 		}, "csi/" + expired.Name, Failed, "not held"},
-		"attacher stopped, idle": {nil, func(s *diagnosis.Snapshot) { s.Leases = []*coordinationv1.Lease{expired} }, "csi/" + expired.Name, Warning, "not held"},
-		"needs no attach":        {nil, func(s *diagnosis.Snapshot) { s.Drivers[0].Spec.AttachRequired, s.Leases = new(false), nil }, testDriver, OK, "needs no attach"},
-		"not on the node":        {nil, func(s *diagnosis.Snapshot) { s.Attachments = []*storagev1.VolumeAttachment{attachmentOf("other")} }, testDriver, Failed, "not on all"},
+		"attacher stopped, needed, as its lease": {nil, func(s *diagnosis.Snapshot) {
+			s.Leases, s.Attachments = []*coordinationv1.Lease{expired}, []*storagev1.VolumeAttachment{attachmentOf("n")}
+		}, testDriver, Failed, "no attacher holds its lease"},
+		"pods wait for the driver":                        {nil, func(s *diagnosis.Snapshot) { waitsOn(s, "other") }, testDriver, Failed, "and pods wait for it to register on their node: 1"},
+		"claims wait for a provisioner that is not there": {nil, func(s *diagnosis.Snapshot) { waitsForProvisioner(s, "gone.example.com") }, "gone.example.com", Warning, "is not installed, and claims wait for it: 1"},
+		"attacher stopped, idle":                          {nil, func(s *diagnosis.Snapshot) { s.Leases = []*coordinationv1.Lease{expired} }, "csi/" + expired.Name, Warning, "not held"},
+		"needs no attach":                                 {nil, func(s *diagnosis.Snapshot) { s.Drivers[0].Spec.AttachRequired, s.Leases = new(false), nil }, testDriver, OK, "needs no attach"},
+		"not on the node":                                 {nil, func(s *diagnosis.Snapshot) { s.Attachments = []*storagev1.VolumeAttachment{attachmentOf("other")} }, testDriver, Failed, "not on all"},
 		"no CSIDriver": {nil, func(s *diagnosis.Snapshot) {
 			s.Drivers, s.Attachments = nil, []*storagev1.VolumeAttachment{attachmentOf("n")}
 		}, testDriver, Warning, "no CSIDriver"},
@@ -163,17 +168,17 @@ func illnesses() map[string]illness {
 		}, "heartbeat", Warning, "do not renew their leases: 1"},
 		"not managed":         {nil, func(s *diagnosis.Snapshot) { s.Nodes[0].Annotations = nil }, "managed", Warning, "nodes that attach by themselves"},
 		"nodes unknown":       {nil, lacking(diagnosis.Nodes), "managed", Unknown, "list nodes"},
-		"nothing waits":       {nil, nil, "VolumeAttachments", OK, "0 exist"},
-		"attachments unknown": {nil, lacking(diagnosis.Attachments), "VolumeAttachments", Unknown, "list volumeattachments"},
+		"nothing waits":       {nil, nil, "blocked", OK, "nothing; there are 0 VolumeAttachments"},
+		"attachments unknown": {nil, lacking(diagnosis.Attachments), "blocked", Unknown, "list volumeattachments"},
 		"only one namespace was read": {nil, func(s *diagnosis.Snapshot) {
 			s.Whole = slices.DeleteFunc(s.Whole, func(r diagnosis.Resource) bool { return r == diagnosis.Pods })
-		}, "VolumeAttachments", Unknown, "only some"},
+		}, "blocked", Unknown, "only some"},
 		"an attach fails": {nil, func(s *diagnosis.Snapshot) {
 			va := attachmentOf("n")
 			va.CreationTimestamp, va.Status.Attached = metav1.NewTime(time.Now().Add(-time.Hour)), false
 			va.DeletionTimestamp, va.Status.DetachError = &va.CreationTimestamp, &storagev1.VolumeError{Message: "no"}
 			s.Attachments = []*storagev1.VolumeAttachment{va}
-		}, "VolumeAttachments", Failed, "blocked: 1"},
+		}, "blocked", Failed, "1 VolumeAttachment;"},
 		"a claim and a detach are blocked": {nil, func(s *diagnosis.Snapshot) {
 			va := attachmentOf("n")
 			va.CreationTimestamp, va.Status.Attached = metav1.NewTime(time.Now().Add(-time.Hour)), false
@@ -181,12 +186,48 @@ func illnesses() map[string]illness {
 			s.Attachments = []*storagev1.VolumeAttachment{va}
 			claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "ends", DeletionTimestamp: &va.CreationTimestamp, Finalizers: []string{"example.com/keeps"}}}
 			s.Claims = append(s.Claims, claim)
-		}, "VolumeAttachments", Failed, "blocked: 2 (persistentvolumeclaims: 1, volumeattachments: 1)"},
+		}, "blocked", Failed, "1 claim, 1 VolumeAttachment;"},
 		"permissions": {nil, lacking(diagnosis.Events), "read", Warning, "lack permissions"},
 		"errors": {nil, func(s *diagnosis.Snapshot) {
 			s.Unread = append(s.Unread, diagnosis.Unread{Ref: diagnosis.Ref{Resource: diagnosis.Events}, Verb: "list", Message: "timeout"})
 		}, "read", Unknown, "could not be read"},
 	}
+}
+
+// waitsOn adds a pod on a node where the driver of its volume has not registered.
+func waitsOn(s *diagnosis.Snapshot, node string) {
+	hour := metav1.NewTime(s.Now.Add(-time.Hour))
+	n := s.Nodes[0].DeepCopy()
+	n.Name = node
+	s.Nodes, s.CSINodes = append(s.Nodes, n), append(s.CSINodes, &storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: node}})
+	s.Drivers[0].Spec.AttachRequired = new(false)
+	pv := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "v"}, Spec: corev1.PersistentVolumeSpec{
+		AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}, ClaimRef: &corev1.ObjectReference{Namespace: "ns", Name: "c", UID: "c"},
+		PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: testDriver, VolumeHandle: "v"}},
+	}}
+	claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "c", UID: "c"}, Spec: corev1.PersistentVolumeClaimSpec{VolumeName: "v"}, Status: corev1.PersistentVolumeClaimStatus{Phase: corev1.ClaimBound}}
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "p", UID: "p", CreationTimestamp: hour},
+		Spec:       corev1.PodSpec{NodeName: node, Volumes: []corev1.Volume{{Name: "v", VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "c"}}}}},
+		Status:     corev1.PodStatus{Phase: corev1.PodPending, Conditions: []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionTrue, LastTransitionTime: hour}}},
+	}
+	event := &corev1.Event{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "p.1"}, Type: corev1.EventTypeWarning, Reason: "FailedMount", LastTimestamp: metav1.NewTime(s.Now), FirstTimestamp: hour,
+		Message:        `MountVolume.MountDevice failed for volume "v" : kubernetes.io/csi: attacher.MountDevice failed to create newCsiDriverClient: driver name ` + testDriver + ` not found in the list of registered CSI drivers`,
+		InvolvedObject: corev1.ObjectReference{Kind: "Pod", Namespace: "ns", Name: "p", UID: "p"}, Source: corev1.EventSource{Component: "kubelet", Host: node},
+	}
+	s.AllNamespaces = true
+	s.Volumes, s.Claims, s.Pods, s.Events = append(s.Volumes, pv), append(s.Claims, claim), append(s.Pods, pod), append(s.Events, event)
+}
+
+// waitsForProvisioner adds a claim whose provisioner has said nothing of it.
+func waitsForProvisioner(s *diagnosis.Snapshot, provisioner string) {
+	claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{
+		Namespace: "ns", Name: "c", UID: "c", CreationTimestamp: metav1.NewTime(s.Now.Add(-time.Hour)), Annotations: map[string]string{diagnosis.ProvisionerAnnotation: provisioner},
+	}, Spec: corev1.PersistentVolumeClaimSpec{StorageClassName: new("gone")}, Status: corev1.PersistentVolumeClaimStatus{Phase: corev1.ClaimPending}}
+	s.AllNamespaces = true
+	s.Classes = append(s.Classes, &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: "gone"}, Provisioner: provisioner})
+	s.Claims = append(s.Claims, claim)
 }
 
 // TestHealth: the check about what is wrong shows it.
@@ -232,7 +273,7 @@ func TestVolumesThatNodesConnect(t *testing.T) {
 	pod.Spec.Volumes = []corev1.Volume{{Name: "v", VolumeSource: corev1.VolumeSource{FC: &corev1.FCVolumeSource{TargetWWNs: []string{"50"}, Lun: new(int32(1))}}}}
 	s.Pods = []*corev1.Pod{pod}
 	for _, c := range Health(t.Context(), Config{Clients: fake.NewClientset()}, s, false).Checks {
-		if strings.Contains(c.Name+c.Message, kube.FibreChannelAttacher) || c.Name == "VolumeAttachments" && c.Result != OK {
+		if strings.Contains(c.Name+c.Message, kube.FibreChannelAttacher) || c.Name == "blocked" && c.Result != OK {
 			t.Errorf("%+v", c)
 		}
 	}
@@ -383,7 +424,7 @@ func TestIdentities(t *testing.T) {
 			if got.Result != c.want || !slices.Equal(got.Objects, c.objects) {
 				t.Errorf("%+v, want %s about %q", got, c.want, c.objects)
 			}
-			if len(c.objects) > 0 && got.Hint != identitiesPage {
+			if len(c.objects) > 0 && got.Hint != pageCommand(identitiesPage) {
 				t.Errorf("hint %q", got.Hint)
 			}
 		})

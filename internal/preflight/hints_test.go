@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	"belay.dev/belay/docs"
 	"belay.dev/belay/internal/testing/markdown"
 )
 
@@ -42,13 +43,16 @@ func TestHintsLead(t *testing.T) {
 			if ok {
 				hint = text(expression, pages)
 			}
-			if strings.HasPrefix(hint, "docs/") {
+			if strings.HasPrefix(hint, "docs/") && hint != "docs/" {
 				hints[hint] = true
 			}
 			return hint == "" // the parts of a hint are none
 		})
 	}
 	for _, hint := range slices.Sorted(maps.Keys(hints)) {
+		if _, _, err := docs.Section(strings.TrimPrefix(pageCommand(hint), "kubectl belay runbook ")); err != nil {
+			t.Errorf("hint %s: kubectl belay runbook does not print it: %v", hint, err)
+		}
 		page, section, _ := strings.Cut(hint, "#")
 		content, err := os.ReadFile(filepath.Join("..", "..", page))
 		if err != nil {

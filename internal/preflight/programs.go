@@ -75,12 +75,15 @@ func (p program) leads(holder string) bool {
 // attacherFlags are the flags that decide how an attacher copes with load and failures, with the defaults of both attachers.
 var attacherFlags = []struct{ name, value string }{{"timeout", "15s"}, {"worker-threads", "10"}, {"leader-election", "false"}}
 
-// flags describes the flags of an attacher.
+// flags describes the flags of an attacher that holds its lease: that it elects a leader is known, whatever its default.
 func (p program) flags() string {
 	words := slices.Concat(p.container.Command, p.container.Args)
 	var parts []string
 	for _, f := range attacherFlags {
 		values := flagValues(words, f.name)
+		if len(values) == 0 && f.name == "leader-election" {
+			continue
+		}
 		if len(values) == 0 {
 			parts = append(parts, "--"+f.name+"="+f.value+" (default)")
 			continue

@@ -46,7 +46,7 @@ type Check struct {
 	Message  string `json:"message"`
 	// Objects are the objects that the message is about, "kind [namespace/]name: detail".
 	Objects []string `json:"objects,omitempty"`
-	// Hint is a page of the documentation; absent if the check is ok.
+	// Hint is the command that prints what to do, or of Run a page of the documentation; absent if the check is ok.
 	Hint string `json:"hint,omitempty"`
 }
 

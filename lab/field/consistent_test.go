@@ -47,7 +47,7 @@ func TestCommandsAgree(t *testing.T) {
 		}
 		r.read(t, plugin, &health, "check")
 		for _, c := range health.Checks {
-			if c.Name == "VolumeAttachments" && len(c.Objects) != len(list.Items) {
+			if c.Name == "blocked" && len(c.Objects) != len(list.Items) {
 				t.Errorf("check counts %d, stuck -A lists %d", len(c.Objects), len(list.Items))
 			}
 		}

@@ -95,6 +95,9 @@ func (r *Rig) checkBeginning(t *testing.T, a *Answer, width, lines int, f *diagn
 	if len(f.Next) > 0 && f.Next[0].Danger != "" { // it stands before the command, and is not left out for its place
 		lines += 1 + len("Danger: "+f.Next[0].Danger)/(width-13)
 	}
+	if len(f.Next) > 0 { // what of a command has no place in one line is not left out either
+		lines += len(r.normalize(f.Next[0].Command)) / (width - 13)
+	}
 	all := strings.Split(a.Text, "\n")
 	begin := strings.Join(all[:min(lines, len(all))], "\n")
 	begin = strings.Join(strings.Fields(strings.ReplaceAll(begin, " \\\n", "\n")), " ") // a command continues on another line
