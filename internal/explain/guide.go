@@ -112,6 +112,7 @@ const (
 	SubPathUnusable   Cause = "SubPathUnusable"   // its subPath cannot be made or entered
 	LabelRefused      Cause = "LabelRefused"      // it takes no SELinux label
 	MountPathUnusable Cause = "MountPathUnusable" // a file and a directory do not fit
+	MountDead         Cause = "MountDead"         // it is mounted, and what serves the mount is gone
 )
 
 // Why is which of several causes of its reason a situation has; empty for a reason that has one.

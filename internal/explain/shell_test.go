@@ -69,7 +69,8 @@ var changeFirst = map[decision.Reason]string{
 var causes = []Cause{
 	"", NoClass, NoDynamicClass, MadeByHand, PerhapsByHand, ClassMissing, NodeWithoutScheduler, NodeNotChosen, NoTopology, SourceNotReady, SecretOfClass, WrongParameters, NotSupported, StorageExhausted, StorageRefuses, DriverSilent,
 	BoundToAnother, BoundToDeleted, OtherClass, HeldBySnapshot, ControllerResizes, NodeResizes, SizeRefused, VolumesStay, HasFinalizers,
-	DriverMissing, ModeDiffers, LifecycleDiffers, KindUnknown, KindRemoved, MountOptions, NodeExcluded, LabelsDiffer, MediumUnusable, SubPathUnusable, LabelRefused, MountPathUnusable,
+	DriverMissing, ModeDiffers, LifecycleDiffers, KindUnknown, KindRemoved, MountOptions, NodeExcluded, LabelsDiffer, MediumUnusable, SubPathUnusable, LabelRefused, MountPathUnusable, MountDead,
+	KeyUnusable, AttemptRepeated, PolicyMissing, NoDatastore, ExportNotWritable, ServerRefuses, CredentialsMissing, StorageUnreachable, CertificateRefused,
 }
 
 // TestLookBeforeYouChange: the first command of an answer shows something, and changes nothing.

@@ -204,7 +204,7 @@ var containerTexts = []kubeletText{
 		},
 	},
 	{ // containerd v2.1 internal/cri/opts/spec_linux_opts.go, as yandex-cloud/k8s-csi-s3#133 quotes it
-		pattern: regexp.MustCompile(`failed to stat "?(/[^": ]+)"?: .*((?i)stale (?:NFS )?file handle|transport endpoint is not connected)`), reason: ContainerMountFailing,
+		pattern: regexp.MustCompile(`failed to stat "?(/[^": ]+)"?: .*((?i)stale (?:NFS )?file handle|transport endpoint is not connected)`), reason: ContainerMountFailing, cause: MountDead,
 		why: "its mount on node {node} is dead ({2}): what served it has ended, or the server has dropped it", said: "staleMount",
 	},
 	{ // opencontainers/runc v1.3 libcontainer/rootfs_linux.go prepareRootfs
