@@ -130,10 +130,10 @@ func (w *world) judgeWriter(m *hardware, volume string) {
 			w.breaks("writers", "%s writes to %s while %s (frozen: %t, cut off: %t) uses it", m, volume, other, other.frozen, other.cut)
 		}
 	}
-	for pod := range m.refused {
+	for pod, since := range m.refused {
 		switch {
-		case m.runs[pod] != volume || !m.refused[pod] || w.plane.detaches != withProofs:
-		case w.restored.After(m.cutAt) && w.excuse(excuse.Restored):
+		case m.runs[pod] != volume || w.plane.detaches != withProofs:
+		case w.forgot(since) && w.excuse(excuse.RestoredCut):
 		default:
 			w.breaks("stale mount", "%s gets %s again, and has it mounted from before", m, volume)
 		}

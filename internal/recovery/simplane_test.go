@@ -191,8 +191,8 @@ func (p *plane) unpublish(va *storagev1.VolumeAttachment, volume string) {
 	m, answers := p.byUUID(va.Labels["machine"]), !time.Now().Before(p.unpublishes[va.Name])
 	if driverOf(volume) == cutDriver && !p.lies && (answers || p.chance(30)) {
 		for pod, v := range m.runs {
-			if v == volume && !m.refused[pod] {
-				m.refused[pod], m.cutAt = true, time.Now()
+			if _, refused := m.refused[pod]; v == volume && !refused {
+				m.refused[pod] = time.Now()
 			}
 		}
 	}
@@ -217,7 +217,7 @@ func (p *plane) forceDelete() {
 // writes reports whether what the machine writes to a volume reaches it.
 func (m *hardware) writes(volume string) bool {
 	for pod, v := range m.runs {
-		if v == volume && !m.refused[pod] {
+		if _, refused := m.refused[pod]; v == volume && !refused {
 			return true
 		}
 	}
@@ -334,7 +334,7 @@ func (p *plane) kubeletPods(m *hardware, node *corev1.Node) {
 	}
 	for _, uid := range slices.Sorted(maps.Keys(m.runs)) { // the order of a map is not the seed's
 		if there[uid] == nil {
-			if m.refused[uid] && (m.hung || !p.calm && p.chance(70)) {
+			if _, refused := m.refused[uid]; refused && (m.hung || !p.calm && p.chance(70)) {
 				continue // its unmount hangs
 			}
 			delete(m.runs, uid)

@@ -414,7 +414,7 @@ func (w *world) people(m *hardware) {
 	case 1: // another machine in the place of one that is off, or cut off
 		if !m.on || m.cut {
 			m.gone = true
-			other := &hardware{name: m.name, uuid: m.uuid + "'", on: true, boot: 1, runs: map[string]string{}, refused: map[string]bool{}, lied: map[int]bool{}}
+			other := &hardware{name: m.name, uuid: m.uuid + "'", on: true, boot: 1, runs: map[string]string{}, refused: map[string]time.Time{}, lied: map[int]bool{}}
 			w.machines = append(w.machines, other)
 			w.say("%s comes in the place of %s", other, m)
 		}

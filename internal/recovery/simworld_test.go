@@ -46,7 +46,7 @@ type world struct {
 	plane     *plane
 	backups   []backup
 	restores  int
-	restored  time.Time
+	forgotten []span // what the restores of etcd forgot
 
 	// What the seed has drawn once for all.
 	losses, troubles int // percent
@@ -89,10 +89,8 @@ type hardware struct {
 	heardFirst time.Time
 	// runs has the volumes that the pods of this boot write to, by the UIDs of the pods.
 	runs map[string]string
-	// refused has the pods of runs whose storage refuses what they write: their volumes were unpublished.
-	refused map[string]bool
-	// cutAt is when one was last added.
-	cutAt time.Time
+	// refused has the pods of runs whose storage refuses what they write, and since when: their volumes were unpublished.
+	refused map[string]time.Time
 	// returns is when the power comes back by itself; zero for never.
 	returns time.Time
 	// lied has the boots that a switch called Off while they ran.
@@ -167,7 +165,7 @@ func newWorld(t fataler, seed uint64) *world {
 	w.apart, w.replicas = w.chance(40), 1+w.rng.IntN(2)
 	w.plane = newPlane(w)
 	for _, name := range simNodes {
-		m := &hardware{name: name, uuid: "m-" + name, on: true, boot: 1, runs: map[string]string{}, refused: map[string]bool{}, lied: map[int]bool{}}
+		m := &hardware{name: name, uuid: "m-" + name, on: true, boot: 1, runs: map[string]string{}, refused: map[string]time.Time{}, lied: map[int]bool{}}
 		w.machines = append(w.machines, m)
 		w.kubeletRegisters(m)
 		if !w.chance(15) {
@@ -464,10 +462,21 @@ func (w *world) carryOutQueues() {
 
 // backup is a snapshot of what etcd holds about nodes and fences. The pods and VolumeAttachments stay as they are: an older list of
 // pods starts two writers without any help of recovery.
-type backup struct{ objects []client.Object }
+type backup struct {
+	at      time.Time
+	objects []client.Object
+}
+
+// span is the time between two moments.
+type span struct{ from, to time.Time }
+
+// forgot reports whether a backup was restored since a moment that was made before it.
+func (w *world) forgot(at time.Time) bool {
+	return slices.ContainsFunc(w.forgotten, func(s span) bool { return !at.Before(s.from) && !at.After(s.to) })
+}
 
 func (w *world) backup() {
-	var b backup
+	b := backup{at: time.Now()}
 	for _, kind := range []string{"Node", "NodeFence", "FenceSource"} {
 		b.objects = append(b.objects, w.stored(kind)...)
 	}
@@ -479,12 +488,16 @@ func (w *world) restore() {
 	if len(w.backups) == 0 {
 		return
 	}
-	w.restores, w.restored = w.restores+1, time.Now()
+	w.restores++
 	for _, name := range simNodes {
 		w.optedOut[name] = time.Now()
 	}
 	b := w.backups[w.rng.IntN(len(w.backups))]
-	all := append(w.stored("Pod"), w.stored("VolumeAttachment")...)
+	w.forgotten = append(w.forgotten, span{b.at, time.Now()})
+	all := guardOf(requestPolicy) // what was never changed is in each backup
+	for _, kind := range []string{"CSIDriver", "Pod", "VolumeAttachment"} {
+		all = append(all, w.stored(kind)...)
+	}
 	for _, o := range b.objects {
 		all = append(all, o.DeepCopyObject().(client.Object))
 	}
@@ -496,5 +509,5 @@ func (w *world) restore() {
 	for _, kind := range simKinds {
 		w.changed(kind)
 	}
-	w.say("etcd is restored")
+	w.say("etcd is restored to %.2f", b.at.Sub(w.begun).Seconds())
 }

@@ -38,7 +38,9 @@ const (
 	LyingDriver Name = "lying-driver"
 	// SwappedCable: another machine is wired to a switch between the reading of its identity and the command.
 	SwappedCable Name = "swapped-cable"
-	// Restored: etcd was restored to before a fence, or a volume that was cut off.
+	// RestoredCut: etcd was restored to before this volume was cut off from the boot that still has it mounted.
+	RestoredCut Name = "restored-cut"
+	// Restored: etcd was restored to before a fence.
 	Restored Name = "restored"
 )
 
