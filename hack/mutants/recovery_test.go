@@ -231,6 +231,9 @@ var holes = []hole{
 	{"20", "a pod that came before the taint was set again stays", "internal/recovery/observe.go", " || !t.mem.boundAt.Equal(t.mem.tainted)", "", shell, "TestPodsOfTheBoot"},
 	{"S2", "an ID that looks outdated does not keep the volume at the machine", "internal/publication/places.go", "other.holds(names, other.SameMachine)", "other.holds(names, other.sameMachine())", "internal/publication", "TestWatchOfNodesIsBehind"},
 	{"S2", "what is gone is unpublished at an earlier ID of a Node that has the volume", "internal/publication/places.go", "return a.Gone && a.Node == other.Node", "return false", "internal/publication", "TestGoneAtAnEarlierIDOfTheNode"},
+	{"S1", "a finalizer that another client removed counts as the previous attacher's", "internal/publication/places.go", "return a.Released && !slices", "return !slices", "internal/publication", "TestReleasedByAnEarlierProcess"},
+	{"S1", "what this process has published counts as the previous attacher's", "internal/publication/places.go", "!a.Call.at(id).OnRecord || ", "", "internal/publication", "TestReleasedByAnEarlierProcess"},
+	{"S1", "a write of the previous attacher is carried out at any time", "internal/attacher/calls.go", "now.Before(l.started.Add(lateWrites))", "now.After(l.started)", "internal/attacher", "TestDetachThatTheProcessBeforeHasEnded"},
 }
 
 // TestRecovery: each rule is needed.
