@@ -228,7 +228,7 @@ func (m *hardware) writes(volume string) bool {
 func (p *plane) unused(va *storagev1.VolumeAttachment) bool {
 	node := p.node(va.Spec.NodeName)
 	m := p.byUUID(va.Labels["machine"])
-	if node == nil || ready(node) != fencing.Yes || m.gone || node.Status.NodeInfo.BootID != m.bootID() || !m.on || m.frozen || m.cut {
+	if node == nil || ready(node) != fencing.Yes || m.gone || node.Status.NodeInfo.BootID != m.bootID() || !m.on || m.frozen || m.cut || m.down {
 		return false
 	}
 	return !m.uses(*va.Spec.Source.PersistentVolumeName)

@@ -59,8 +59,14 @@ type world struct {
 	broken string
 	// hostile has the faults of TestHostileSimulation.
 	hostile faults
-	log     []string
-	begun   time.Time
+	// nhc is NodeHealthCheck, where it is installed. Where ports is set, the kubelets' ports can be asked, and profile bounds the chance of a stopped one.
+	nhc     *simNHC
+	ports   bool
+	profile fencing.Profile
+	// disturbed is when a part of recovery was last kept from its work.
+	disturbed time.Time
+	log       []string
+	begun     time.Time
 	// asked is what the oracle knows of the questions of each process, by nonce.
 	asked map[string]*question
 	// optedOut is when a person, or a restore, last changed whether a node is opted out.
@@ -81,6 +87,7 @@ type hardware struct {
 	name, uuid string
 	on, frozen bool
 	cut        bool // it has no network, but for its power switch
+	down       bool // its kubelet is stopped, and its containers are not
 	gone       bool // another machine has its name
 	dark       bool // it has no power any more
 	boot       int
@@ -91,6 +98,8 @@ type hardware struct {
 	runs map[string]string
 	// refused has the pods of runs whose storage refuses what they write, and since when: their volumes were unpublished.
 	refused map[string]time.Time
+	// downSince is when its kubelet was last stopped, and away when it was last seen to be cut off, or to hang (the oracle of simNHC).
+	downSince, away time.Time
 	// returns is when the power comes back by itself; zero for never.
 	returns time.Time
 	// lied has the boots that a switch called Off while they ran.
@@ -112,7 +121,7 @@ func (m *hardware) powerOff() {
 	if m.on {
 		m.stopped = maps.Clone(m.runs)
 	}
-	m.on, m.frozen = false, false
+	m.on, m.frozen, m.down = false, false, false
 	clear(m.runs)
 	clear(m.refused)
 }
@@ -163,7 +172,10 @@ func newWorld(t fataler, seed uint64) *world {
 	}
 	w.losses, w.troubles = []int{0, 3, 10, 25}[w.rng.IntN(4)], []int{1, 2, 4, 8}[w.rng.IntN(4)]
 	w.apart, w.replicas = w.chance(40), 1+w.rng.IntN(2)
-	w.plane = newPlane(w)
+	w.plane, w.profile = newPlane(w), quick
+	if !w.hostile.on() {
+		w.opensDoors(rand.New(rand.NewPCG(seed, 11))) // the others of these seeds are what they are without
+	}
 	for _, name := range simNodes {
 		m := &hardware{name: name, uuid: "m-" + name, on: true, boot: 1, runs: map[string]string{}, refused: map[string]time.Time{}, lied: map[int]bool{}}
 		w.machines = append(w.machines, m)
@@ -296,7 +308,7 @@ func (w *world) kubelet(m *hardware) {
 	if !m.on && !m.returns.IsZero() && !time.Now().Before(m.returns) {
 		w.boot(m)
 	}
-	if !m.on || m.frozen || m.cut || m.gone || w.outage() {
+	if !m.on || m.frozen || m.cut || m.down || m.gone || w.outage() {
 		return
 	}
 	node := w.node(m.name)
@@ -477,7 +489,7 @@ func (w *world) forgot(at time.Time) bool {
 
 func (w *world) backup() {
 	b := backup{at: time.Now()}
-	for _, kind := range []string{"Node", "NodeFence", "FenceSource"} {
+	for _, kind := range []string{"Node", "NodeFence", "FenceSource", "BelayRemediation"} {
 		b.objects = append(b.objects, w.stored(kind)...)
 	}
 	w.backups = append(w.backups, b)
@@ -506,7 +518,7 @@ func (w *world) restore() {
 		o.SetResourceVersion(strconv.Itoa(n%1_000_000 + w.restores*1_000_000))
 	}
 	w.api = newAPI(all...)
-	for _, kind := range simKinds {
+	for _, kind := range w.watched() {
 		w.changed(kind)
 	}
 	w.say("etcd is restored to %.2f", b.at.Sub(w.begun).Seconds())
