@@ -30,6 +30,8 @@ type simNHC struct {
 	// steps are its templates in their order. The one that is foreign is of a remediator that restarts the machine.
 	steps []string
 	made  int
+	// about: the seed is about these doors.
+	about bool
 	// since is when each node was found unhealthy, idle until when its remediations stay away after a person has deleted them, and restarted has those that
 	// the foreign remediator has restarted since.
 	since, idle map[string]time.Time
@@ -49,12 +51,16 @@ const (
 	promptly = 10 * time.Second
 )
 
+// doorSeeds: one seed in so many is about these doors, where few come to use them otherwise.
+const doorSeeds = 3
+
 // opensDoors decides whether the seed has NodeHealthCheck and kubelets that are stopped.
-func (w *world) opensDoors(dice *rand.Rand) {
-	if dice.IntN(100) >= 60 {
+func (w *world) opensDoors(seed uint64) {
+	dice, about := rand.New(rand.NewPCG(seed, 11)), seed%doorSeeds == 1
+	if dice.IntN(100) >= 50 && !about {
 		return
 	}
-	if dice.IntN(100) < 60 {
+	if dice.IntN(100) < 60 || about {
 		w.ports = true
 		w.profile.RefusedIsAlive, w.profile.Chance = dice.IntN(4) > 0, time.Duration(8+dice.IntN(20))*time.Second
 	}
@@ -64,6 +70,13 @@ func (w *world) opensDoors(dice *rand.Rand) {
 	}
 	w.nhc.after = time.Duration(500*dice.IntN(10)) * time.Millisecond
 	w.nhc.limit = time.Duration(2+dice.IntN(18)) * time.Second
+	if about {
+		w.nhc.about, w.troubles = true, min(w.troubles, 2)
+		w.profile.RefusedIsAlive, w.nhc.after, w.nhc.limit = true, w.nhc.after/8, w.nhc.limit/4
+		if dice.IntN(100) < 60 {
+			w.losses = 0
+		}
+	}
 	w.nhc.steps = [][]string{{"belay"}, {"belay", "again"}, {"belay", foreign}, {"belay", "again", foreign}}[dice.IntN(4)]
 }
 
@@ -82,6 +95,7 @@ func (n *simNHC) turn() {
 	n.judgeLapsed()
 	if !n.calm {
 		n.stopKubelets()
+		n.doorTrouble()
 	}
 	if n.outage() {
 		return
@@ -103,13 +117,31 @@ func (n *simNHC) turn() {
 func (n *simNHC) stopKubelets() {
 	m := n.current(simNodes[n.dice.IntN(3)])
 	switch {
-	case m.down && n.roll(4):
+	case m.down && n.roll(4), m.down && n.about && n.roll(6):
 		m.down = false
 		n.say("the kubelet of %s is started again", m)
-	case !m.down && m.on && n.roll(1):
+	case !m.down && m.on && !m.cut && !m.frozen && (n.roll(1) || n.about && n.roll(4)):
 		m.down, m.downSince = true, time.Now()
 		n.count["stopped kubelets"]++
 		n.say("the kubelet of %s is stopped", m)
+	}
+}
+
+// slowModes are the ways in which a switch behaves that leave time between the moves of a fence.
+var slowModes = []string{"ok", "slow", "silent", "ignores", "late", "dead"}
+
+// doorTrouble is that of a seed about these doors: switches that take their time, and people who delete the Node of a fence that has commanded nothing.
+func (n *simNHC) doorTrouble() {
+	name := simNodes[n.dice.IntN(3)]
+	if b := n.switches[name]; n.about && b != nil && n.roll(5) {
+		b.mode, b.delay = slowModes[n.dice.IntN(len(slowModes))], time.Duration(1000+n.dice.IntN(8000))*time.Millisecond
+		n.say("the switch %s is %s", b.address, b.mode)
+	}
+	f, node := n.fence(name), n.node(name)
+	if n.about && f != nil && !finished(f) && node != nil && f.Spec.Trigger == fencingv1.TriggerRemediation && len(f.Status.Intents) == 0 && n.roll(15) {
+		n.say("a person deletes node %s", name)
+		must2(n.t, n.api.Delete(context.Background(), node))
+		n.changed("Node")
 	}
 }
 
@@ -374,13 +406,8 @@ func (w *world) judgeChance(f *fencingv1.NodeFence) {
 		return
 	}
 	m := w.byUUID(f.Spec.MachineID)
-	for _, before := range []time.Time{m.away, w.disturbed, m.resumed} {
-		if m.downSince.Sub(before) < promptly {
-			return
-		}
-	}
-	refuses := m.down && m.on && !m.gone && !m.cut && !m.frozen && len(m.lied) == 0 && m.bootID() == f.Spec.BootID
-	lived := m.downSince.Sub(m.renewed) < 2*simRenew
+	refuses := m.down && m.on && !m.gone && m.away.Before(m.renewed) && len(m.lied) == 0 && m.bootID() == f.Spec.BootID
+	lived := m.downSince.Sub(m.renewed) < 2*simRenew && m.resumed.Before(m.renewed) && time.Since(w.disturbed) > 2*simRenew
 	if at := time.Since(m.downSince); refuses && lived && at < w.profile.Chance-2*simRenew {
 		w.breaks("chance", "%s is fenced %v after its kubelet was stopped", m, at)
 	}

@@ -139,10 +139,18 @@ func (w *world) judgeWriter(m *hardware, volume string) {
 		switch {
 		case m.runs[pod] != volume || w.plane.detaches != withProofs:
 		case w.forgot(since) && w.excuse(excuse.RestoredCut):
+		case w.registeredSince(m, volume, since) && w.excuse(excuse.RegisteredAgain):
 		default:
 			w.breaks("stale mount", "%s gets %s again, and has it mounted from before", m, volume)
 		}
 	}
+}
+
+// registeredSince reports whether the kubelet of a machine has registered its Node again since a volume was cut off, and the volume was attached before that Node
+// was isolated.
+func (w *world) registeredSince(m *hardware, volume string, cut time.Time) bool {
+	node, va := w.node(m.name), w.plane.attachmentOf(volume)
+	return node != nil && va != nil && va.Labels["isolated"] == "false" && node.CreationTimestamp.Add(time.Second).After(cut)
 }
 
 // judgeCreate: no epoch of a taint is used again. Only a backup can forget one. A create that is carried out late may have an older one, which

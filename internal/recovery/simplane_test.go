@@ -142,10 +142,10 @@ func (p *plane) attach() {
 			continue
 		}
 		node := p.node(pod.Spec.NodeName)
-		if node == nil {
+		if node == nil || p.detaches == withProofs && isolated(node) && lists(node, volumeOf(pod)) { // belay's attaches nothing there (attachment's keepsOldMount)
 			continue
 		}
-		va := &storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: kube.AttachmentName(volumeOf(pod), driverOf(volumeOf(pod)), node.Name), Labels: map[string]string{"machine": node.Status.NodeInfo.SystemUUID}}}
+		va := &storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: kube.AttachmentName(volumeOf(pod), driverOf(volumeOf(pod)), node.Name), Labels: map[string]string{"machine": node.Status.NodeInfo.SystemUUID, "isolated": fmt.Sprint(isolated(node))}}}
 		if p.boots {
 			va.Annotations = map[string]string{
 				kube.BootIDAnnotation: node.Status.NodeInfo.BootID, kube.SystemUUIDAnnotation: node.Status.NodeInfo.SystemUUID, kube.NodeUIDAnnotation: string(node.UID),
@@ -308,6 +308,11 @@ func (p *plane) deletePod(pod *corev1.Pod, why string) {
 	p.say("%s on %s is %s", pod.Name, pod.Spec.NodeName, why)
 	must2(p.t, client.IgnoreNotFound(p.api.Delete(context.Background(), pod)))
 	p.changed("Pod")
+}
+
+// lists reports whether the Node lists the volume in use.
+func lists(node *corev1.Node, volume string) bool {
+	return slices.Contains(node.Status.VolumesInUse, corev1.UniqueVolumeName(kube.UniqueVolumeName(driverOf(volume), volume)))
 }
 
 // listInUse writes what the machine has mounted into the Node.

@@ -294,7 +294,6 @@ func (w *world) step() {
 // trouble is one thing that breaks, or is repaired.
 func (w *world) trouble() {
 	m := w.current(simNodes[w.rng.IntN(3)]) // two of the five stay well
-	w.disturbed = time.Now()
 	switch w.rng.IntN(19) {
 	case 18:
 		if !m.on && !m.gone {
@@ -391,6 +390,7 @@ func (w *world) stall() {
 func (w *world) kill() {
 	i := w.rng.IntN(len(w.processes))
 	p := w.processes[i]
+	w.disturbed = time.Now()
 	w.processes = slices.Delete(w.processes, i, i+1)
 	w.say("%s is killed", p.name)
 	w.end(p)

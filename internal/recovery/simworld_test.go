@@ -174,7 +174,7 @@ func newWorld(t fataler, seed uint64) *world {
 	w.apart, w.replicas = w.chance(40), 1+w.rng.IntN(2)
 	w.plane, w.profile = newPlane(w), quick
 	if !w.hostile.on() {
-		w.opensDoors(rand.New(rand.NewPCG(seed, 11))) // the others of these seeds are what they are without
+		w.opensDoors(seed)
 	}
 	for _, name := range simNodes {
 		m := &hardware{name: name, uuid: "m-" + name, on: true, boot: 1, runs: map[string]string{}, refused: map[string]time.Time{}, lied: map[int]bool{}}
@@ -500,7 +500,7 @@ func (w *world) restore() {
 	if len(w.backups) == 0 {
 		return
 	}
-	w.restores++
+	w.restores, w.disturbed = w.restores+1, time.Now()
 	for _, name := range simNodes {
 		w.optedOut[name] = time.Now()
 	}

@@ -40,6 +40,9 @@ const (
 	SwappedCable Name = "swapped-cable"
 	// RestoredCut: etcd was restored to before this volume was cut off from the boot that still has it mounted.
 	RestoredCut Name = "restored-cut"
+	// RegisteredAgain: a person deletes the Node of a machine that has a volume mounted from before it was cut off, its kubelet registers the Node again, and the
+	// volume is attached to it before recovery has isolated that Node.
+	RegisteredAgain Name = "registered-again"
 	// Restored: etcd was restored to before a fence.
 	Restored Name = "restored"
 )
