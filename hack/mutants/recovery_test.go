@@ -139,7 +139,7 @@ var holes = []hole{
 	{"13", "an epoch is used twice", epoch, "max(shown, recorded)+1", "max(min(shown, 0), recorded)+1", pure, "TestNextEpoch"},
 	{"13", "an epoch is used twice if the Node lost it", epoch, "max(shown, recorded)+1", "shown+1", pure, "TestNextEpoch"},
 	{"13", "a node writes an epoch that no fence can have", epoch, "if shown > now.Add(EpochAhead).Unix() {", "if false {", pure, "TestNextEpoch"},
-	{"13", "the detector does not know the fence before", detectorFile, "NextEpoch(d.now(), old.Spec.Epoch, ", "NextEpoch(d.now(), 0, ", shell, "TestEpoch"},
+	{"13", "the detector does not know the fence before", detectorFile, "NextEpoch(d.now(), max(old.Spec.Epoch, d.numbered[name]), ", "NextEpoch(d.now(), d.numbered[name], ", shell, "TestEpoch"},
 	{"13", "the detector does not know what the Node shows", detectorFile, ", shownEpoch(node))", ", min(shownEpoch(node), 0))", shell, "TestEpoch"},
 	{"13", "a fence that was created late counts", decide, "return seen.outdates(f) || ", "return ", pure, "TestOutdatedFence"},
 	{"13", "no fence outdates another", "internal/recovery/actor.go", "if f.Spec.Epoch >= a.epochs[f.Name].epoch {", "if true {", shell, "TestOnlyAFenceOutdatesAFence"},
@@ -178,6 +178,7 @@ var holes = []hole{
 	{"1", "a feed that said Off long before the other is not asked again", levelsFile, "last-a.took > fencing.FreshFor", "false", shell, "TestFeedsAreOffTogether"},
 	{"17", "a fence counts only once the cache shows it", detectorFile, "d.count(fleet, fences, byName(sources))", "_ = byName", shell, "TestBrakesWithACacheThatLags"},
 	{"17", "a create without an answer does not count", detectorFile, "d.unanswered[name] = d.now()", "", shell, "TestBrakesWithACreateWithoutAnAnswer"},
+	{"4", "two creates have one epoch, of which one is carried out late", detectorFile, "max(old.Spec.Epoch, d.numbered[name])", "old.Spec.Epoch", shell, "TestEpochOfACreateWithoutAnAnswer"},
 	{"16", "a refused connection is a sign of life for ever", suspect, "speaks && n.PowerOff != Yes && !spent", "speaks && n.PowerOff != Yes", pure, "TestSuspicion"},
 	{"16", "a machine that runs is fenced because a time has passed, although its own kubelet answers", suspect, "n.Endpoint == Yes && n.Own || n.chance(p)", "n.chance(p)", pure, "TestSuspicion"},
 	{"16", "a Ready node is given no chance", suspect, "spent := n.Ready == No && (", "spent := (", pure, "TestSuspicion"},
@@ -194,6 +195,8 @@ var holes = []hole{
 	{"14", "a node is fenced while another component has its lease", suspect, "case n.Leased:", "case false:", pure, "TestAskedNode"},
 	{"14", "a remediation that timed out ends a fence whose machine was commanded", record, " && !f.offSent() && !f.StorageProven", " && !f.StorageProven", shell, "TestNodeHealthCheckTimesOutAfterTheOff"},
 	{"14", "a remediation that is deleted with its Node ends the fence", remediation, "!x.own() || !x.there()", "!x.own()", shell, "TestWithdrawnRemediation"},
+	{"14", "the simulation finds no remediation that ends a fence whose machine was commanded", record, " && !f.offSent() && !f.StorageProven", " && !f.StorageProven", shell, "TestRecoverySimulation"},
+	{"14", "the simulation finds no remediation that is deleted with its Node and ends the fence", remediation, "!x.own() || !x.there()", "!x.own()", shell, "TestRecoverySimulation"},
 	{"14", "the name of a remediation is that of its node", "internal/kube/medik8s.go", "; ok {\n\t\treturn node\n\t}\n\treturn r.Name", "; ok && node == \"\" {\n\t\treturn node\n\t}\n\treturn r.Name", shell, "TestNodeHealthCheck"},
 	{"17", "no limit on fences in flight", suspect, "case fleet.InFlight >= b.InFlight:", "case false:", pure, "TestBrakes"},
 	{"17", "no limit on silent nodes", suspect, "t.silent > allowed(b.Share, t.may)", "t.silent > t.may", pure, "TestBrakes"},
@@ -231,6 +234,9 @@ var holes = []hole{
 	{"20", "a pod that came before the taint was set again stays", "internal/recovery/observe.go", " || !t.mem.boundAt.Equal(t.mem.tainted)", "", shell, "TestPodsOfTheBoot"},
 	{"S2", "an ID that looks outdated does not keep the volume at the machine", "internal/publication/places.go", "other.holds(names, other.SameMachine)", "other.holds(names, other.sameMachine())", "internal/publication", "TestWatchOfNodesIsBehind"},
 	{"S2", "what is gone is unpublished at an earlier ID of a Node that has the volume", "internal/publication/places.go", "return a.Gone && a.Node == other.Node", "return false", "internal/publication", "TestGoneAtAnEarlierIDOfTheNode"},
+	{"S1", "a finalizer that another client removed counts as the previous attacher's", "internal/publication/places.go", "return a.Released && !slices", "return !slices", "internal/publication", "TestReleasedByAnEarlierProcess"},
+	{"S1", "what this process has published counts as the previous attacher's", "internal/publication/places.go", "!a.Call.at(id).OnRecord || ", "", "internal/publication", "TestReleasedByAnEarlierProcess"},
+	{"S1", "a write of the previous attacher is carried out at any time", "internal/attacher/calls.go", "now.Before(l.started.Add(lateWrites))", "now.After(l.started)", "internal/attacher", "TestDetachThatTheProcessBeforeHasEnded"},
 }
 
 // TestRecovery: each rule is needed.

@@ -32,6 +32,8 @@ type record struct {
 	unconfirmedWrite bool
 	// untouched is publication.Attachment.Untouched, regardless of calls that were made.
 	untouched bool
+	// released is publication.Attachment.Released.
+	released bool
 	// exclusive: the volume could be published to one node only when the last call began.
 	exclusive bool
 	// open: a publish had no answer, or none that is final, and the driver has confirmed nothing since.
@@ -359,6 +361,14 @@ func (l *ledger) recordAnswer(a attempt, yes bool) {
 // settle records that nothing is published at a node ID, which the finalizer's record is about to lose.
 func (l *ledger) settle(uid types.UID, nodeID string) {
 	l.change(uid, func(r *record) { r.call = r.call.Settle(nodeID) })
+}
+
+// lateWrites is how long a write may be carried out after its process has ended: the API server's --request-timeout.
+const lateWrites = time.Minute
+
+// gone records that an attachment has gone.
+func (l *ledger) gone(uid types.UID, now time.Time) {
+	l.change(uid, func(r *record) { r.released = now.Before(l.started.Add(lateWrites)) })
 }
 
 // forget drops an attachment that is gone and no longer published anywhere.

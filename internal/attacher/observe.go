@@ -154,7 +154,7 @@ func (a *Attacher) unpublishedFrom(va *storagev1.VolumeAttachment, handle string
 // observeGone returns the state of an attachment that is gone, from the record of its calls.
 func (a *Attacher) observeGone(r record) *subject {
 	return &subject{record: r, source: source{identity: r.identity}, seen: publication.Attachment{
-		UID: string(r.uid), Name: r.name, Node: r.node, Created: r.created, Gone: true, Call: r.call, Inputs: inputsGone,
+		UID: string(r.uid), Name: r.name, Node: r.node, Created: r.created, Gone: true, Released: r.released, Call: r.call, Inputs: inputsGone,
 	}}
 }
 

@@ -124,6 +124,7 @@ func (a *Attacher) attachmentDeleted(item any) {
 		return
 	}
 	a.objects.attachments.CaughtUp(va.Name)
+	a.calls.gone(va.UID, time.Now())
 	keys := []publication.Key{a.objects.keyOf(va)} // before the volume of an orphan is forgotten
 	if r := a.calls.of(va.UID); r.handle != "" {
 		keys = append(keys, a.objects.keyOfRecord(r))

@@ -292,11 +292,12 @@ func (v *volume) unpublishStale(a Attachment) {
 // restored from a backup, and the pods still run. A publish that was repeated makes no difference.
 func (v *volume) cleanUp(a Attachment) {
 	left, waits := v.left(a, a.Call.publishedTo())
-	if waits {
+	released := a.takenOver()
+	if waits && !released {
 		v.waitForPlace(a)
 		return
 	}
-	if len(left) == 0 || planted.S5 && a.unpublished() {
+	if released || len(left) == 0 || planted.S5 && a.unpublished() {
 		v.do(Forget{target{a.UID}})
 		return
 	}

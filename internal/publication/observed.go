@@ -47,6 +47,9 @@ type Attachment struct {
 	// Gone: the object no longer exists although a call for it was not undone, because another client removed the finalizer. Only
 	// Call is valid.
 	Gone bool
+	// Released: it has gone while a write of an earlier process could still be carried out. That one removes the finalizer only after the driver has
+	// confirmed the unpublish (S5), or a person has declared the machine gone.
+	Released bool
 
 	Deleting  bool      // metadata.deletionTimestamp is set
 	DeletedAt time.Time // that time, by the API server's clock

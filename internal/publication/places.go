@@ -56,6 +56,12 @@ func (v *volume) needs(other, a Attachment, nodeID string) bool {
 // not known, and a driver's upgrade gives the machine of a Node an ID of another form. The driver may call that unknown today and not tomorrow.
 func (a Attachment) mayBeOfMachine(other Attachment) bool { return a.Gone && a.Node == other.Node }
 
+// takenOver reports whether all that is left of an attachment that is gone is the record of an earlier process, which may have released it: this one sent
+// no publish, and the driver knows no such place. That record went with the object, so nothing says any more that the volume is there.
+func (a Attachment) takenOver() bool {
+	return a.Released && !slices.ContainsFunc(a.Call.publishedTo(), func(id string) bool { return !a.Call.at(id).OnRecord || !a.Call.unknownAt(id) })
+}
+
 // neededAt reports whether another attachment needs the volume at a node ID.
 func (v *volume) neededAt(a Attachment, nodeID string) bool {
 	return slices.ContainsFunc(v.attachments, func(other Attachment) bool { return v.needs(other, a, nodeID) })

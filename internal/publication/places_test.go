@@ -1,10 +1,12 @@
 package publication
 
 import (
+	"slices"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 )
 
 // at is an attachment of a Node for which the given CSI node ID is registered and recorded.
@@ -102,6 +104,41 @@ func TestGoneAtAnEarlierIDOfTheNode(t *testing.T) {
 			}
 			if waits := len(got.Waits) == 1 && got.Waits[0] == (Wait{Attachment: "a", Reason: OtherWriterAttached}); waits != tt.waits {
 				t.Errorf("waits %+v", got.Waits)
+			}
+		})
+	}
+}
+
+// An attacher that starts takes over a detach, and the driver does not know the recorded node ID any more. The object goes while the one before may still
+// remove its finalizer, which it does after the driver's OK alone (S5). Liveness: it is forgotten, so that it blocks no other attachment. It is not
+// while the driver may have the volume there, or if this process has published it, or the finalizer goes later.
+func TestReleasedByAnEarlierProcess(t *testing.T) {
+	unknown := func(c Call) Call { c.NotFound = true; return c }
+	taken := unknown(Call{}.Begin(Unpublish, "id-a", "i", true).Fail(noon.Add(-time.Hour), "not found", false))
+	own := unknown(Call{}.Begin(Publish, "id-a", "i", false).Confirm(noon).Begin(Unpublish, "id-a", "i", true).Fail(noon.Add(-time.Hour), "not found", false))
+	known := taken
+	known.NotFound = false
+	unpublished := []Step{CallDriver{to("a"), Unpublish, "id-a"}}
+	for name, tt := range map[string]struct {
+		call     Call
+		released bool
+		want     []Step
+	}{
+		"taken over":                  {taken, true, []Step{Forget{to("a")}}},
+		"another client's write":      {taken, false, unpublished},
+		"the driver may have it":      {known, true, unpublished},
+		"a call in flight":            {Call{}.Begin(Unpublish, "id-a", "i", true), true, nil},
+		"published by this process":   {own, true, unpublished},
+		"a place that was published":  {unknown(own.Begin(Unpublish, "id-c", "i", true).Fail(noon.Add(-time.Hour), "not found", false)), true, []Step{CallDriver{to("a"), Unpublish, "id-c"}}},
+		"a publish that may be late":  {taken.DoubtUntil(noon.Add(time.Hour), false), true, unpublished},
+		"its unpublish was confirmed": {Call{}.Begin(Unpublish, "id-a", "i", true).Confirm(noon), true, []Step{Forget{to("a")}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			gone := Attachment{UID: "uid-a", Name: "a", Node: "node-b", Gone: true, Released: tt.released, Call: tt.call}
+			got := Decide(noon, Observed{Exclusive: true, Attachments: []Attachment{gone, fresh("b")}}, policy)
+			mine := slices.DeleteFunc(got.Steps, func(s Step) bool { return s.Target() != "uid-a" })
+			if diff := cmp.Diff(tt.want, mine, allSteps, cmpopts.EquateEmpty()); diff != "" {
+				t.Errorf("steps (-want +got):\n%s", diff)
 			}
 		})
 	}

@@ -39,6 +39,8 @@ type detector struct {
 	searched time.Time
 	// unanswered has when a create of a NodeFence was sent whose outcome is unknown, by node: not of a deleted Node, which is never commanded.
 	unanswered map[string]time.Time
+	// numbered has the epoch of the last of these creates, by node: it may be carried out after the fence of the next one has ended.
+	numbered map[string]int64
 	// asks has the nodes whose fence a remediation asks for, and takes those with a fence that may take something. leases has when this process last took, or
 	// tried to take, the lease of a node.
 	asks   map[string]asker
@@ -378,15 +380,12 @@ func (d *detector) suspect(ctx context.Context, n fencing.Node) error {
 		ObjectMeta: metav1.ObjectMeta{Name: name, Finalizers: []string{finalizer}},
 		Spec: fencingv1.NodeFenceSpec{
 			NodeName: name, NodeUID: n.Boot.NodeUID, BootID: n.Boot.ID, MachineID: n.Boot.Machine,
-			Epoch: fencing.NextEpoch(d.now(), old.Spec.Epoch, shownEpoch(node)), Trigger: trigger, LastRenewal: n.Renewal, Release: fencingv1.ReleaseAuto,
+			Epoch: fencing.NextEpoch(d.now(), max(old.Spec.Epoch, d.numbered[name]), shownEpoch(node)), Trigger: trigger, LastRenewal: n.Renewal, Release: fencingv1.ReleaseAuto,
 		},
 	}
 	if err := d.client.Create(ctx, fence); err != nil {
-		if kube.MayBeCommitted(err) && trigger != fencingv1.TriggerNodeDeleted {
-			if d.unanswered == nil {
-				d.unanswered = map[string]time.Time{}
-			}
-			d.unanswered[name] = d.now()
+		if kube.MayBeCommitted(err) {
+			d.remember(name, fence)
 		}
 		return client.IgnoreAlreadyExists(fmt.Errorf("create NodeFence %s: %w", name, err))
 	}
@@ -394,6 +393,17 @@ func (d *detector) suspect(ctx context.Context, n fencing.Node) error {
 	logger.Info("Fencing node", "fence", fence.Name, "epoch", fence.Spec.Epoch, "reason", trigger)
 	d.events.Eventf(node, fence, corev1.EventTypeWarning, string(fencing.Suspected), "Fence", "%s", text)
 	return nil
+}
+
+// remember keeps what is known about a create that may be carried out later.
+func (d *detector) remember(name string, fence *fencingv1.NodeFence) {
+	if d.unanswered == nil {
+		d.unanswered, d.numbered = map[string]time.Time{}, map[string]int64{}
+	}
+	d.numbered[name] = fence.Spec.Epoch
+	if fence.Spec.Trigger != fencingv1.TriggerNodeDeleted {
+		d.unanswered[name] = d.now()
+	}
 }
 
 // cause reads the Node again, and returns why its fence begins; no Node if it changed in this moment.

@@ -259,6 +259,25 @@ func TestBrakesWithACreateWithoutAnAnswer(t *testing.T) {
 	}
 }
 
+// TestEpochOfACreateWithoutAnAnswer (seed 18 of the simulation): a create that timed out may be carried out after the fence of the next one was withdrawn,
+// and has another epoch.
+func TestEpochOfACreateWithoutAnAnswer(t *testing.T) {
+	w := watch(t, fencing.Brakes{Share: 1, ZoneShare: 1, Window: 10 * time.Minute, Fences: 9, InFlight: 2}, "n1", "n2")
+	w.ear.silences.Forget("n2")
+	var epochs []int64
+	w.client = interceptor.NewClient(w.client.(client.WithWatch), interceptor.Funcs{
+		Create: func(_ context.Context, _ client.WithWatch, object client.Object, _ ...client.CreateOption) error {
+			epochs = append(epochs, object.(*fencingv1.NodeFence).Spec.Epoch)
+			return context.DeadlineExceeded
+		},
+	})
+	w.silent("n1")
+	w.looks(4)
+	if slices.Sort(epochs); len(epochs) < 2 || len(slices.Compact(slices.Clone(epochs))) < len(epochs) {
+		t.Errorf("epochs %v", epochs)
+	}
+}
+
 // TestDryRunReportsOnce: each node that would be fenced is reported once while it is silent, also if there are several.
 func TestDryRunReportsOnce(t *testing.T) {
 	w := watch(t, fencing.Brakes{Share: 1, ZoneShare: 1, Window: time.Minute, Fences: 9, InFlight: 9}, "n1", "n2", "n3", "n4", "n5", "n6")

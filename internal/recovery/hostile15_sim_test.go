@@ -90,10 +90,7 @@ func (w *world) vanishing() {
 // Expected: none breaks.
 func TestHostileSimulation(t *testing.T) {
 	defer func() { hostileFaults = faults{} }()
-	last := uint64(40 * storageSeeds)
-	if testing.Short() {
-		last = 10 * storageSeeds
-	}
+	first, last := hostileSeeds()
 	for name, f := range map[string]faults{
 		"a kubelet that was restarted after its Node was deleted":   {registersAgain: true},
 		"a node that is opted out, and has network for one renewal": {flapsOptedOut: true},
@@ -101,21 +98,37 @@ func TestHostileSimulation(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			hostileFaults = f
-			for seed := firstHostile(); seed <= last; seed++ {
+			ran, happened := 0, map[string]int{}
+			for seed := first; seed <= last; seed++ {
 				if (seed%storageSeeds == 0) == f.neverRegisters { // what is about storage has switches that are bound to nothing
 					continue
 				}
-				if w := simulate(t, seed); w.broken != "" {
+				w := simulate(t, seed)
+				if w.broken != "" {
 					t.Fatalf("seed %d: %s\n%s", seed, w.broken, strings.Join(w.log[max(0, len(w.log)-cmp.Or(hostileLines, 40)):], "\n"))
 				}
+				ran++
+				for what, n := range w.count {
+					happened[what] += n
+				}
 			}
+			t.Logf("%d of the seeds %d to %d: %v", ran, first, last, happened)
 		})
 	}
 }
 
-func firstHostile() uint64 {
-	if n, err := strconv.ParseUint(os.Getenv("BELAY_SEED"), 10, 64); err == nil {
-		return n
+// hostileSeeds are the seeds that run: from BELAY_SEED on, as many as BELAY_SEEDS says.
+func hostileSeeds() (first, last uint64) {
+	number := func(name string, otherwise uint64) uint64 {
+		if n, err := strconv.ParseUint(os.Getenv(name), 10, 64); err == nil {
+			return n
+		}
+		return otherwise
 	}
-	return 1
+	count := uint64(40 * storageSeeds)
+	if testing.Short() {
+		count = 10 * storageSeeds
+	}
+	first = number("BELAY_SEED", 1)
+	return first, first + number("BELAY_SEEDS", count) - 1
 }

@@ -41,7 +41,11 @@ func (p *parts) askKubelet(ctx context.Context, name string) (k kubelet, is fenc
 	if p.live.Get(ctx, client.ObjectKey{Name: name}, node) != nil {
 		return kubelet{}, fencing.Unknown
 	}
-	return askKubelet(ctx, node), ready(node)
+	ask := askKubelet
+	if p.port != nil {
+		ask = p.port
+	}
+	return ask(ctx, node), ready(node)
 }
 
 // askKubelet asks the kubelet's port whether anybody is there. Any answer over HTTP is one, also that the request is not permitted. A

@@ -3,6 +3,7 @@ package recovery
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -92,15 +93,15 @@ func (d *detector) keepLeases(ctx context.Context) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, readWithin)
 	defer cancel()
-	for node := range d.takes {
+	for _, node := range slices.Sorted(maps.Keys(d.takes)) {
 		if taken, known := d.leases[node]; !known || d.now().Sub(taken) >= nodeLeaseFor/4 {
 			d.leases[node] = d.now() // tried
 			d.renewLease(ctx, node)
 			return
 		}
 	}
-	for node, taken := range d.leases {
-		if !d.takes[node] && d.now().Sub(taken) >= nodeLeaseLag {
+	for _, node := range slices.Sorted(maps.Keys(d.leases)) {
+		if !d.takes[node] && d.now().Sub(d.leases[node]) >= nodeLeaseLag {
 			delete(d.leases, node)
 			d.freeLease(ctx, node)
 			return

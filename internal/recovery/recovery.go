@@ -119,6 +119,8 @@ type parts struct {
 	now    func() time.Time
 	// identity names this process in intents.
 	identity string
+	// port asks the port of a Node's kubelet; askKubelet if nil.
+	port func(context.Context, *corev1.Node) kubelet
 }
 
 // serverTime is the API server's time.

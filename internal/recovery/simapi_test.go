@@ -161,8 +161,15 @@ func (w *world) deliver() {
 	}
 }
 
-// kinds are those that the processes watch.
+// simKinds are those that the processes watch; BelayRemediations where NodeHealthCheck is installed.
 var simKinds = []string{"Node", "Lease", "NodeFence", "FenceSource", "VolumeAttachment", "Pod", "CSIDriver"}
+
+func (w *world) watched() []string {
+	if w.nhc == nil {
+		return simKinds
+	}
+	return append(slices.Clone(simKinds), "BelayRemediation")
+}
 
 func kindOf(object any) string { return reflect.TypeOf(object).Elem().Name() }
 
@@ -174,6 +181,7 @@ func newList(kind string) client.ObjectList {
 		"VolumeAttachment": func() client.ObjectList { return &storagev1.VolumeAttachmentList{} },
 		"Pod":              func() client.ObjectList { return &corev1.PodList{} },
 		"CSIDriver":        func() client.ObjectList { return &storagev1.CSIDriverList{} },
+		"BelayRemediation": func() client.ObjectList { return &fencingv1.BelayRemediationList{} },
 	}[kind]()
 }
 
@@ -185,7 +193,10 @@ var simScheme = func() *runtime.Scheme {
 		coordinationv1.SchemeGroupVersion: {&coordinationv1.Lease{}, &coordinationv1.LeaseList{}},
 		storagev1.SchemeGroupVersion:      {&storagev1.VolumeAttachment{}, &storagev1.VolumeAttachmentList{}, &storagev1.CSIDriver{}, &storagev1.CSIDriverList{}},
 		admissionv1.SchemeGroupVersion:    {&admissionv1.ValidatingAdmissionPolicy{}, &admissionv1.ValidatingAdmissionPolicyBinding{}},
-		fencingv1.GroupVersion:            {&fencingv1.NodeFence{}, &fencingv1.NodeFenceList{}, &fencingv1.FenceSource{}, &fencingv1.FenceSourceList{}},
+		fencingv1.GroupVersion: {
+			&fencingv1.NodeFence{}, &fencingv1.NodeFenceList{}, &fencingv1.FenceSource{}, &fencingv1.FenceSourceList{},
+			&fencingv1.BelayRemediation{}, &fencingv1.BelayRemediationList{},
+		},
 	} {
 		s.AddKnownTypes(gv, kinds...)
 		metav1.AddToGroupVersion(s, gv)
@@ -195,7 +206,7 @@ var simScheme = func() *runtime.Scheme {
 
 func newAPI(objects ...client.Object) client.Client {
 	return fake.NewClientBuilder().WithScheme(simScheme).WithObjects(objects...).WithObjects(statementGuard()...).
-		WithStatusSubresource(&fencingv1.NodeFence{}, &fencingv1.FenceSource{}, &corev1.Node{}).
+		WithStatusSubresource(&fencingv1.NodeFence{}, &fencingv1.FenceSource{}, &fencingv1.BelayRemediation{}, &corev1.Node{}).
 		WithReturnManagedFields().Build() // how old a statement is
 }
 
@@ -312,6 +323,18 @@ func (c simClient) Create(ctx context.Context, object client.Object, _ ...client
 	return err
 }
 
+func (c simClient) Update(ctx context.Context, object client.Object, _ ...client.UpdateOption) error {
+	sent := object.DeepCopyObject().(client.Object)
+	_, err := c.p.send(ctx, "UPDATE "+kindOf(object)+" "+object.GetName(), false, func() (any, error) {
+		if err := c.p.world.api.Update(context.Background(), sent); err != nil {
+			return nil, err
+		}
+		c.p.world.changed(kindOf(sent))
+		return nil, nil
+	})
+	return err
+}
+
 func (c simClient) Delete(ctx context.Context, object client.Object, options ...client.DeleteOption) error {
 	o := (&client.DeleteOptions{}).ApplyOptions(options)
 	about := c.p.about(ctx)
@@ -364,7 +387,7 @@ func (c liveReader) Get(ctx context.Context, key client.ObjectKey, object client
 	kind := kindOf(object)
 	sought := object.DeepCopyObject().(client.Object)
 	found, err := c.p.send(ctx, "GET "+kind+" "+key.Name, false, func() (any, error) {
-		if kind != "Lease" {
+		if kind != "Lease" || key.Namespace != corev1.NamespaceNodeLease {
 			return sought, c.p.world.api.Get(context.Background(), key, sought)
 		}
 		if l := c.p.world.leases[key.Name]; l != nil {
@@ -431,6 +454,7 @@ func (w *world) patch(by *process, key client.ObjectKey, object client.Object, p
 	if err := w.api.Get(ctx, key, before); err != nil {
 		return nil, err
 	}
+	after.SetNamespace(key.Namespace)
 	after.SetName(key.Name)
 	var err error
 	if status {

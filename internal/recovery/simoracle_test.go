@@ -31,7 +31,7 @@ type question struct {
 }
 
 // target is the boot that a request of a process is about: that of the fence when it was sent.
-type target struct{ node, boot, machine string }
+type target struct{ node, boot, machine, part string }
 
 func (w *world) breaks(invariant, format string, args ...any) {
 	if w.broken == "" {
@@ -43,11 +43,11 @@ func (w *world) breaks(invariant, format string, args ...any) {
 // about is what a request is about that is sent now.
 func (p *process) about(ctx context.Context) target {
 	label, _ := ctx.Value(labelKey{}).(string)
-	_, node, _ := strings.Cut(label, " ")
+	part, node, _ := strings.Cut(label, " ")
 	if f := p.world.fence(node); f != nil {
-		return target{node, f.Spec.BootID, f.Spec.MachineID}
+		return target{node, f.Spec.BootID, f.Spec.MachineID, part}
 	}
-	return target{node: node}
+	return target{node: node, part: part}
 }
 
 // excuse notes that something is permitted that docs/not-guaranteed.md lists as not guaranteed.
@@ -64,7 +64,7 @@ func (w *world) ended(t target) bool {
 	switch {
 	case !m.on || m.bootID() != t.boot:
 		return true
-	case m.frozen || m.cut || m.gone || time.Since(m.renewed) > 2*simRenew: // also one that has network again and has not renewed its lease yet
+	case m.frozen || m.cut || m.down || m.gone || time.Since(m.renewed) > 2*simRenew: // also one that has network again and has not renewed its lease yet
 		return m.lied[m.boot] && w.excuse(excuse.LyingSwitch) || !m.resumed.IsZero() && w.excuse(excuse.ResumedMachine)
 	}
 	return m.cameBack(resumedUnheard) && w.excuse(excuse.ResumedMachine)
@@ -82,6 +82,11 @@ func (w *world) judgeDelete(by *process, about target, object client.Object) {
 		node = x.Spec.NodeName
 	case *storagev1.VolumeAttachment:
 		node = x.Spec.NodeName
+	case *fencingv1.NodeFence:
+		if about.part == "remediator" {
+			w.nhc.judgeWithdrawal(by, x)
+		}
+		return
 	default:
 		return
 	}
@@ -108,7 +113,7 @@ func (w *world) judgeForce(va *storagev1.VolumeAttachment, byStorage bool) {
 	node := w.node(va.Spec.NodeName)
 	unknown := va.Annotations[kube.BootIDAnnotation] == "" || w.plane.detaches == upstreams
 	switch {
-	case !m.writes(volume) || w.ended(target{va.Spec.NodeName, m.bootID(), m.uuid}):
+	case !m.writes(volume) || w.ended(target{node: va.Spec.NodeName, boot: m.bootID(), machine: m.uuid}):
 	case unknown && node != nil && machineID(node.Status.NodeInfo.SystemUUID) != machineID(m.uuid) && w.excuse(excuse.UnrecordedMachine):
 	case !m.resumed.IsZero() && w.excuse(excuse.ResumedMachine): // the taint stays, and authorizes them
 	case w.plane.detaches == upstreams && node != nil && !outOfService(node) && w.excuse(excuse.WithdrawnTaint):
@@ -130,14 +135,22 @@ func (w *world) judgeWriter(m *hardware, volume string) {
 			w.breaks("writers", "%s writes to %s while %s (frozen: %t, cut off: %t) uses it", m, volume, other, other.frozen, other.cut)
 		}
 	}
-	for pod := range m.refused {
+	for pod, since := range m.refused {
 		switch {
-		case m.runs[pod] != volume || !m.refused[pod] || w.plane.detaches != withProofs:
-		case w.restored.After(m.cutAt) && w.excuse(excuse.Restored):
+		case m.runs[pod] != volume || w.plane.detaches != withProofs:
+		case w.forgot(since) && w.excuse(excuse.RestoredCut):
+		case w.registeredSince(m, volume, since) && w.excuse(excuse.RegisteredAgain):
 		default:
 			w.breaks("stale mount", "%s gets %s again, and has it mounted from before", m, volume)
 		}
 	}
+}
+
+// registeredSince reports whether the kubelet of a machine has registered its Node again since a volume was cut off, and the volume was attached before that Node
+// was isolated.
+func (w *world) registeredSince(m *hardware, volume string, cut time.Time) bool {
+	node, va := w.node(m.name), w.plane.attachmentOf(volume)
+	return node != nil && va != nil && va.Labels["isolated"] == "false" && node.CreationTimestamp.Add(time.Second).After(cut)
 }
 
 // judgeCreate: no epoch of a taint is used again. Only a backup can forget one. A create that is carried out late may have an older one, which
@@ -148,6 +161,8 @@ func (w *world) judgeCreate(object client.Object) {
 		return
 	}
 	w.count["fences"]++
+	w.count["fences "+string(f.Spec.Trigger)]++
+	w.judgeChance(f)
 	switch {
 	case f.Spec.Epoch != w.epochs[f.Name]:
 	case w.restores > 0 && w.excuse(excuse.Restored):
@@ -297,7 +312,7 @@ func (w *world) judgeProofs() {
 			}
 			m := w.byUUID(boot.Machine)
 			lately := m.lied[m.boot] && time.Since(m.heardFirst) <= resumedUnheard && w.excuse(excuse.LyingSwitch)
-			if !w.ended(target{name, boot.ID, boot.Machine}) && !lately {
+			if !w.ended(target{node: name, boot: boot.ID, machine: boot.Machine}) && !lately {
 				w.breaks("proof", "%s has a proof (%s) that boot %s has ended, which runs", p.name, proof.Class(), boot.ID)
 			}
 			key := name + boot.ID
@@ -321,6 +336,8 @@ var transitions = map[fencing.Phase][]fencing.Phase{
 // judgePatch: phases come in order; a foreign taint stays.
 func (w *world) judgePatch(by *process, before, after client.Object) {
 	switch x := after.(type) {
+	case *fencingv1.BelayRemediation:
+		w.nhc.judgeReport(by, before.(*fencingv1.BelayRemediation), x)
 	case *fencingv1.NodeFence:
 		from, to := fencing.Phase(before.(*fencingv1.NodeFence).Status.Phase), fencing.Phase(x.Status.Phase)
 		if from == to {
@@ -328,6 +345,9 @@ func (w *world) judgePatch(by *process, before, after client.Object) {
 		}
 		w.say("%s: %s is %s", by.name, x.Name, to)
 		w.count[string(to)]++
+		if w.nhc != nil && to == fencing.Moved {
+			w.nhc.moved[x.Name] = true
+		}
 		if x.Spec.Trigger == fencingv1.TriggerNodeDeleted {
 			w.count["deleted "+string(to)]++
 		}
@@ -373,5 +393,5 @@ func (w *world) settled() string {
 			return fmt.Sprintf("%s has taints and no fence: %v", name, node.Spec.Taints)
 		}
 	}
-	return ""
+	return w.nhc.settled()
 }

@@ -142,10 +142,10 @@ func (p *plane) attach() {
 			continue
 		}
 		node := p.node(pod.Spec.NodeName)
-		if node == nil {
+		if node == nil || p.detaches == withProofs && isolated(node) && lists(node, volumeOf(pod)) { // belay's attaches nothing there (attachment's keepsOldMount)
 			continue
 		}
-		va := &storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: kube.AttachmentName(volumeOf(pod), driverOf(volumeOf(pod)), node.Name), Labels: map[string]string{"machine": node.Status.NodeInfo.SystemUUID}}}
+		va := &storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: kube.AttachmentName(volumeOf(pod), driverOf(volumeOf(pod)), node.Name), Labels: map[string]string{"machine": node.Status.NodeInfo.SystemUUID, "isolated": fmt.Sprint(isolated(node))}}}
 		if p.boots {
 			va.Annotations = map[string]string{
 				kube.BootIDAnnotation: node.Status.NodeInfo.BootID, kube.SystemUUIDAnnotation: node.Status.NodeInfo.SystemUUID, kube.NodeUIDAnnotation: string(node.UID),
@@ -191,8 +191,8 @@ func (p *plane) unpublish(va *storagev1.VolumeAttachment, volume string) {
 	m, answers := p.byUUID(va.Labels["machine"]), !time.Now().Before(p.unpublishes[va.Name])
 	if driverOf(volume) == cutDriver && !p.lies && (answers || p.chance(30)) {
 		for pod, v := range m.runs {
-			if v == volume && !m.refused[pod] {
-				m.refused[pod], m.cutAt = true, time.Now()
+			if _, refused := m.refused[pod]; v == volume && !refused {
+				m.refused[pod] = time.Now()
 			}
 		}
 	}
@@ -217,7 +217,7 @@ func (p *plane) forceDelete() {
 // writes reports whether what the machine writes to a volume reaches it.
 func (m *hardware) writes(volume string) bool {
 	for pod, v := range m.runs {
-		if v == volume && !m.refused[pod] {
+		if _, refused := m.refused[pod]; v == volume && !refused {
 			return true
 		}
 	}
@@ -228,7 +228,7 @@ func (m *hardware) writes(volume string) bool {
 func (p *plane) unused(va *storagev1.VolumeAttachment) bool {
 	node := p.node(va.Spec.NodeName)
 	m := p.byUUID(va.Labels["machine"])
-	if node == nil || ready(node) != fencing.Yes || m.gone || node.Status.NodeInfo.BootID != m.bootID() || !m.on || m.frozen || m.cut {
+	if node == nil || ready(node) != fencing.Yes || m.gone || node.Status.NodeInfo.BootID != m.bootID() || !m.on || m.frozen || m.cut || m.down {
 		return false
 	}
 	return !m.uses(*va.Spec.Source.PersistentVolumeName)
@@ -310,6 +310,11 @@ func (p *plane) deletePod(pod *corev1.Pod, why string) {
 	p.changed("Pod")
 }
 
+// lists reports whether the Node lists the volume in use.
+func lists(node *corev1.Node, volume string) bool {
+	return slices.Contains(node.Status.VolumesInUse, corev1.UniqueVolumeName(kube.UniqueVolumeName(driverOf(volume), volume)))
+}
+
 // listInUse writes what the machine has mounted into the Node.
 func (p *plane) listInUse(m *hardware) {
 	var used []corev1.UniqueVolumeName
@@ -334,7 +339,7 @@ func (p *plane) kubeletPods(m *hardware, node *corev1.Node) {
 	}
 	for _, uid := range slices.Sorted(maps.Keys(m.runs)) { // the order of a map is not the seed's
 		if there[uid] == nil {
-			if m.refused[uid] && (m.hung || !p.calm && p.chance(70)) {
+			if _, refused := m.refused[uid]; refused && (m.hung || !p.calm && p.chance(70)) {
 				continue // its unmount hangs
 			}
 			delete(m.runs, uid)

@@ -29,6 +29,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	fencingv1 "belay.dev/belay/api/fencing/v1alpha1"
+	"belay.dev/belay/internal/decision"
 	"belay.dev/belay/internal/fencing"
 	"belay.dev/belay/internal/kube"
 )
@@ -56,9 +57,10 @@ type process struct {
 	// proven and everProven are the oracle's.
 	proven, everProven map[string]bool
 
-	detector *detector
-	fencer   *fencer
-	actor    *actor
+	detector   *detector
+	remediator *remediator
+	fencer     *fencer
+	actor      *actor
 
 	mu      sync.Mutex
 	due     map[string]time.Time // by part and name
@@ -74,15 +76,24 @@ func (w *world) startProcess(roles Roles) {
 	}
 	p.ctx, p.cancel = context.WithCancel(log.IntoContext(context.Background(), logr.Discard()))
 	shared := &parts{
-		Options: Options{Roles: roles, Profile: quick, Brakes: fencing.DefaultBrakes(), Dial: p.dial, Proofs: p.proofs},
+		Options: Options{Roles: roles, Profile: w.profile, Brakes: fencing.DefaultBrakes(), Dial: p.dial, Proofs: p.proofs},
 		client:  simClient{p: p}, live: liveReader{p}, events: &events.FakeRecorder{}, now: time.Now, identity: p.name,
+	}
+	if w.ports {
+		shared.port = p.port
+	}
+	if w.nhc != nil {
+		shared.NodeLeases = nodeLeases
+		if roles.Detector {
+			p.remediator = &remediator{parts: shared, looked: func(node string) decision.Reason { return p.detector.lookedAt(node) }}
+		}
 	}
 	if w.plane.detaches != withProofs {
 		shared.Proofs = nil // as belay-controller without its attach/detach controller
 	}
 	shared.Brakes.Fences = 20 // a seed has many deaths in a short time
 	shared.ear = &listener{parts: shared}
-	p.detector = &detector{parts: shared, held: map[string]hold{}}
+	p.detector = &detector{parts: shared, held: map[string]hold{}, leases: map[string]time.Time{}}
 	p.wake("detector", allNodes)
 	if roles.Fencer {
 		p.fencer = newFencer(shared)
@@ -90,7 +101,7 @@ func (w *world) startProcess(roles Roles) {
 	if roles.Actor {
 		p.actor = &actor{parts: shared, known: map[types.UID]*memory{}}
 	}
-	for _, kind := range simKinds {
+	for _, kind := range w.watched() {
 		p.catchUp(kind)
 	}
 	w.processes = append(w.processes, p)
@@ -153,16 +164,20 @@ func (p *process) wakeFor(kind string, o client.Object) {
 		names = []string{x.Spec.NodeName}
 	case *storagev1.CSIDriver:
 		return // it is there from the beginning
+	case *fencingv1.BelayRemediation: // only the remediator watches them
 	default:
 		if names = []string{o.GetName()}; kind == "Pod" || kind == "VolumeAttachment" {
 			names = simNodes // it is gone, wherever it was
 		}
 	}
+	if p.remediator != nil {
+		p.wakeRemediations(kind, o)
+	}
 	for _, name := range names {
 		if p.fencer != nil && (kind == "Node" || kind == "NodeFence" || kind == "FenceSource") {
 			p.wake("fencer", name)
 		}
-		if p.actor != nil && kind != "FenceSource" {
+		if p.actor != nil && kind != "FenceSource" && kind != "BelayRemediation" {
 			p.wake("actor", name)
 		}
 	}
@@ -191,8 +206,12 @@ func (p *process) start() {
 func (p *process) reconcile(key string) {
 	part, name, _ := strings.Cut(key, " ")
 	ctx := context.WithValue(p.ctx, labelKey{}, key)
-	r := map[string]reconcile.Reconciler{"detector": p.detector, "fencer": p.fencer, "actor": p.actor}[part]
-	result, err := r.Reconcile(ctx, request(name)[0])
+	r := map[string]reconcile.Reconciler{"detector": p.detector, "remediator": p.remediator, "fencer": p.fencer, "actor": p.actor}[part]
+	q := request(name)[0]
+	if part == "remediator" {
+		q.Namespace = metav1.NamespaceDefault
+	}
+	result, err := r.Reconcile(ctx, q)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	delete(p.working, key)
@@ -225,6 +244,9 @@ func (w *world) step() {
 	if !w.calm && w.byStorage {
 		w.storageTrouble()
 	}
+	if w.nhc != nil {
+		w.nhc.turn()
+	}
 	if w.hostile.neverRegisters {
 		w.vanishing()
 	}
@@ -238,7 +260,7 @@ func (w *world) step() {
 	w.plane.turn()
 	w.deliver()
 	for _, p := range w.processes {
-		for _, kind := range simKinds {
+		for _, kind := range w.watched() {
 			if !w.outage() && time.Now().After(p.stalled) && (w.calm || w.chance(85)) {
 				p.catchUp(kind)
 			}
@@ -368,6 +390,7 @@ func (w *world) stall() {
 func (w *world) kill() {
 	i := w.rng.IntN(len(w.processes))
 	p := w.processes[i]
+	w.disturbed = time.Now()
 	w.processes = slices.Delete(w.processes, i, i+1)
 	w.say("%s is killed", p.name)
 	w.end(p)
@@ -414,7 +437,7 @@ func (w *world) people(m *hardware) {
 	case 1: // another machine in the place of one that is off, or cut off
 		if !m.on || m.cut {
 			m.gone = true
-			other := &hardware{name: m.name, uuid: m.uuid + "'", on: true, boot: 1, runs: map[string]string{}, refused: map[string]bool{}, lied: map[int]bool{}}
+			other := &hardware{name: m.name, uuid: m.uuid + "'", on: true, boot: 1, runs: map[string]string{}, refused: map[string]time.Time{}, lied: map[int]bool{}}
 			w.machines = append(w.machines, other)
 			w.say("%s comes in the place of %s", other, m)
 		}
@@ -473,12 +496,12 @@ func (w *world) state(m *hardware, f *fencingv1.NodeFence) {
 
 // heal ends all trouble: what hangs is thawed, what is cut off has network, switches work and are wired to their own machines.
 func (w *world) heal() {
-	w.calm, w.noOutage = true, time.Time{}
+	w.calm, w.noOutage, w.disturbed = true, time.Time{}, time.Now()
 	w.say("all trouble ends")
 	w.darken(w.current("n1"))
 	for _, name := range simNodes {
 		m := w.current(name)
-		m.frozen, m.cut = false, false
+		m.frozen, m.cut, m.down = false, false, false
 		if m.on && (m.lied[m.boot] || !m.resumed.IsZero()) { // Contradicted: it is for a person to decide
 			w.say("a person restarts %s", m)
 			m.powerOff()

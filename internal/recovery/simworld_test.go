@@ -46,7 +46,7 @@ type world struct {
 	plane     *plane
 	backups   []backup
 	restores  int
-	restored  time.Time
+	forgotten []span // what the restores of etcd forgot
 
 	// What the seed has drawn once for all.
 	losses, troubles int // percent
@@ -59,8 +59,14 @@ type world struct {
 	broken string
 	// hostile has the faults of TestHostileSimulation.
 	hostile faults
-	log     []string
-	begun   time.Time
+	// nhc is NodeHealthCheck, where it is installed. Where ports is set, the kubelets' ports can be asked, and profile bounds the chance of a stopped one.
+	nhc     *simNHC
+	ports   bool
+	profile fencing.Profile
+	// disturbed is when a part of recovery was last kept from its work.
+	disturbed time.Time
+	log       []string
+	begun     time.Time
 	// asked is what the oracle knows of the questions of each process, by nonce.
 	asked map[string]*question
 	// optedOut is when a person, or a restore, last changed whether a node is opted out.
@@ -81,6 +87,7 @@ type hardware struct {
 	name, uuid string
 	on, frozen bool
 	cut        bool // it has no network, but for its power switch
+	down       bool // its kubelet is stopped, and its containers are not
 	gone       bool // another machine has its name
 	dark       bool // it has no power any more
 	boot       int
@@ -89,10 +96,10 @@ type hardware struct {
 	heardFirst time.Time
 	// runs has the volumes that the pods of this boot write to, by the UIDs of the pods.
 	runs map[string]string
-	// refused has the pods of runs whose storage refuses what they write: their volumes were unpublished.
-	refused map[string]bool
-	// cutAt is when one was last added.
-	cutAt time.Time
+	// refused has the pods of runs whose storage refuses what they write, and since when: their volumes were unpublished.
+	refused map[string]time.Time
+	// downSince is when its kubelet was last stopped, and away when it was last seen to be cut off, or to hang (the oracle of simNHC).
+	downSince, away time.Time
 	// returns is when the power comes back by itself; zero for never.
 	returns time.Time
 	// lied has the boots that a switch called Off while they ran.
@@ -114,7 +121,7 @@ func (m *hardware) powerOff() {
 	if m.on {
 		m.stopped = maps.Clone(m.runs)
 	}
-	m.on, m.frozen = false, false
+	m.on, m.frozen, m.down = false, false, false
 	clear(m.runs)
 	clear(m.refused)
 }
@@ -165,9 +172,12 @@ func newWorld(t fataler, seed uint64) *world {
 	}
 	w.losses, w.troubles = []int{0, 3, 10, 25}[w.rng.IntN(4)], []int{1, 2, 4, 8}[w.rng.IntN(4)]
 	w.apart, w.replicas = w.chance(40), 1+w.rng.IntN(2)
-	w.plane = newPlane(w)
+	w.plane, w.profile = newPlane(w), quick
+	if !w.hostile.on() {
+		w.opensDoors(seed)
+	}
 	for _, name := range simNodes {
-		m := &hardware{name: name, uuid: "m-" + name, on: true, boot: 1, runs: map[string]string{}, refused: map[string]bool{}, lied: map[int]bool{}}
+		m := &hardware{name: name, uuid: "m-" + name, on: true, boot: 1, runs: map[string]string{}, refused: map[string]time.Time{}, lied: map[int]bool{}}
 		w.machines = append(w.machines, m)
 		w.kubeletRegisters(m)
 		if !w.chance(15) {
@@ -298,7 +308,7 @@ func (w *world) kubelet(m *hardware) {
 	if !m.on && !m.returns.IsZero() && !time.Now().Before(m.returns) {
 		w.boot(m)
 	}
-	if !m.on || m.frozen || m.cut || m.gone || w.outage() {
+	if !m.on || m.frozen || m.cut || m.down || m.gone || w.outage() {
 		return
 	}
 	node := w.node(m.name)
@@ -464,11 +474,22 @@ func (w *world) carryOutQueues() {
 
 // backup is a snapshot of what etcd holds about nodes and fences. The pods and VolumeAttachments stay as they are: an older list of
 // pods starts two writers without any help of recovery.
-type backup struct{ objects []client.Object }
+type backup struct {
+	at      time.Time
+	objects []client.Object
+}
+
+// span is the time between two moments.
+type span struct{ from, to time.Time }
+
+// forgot reports whether a backup was restored since a moment that was made before it.
+func (w *world) forgot(at time.Time) bool {
+	return slices.ContainsFunc(w.forgotten, func(s span) bool { return !at.Before(s.from) && !at.After(s.to) })
+}
 
 func (w *world) backup() {
-	var b backup
-	for _, kind := range []string{"Node", "NodeFence", "FenceSource"} {
+	b := backup{at: time.Now()}
+	for _, kind := range []string{"Node", "NodeFence", "FenceSource", "BelayRemediation"} {
 		b.objects = append(b.objects, w.stored(kind)...)
 	}
 	w.backups = append(w.backups, b)
@@ -479,12 +500,16 @@ func (w *world) restore() {
 	if len(w.backups) == 0 {
 		return
 	}
-	w.restores, w.restored = w.restores+1, time.Now()
+	w.restores, w.disturbed = w.restores+1, time.Now()
 	for _, name := range simNodes {
 		w.optedOut[name] = time.Now()
 	}
 	b := w.backups[w.rng.IntN(len(w.backups))]
-	all := append(w.stored("Pod"), w.stored("VolumeAttachment")...)
+	w.forgotten = append(w.forgotten, span{b.at, time.Now()})
+	all := guardOf(requestPolicy) // what was never changed is in each backup
+	for _, kind := range []string{"CSIDriver", "Pod", "VolumeAttachment"} {
+		all = append(all, w.stored(kind)...)
+	}
 	for _, o := range b.objects {
 		all = append(all, o.DeepCopyObject().(client.Object))
 	}
@@ -493,8 +518,8 @@ func (w *world) restore() {
 		o.SetResourceVersion(strconv.Itoa(n%1_000_000 + w.restores*1_000_000))
 	}
 	w.api = newAPI(all...)
-	for _, kind := range simKinds {
+	for _, kind := range w.watched() {
 		w.changed(kind)
 	}
-	w.say("etcd is restored")
+	w.say("etcd is restored to %.2f", b.at.Sub(w.begun).Seconds())
 }

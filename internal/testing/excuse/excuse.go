@@ -38,7 +38,12 @@ const (
 	LyingDriver Name = "lying-driver"
 	// SwappedCable: another machine is wired to a switch between the reading of its identity and the command.
 	SwappedCable Name = "swapped-cable"
-	// Restored: etcd was restored to before a fence, or a volume that was cut off.
+	// RestoredCut: etcd was restored to before this volume was cut off from the boot that still has it mounted.
+	RestoredCut Name = "restored-cut"
+	// RegisteredAgain: a person deletes the Node of a machine that has a volume mounted from before it was cut off, its kubelet registers the Node again, and the
+	// volume is attached to it before recovery has isolated that Node.
+	RegisteredAgain Name = "registered-again"
+	// Restored: etcd was restored to before a fence.
 	Restored Name = "restored"
 )
 
