@@ -29,6 +29,7 @@ import (
 func partsOver(dial Dial, objects ...client.Object) *parts {
 	c := fake.NewClientBuilder().WithScheme(scheme).WithObjects(objects...).
 		WithIndex(&storagev1.VolumeAttachment{}, byNode, nodeOfAttachment).
+		WithIndex(&fencingv1.NodeFence{}, byNode, nodeOfFence).
 		WithIndex(&corev1.Pod{}, "spec.nodeName", func(object client.Object) []string { return []string{object.(*corev1.Pod).Spec.NodeName} }).
 		WithStatusSubresource(&corev1.Node{}, &fencingv1.NodeFence{}, &fencingv1.FenceSource{}).Build()
 	p := &parts{client: c, live: c, events: &events.FakeRecorder{}, now: time.Now, identity: "test", Options: Options{Profile: quick, Brakes: fencing.DefaultBrakes(), Dial: dial}}
