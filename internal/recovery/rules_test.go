@@ -140,7 +140,7 @@ func TestReturns(t *testing.T) {
 
 // TestForgottenNodes: the silence of a node is known as long as it has a lease, a Node object or a fence, and is forgotten after that.
 func TestForgottenNodes(t *testing.T) {
-	node, lease, fence := nodeOf("n1", 0), leaseOf("n1"), &fencingv1.NodeFence{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}
+	node, lease, fence := nodeOf("n1", 0), leaseOf("n1"), &fencingv1.NodeFence{ObjectMeta: metav1.ObjectMeta{Name: "n1"}, Spec: fencingv1.NodeFenceSpec{NodeName: "n1"}}
 	p := partsOver(nil, node, lease, fence)
 	for _, goes := range []client.Object{nil, lease, node, fence} {
 		if goes != nil {
