@@ -359,21 +359,21 @@ type proofs struct {
 	wake  func(node string)
 }
 
-func (p *proofs) Of(node string) fencing.Proof {
+func (p *proofs) Of(node string) []fencing.Proof {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.proof.Boot().Node != node {
-		return fencing.Proof{}
+		return nil
 	}
-	return p.proof
+	return []fencing.Proof{p.proof}
 }
 
 func (p *proofs) OnNew(wake func(node string)) { p.wake = wake }
 
-func (p *proofs) Life(shown fencing.Boot) fencing.Life {
+func (p *proofs) Lives(fencing.Boot) []fencing.Life {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.life
+	return []fencing.Life{p.life}
 }
 
 // TestProofForcesDetach: a proof wakes the volumes of its node, and permits their detach although the node is still shown as Ready.

@@ -198,11 +198,11 @@ func (w *clusterState) node(name, unique string, reads *nodeReads, d writeTracke
 	answered, missing := reads.get(attachment.NodeName(name))
 	if !ok || missing {
 		n := w.departedNode(name, node, unique)
-		n.Checked, n.Proof, n.Life = answered, w.proof(name), w.life(name, n)
+		n.Checked, n.Proofs, n.Lives = answered, w.proofs.Of(name), w.lives(name, n)
 		return n
 	}
 	n := kube.NodeFacts(node, w.largeNodes.of(node, unique))
-	n.Checked, n.Proof, n.Life = answered, w.proof(name), w.life(name, n)
+	n.Checked, n.Proofs, n.Lives = answered, w.proofs.Of(name), w.lives(name, n)
 	n.WriteMayBeUnderway = d.writeMayBeUnderway(node)
 	return w.kubelets.describe(name, unique, n)
 }

@@ -47,40 +47,31 @@ func (ownClock) Now() time.Time { return time.Now() }
 
 // Proofs knows which boots of nodes have ended, and which run.
 type Proofs interface {
-	// Of returns the proof about a node, which proves nothing if there is none.
-	Of(node string) fencing.Proof
+	// Of returns the proofs about the boots of a node.
+	Of(node string) []fencing.Proof
 	// OnNew has a function called with the name of each node that a new proof is about. The function must return at once.
 	OnNew(func(node string))
-	// Life returns which boot of a node runs, the zero value if that is not known. shown is the boot that the Node shows, with nothing but a
-	// name if there is no Node.
-	Life(shown fencing.Boot) fencing.Life
+	// Lives returns which boots of a node are known to run. shown is the boot that the Node shows, with nothing but a name if there is no Node.
+	Lives(shown fencing.Boot) []fencing.Life
 }
 
 type noProofs struct{}
 
-func (noProofs) Of(string) fencing.Proof { return fencing.Proof{} }
-func (noProofs) OnNew(func(string))      {}
+func (noProofs) Of(string) []fencing.Proof { return nil }
+func (noProofs) OnNew(func(string))        {}
 
-func (noProofs) Life(fencing.Boot) fencing.Life { return fencing.Life{} }
+func (noProofs) Lives(fencing.Boot) []fencing.Life { return nil }
 
-// proof returns the proof about a node, nil if there is none.
-func (w *clusterState) proof(node string) *fencing.Proof {
-	if p := w.proofs.Of(node); p.Class() != "" {
-		return &p
-	}
-	return nil
-}
-
-// life returns which boot of a node is known to run. A Node that is Ready needs no such knowledge: no policy forces a detach from it.
-func (w *clusterState) life(name string, n attachment.Node) fencing.Life {
+// lives returns which boots of a node are known to run. A Node that is Ready needs no such knowledge: no policy forces a detach from it.
+func (w *clusterState) lives(name string, n attachment.Node) []fencing.Life {
 	if n.Healthy == attachment.Yes {
-		return fencing.Life{}
+		return nil
 	}
 	shown := fencing.Boot{Node: name}
 	if n.Exists == attachment.Yes {
 		shown.NodeUID, shown.ID, shown.Machine = n.Machine.NodeUID, n.Machine.BootID, fencing.MachineID(n.Machine.SystemUUID)
 	}
-	return w.proofs.Life(shown)
+	return w.proofs.Lives(shown)
 }
 
 // proven enqueues the volumes of a node when its boot is proven to have ended.

@@ -453,7 +453,7 @@ func (n Node) whyUnattachable() Reason {
 // keepsOldMount reports whether the volume was taken from the boot while that may have it mounted. A publish would end the cut of the storage, and
 // the old mount would write what it still holds in memory. The isolation alone does not keep away a pod that tolerates all taints.
 func (n Node) keepsOldMount() bool {
-	cut := n.Proof != nil && n.Proof.Class() == fencing.StorageFenced
+	cut := slices.ContainsFunc(n.Proofs, func(proof fencing.Proof) bool { return proof.Class() == fencing.StorageFenced })
 	return n.InUse == Yes && (n.Isolated || cut)
 }
 

@@ -16,7 +16,7 @@ func proves(at time.Time, change ...func(*fencing.Boot)) func(*Node) {
 	}
 	ended := fencing.Decide(at, fencing.Fence{Phase: fencing.Evicting, Boot: boot, Evidence: fencing.PoweredOff}, fencing.Observed{Exists: fencing.No, Ended: true})
 	proof := ended.Proof.At(t0)
-	return func(n *Node) { n.Proof = &proof }
+	return func(n *Node) { n.Proofs = append(n.Proofs, proof) }
 }
 
 // TestProof (S2): the proof that a boot has ended permits a detach from that boot, whatever its node seems to be, and from no other.
@@ -34,6 +34,10 @@ func TestProof(t *testing.T) {
 		},
 		"an attachment by upstream, under the same Node": {
 			at: t0, seen: onA(attached("a", waiting, byUpstream), node("a", checked, inUse, unhealthy, proves(t0))), steps: []Step{forced},
+		},
+		"of two machines of the name": {
+			at: t0, seen: onA(attached("a", waiting), node("a", checked, inUse, healthy, proves(t0, func(b *fencing.Boot) { b.Machine = "hw-b" }), proves(t0))),
+			steps: []Step{forced},
 		},
 		"S2: expired": {
 			at: t0, seen: onA(attached("a", waiting), node("a", checked, reported, inUse, healthy, proves(t0.Add(-time.Hour)))), steps: []Step{held},
@@ -64,7 +68,7 @@ func cuts(at time.Time, of fencing.Volume, change ...func(*fencing.Boot)) func(*
 		Exists: fencing.Yes, Now: boot, Silent: true, ReadAt: at, Isolated: true, Cut: []fencing.Volume{of},
 	})
 	proof := proven.Proof.At(t0)
-	return func(n *Node) { n.Proof = &proof }
+	return func(n *Node) { n.Proofs = append(n.Proofs, proof) }
 }
 
 func finalized(a *Attachment) { a.Finalized = true }

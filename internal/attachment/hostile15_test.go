@@ -15,7 +15,7 @@ func TestHostileNoAttachToTheBootThatWasCutOff(t *testing.T) {
 	own := VolumeKey{Driver: "disk.example.com", Handle: "vol-1"}
 	a := node("a", checked, inUse, unhealthy, cuts(t0, fencing.Volume(own)))
 	seen := Observed{Volume: own, Nodes: nodes(map[NodeName]Node{"a": a, "b": node("b", healthy)})}
-	if a.Proof.Class() != fencing.StorageFenced {
+	if len(a.Proofs) != 1 || a.Proofs[0].Class() != fencing.StorageFenced {
 		t.Fatal("no proof")
 	}
 	for _, step := range Decide(t0, wantAt("a"), seen, Policy{}).Steps {

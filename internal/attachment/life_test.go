@@ -20,7 +20,7 @@ func runs(change ...func(*fencing.Boot)) func(*Node) {
 			Name: "ipmi", SaidOn: boot, Machine: boot.Machine, Status: fencing.Answer{Power: fencing.PowerOn, Asked: t0, Machine: boot.Machine},
 		},
 	})
-	return func(n *Node) { n.Life = said.Life }
+	return func(n *Node) { n.Lives = append(n.Lives, said.Life) }
 }
 
 // TestNodeStillRuns (S2): a policy that is no evidence does not take a volume from a boot that is known to run. A person's taint does, and

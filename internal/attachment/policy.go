@@ -1,6 +1,7 @@
 package attachment
 
 import (
+	"slices"
 	"time"
 
 	"belay.dev/belay/internal/fencing"
@@ -108,15 +109,26 @@ func (n Node) keeps(a *Attachment, forced Authority) bool {
 }
 
 // runs reports whether the boot that may use the volume is known to run.
-func (n Node) runs(a *Attachment) bool { return n.Life.Of(n.bootOf(a)) }
+func (n Node) runs(a *Attachment) bool { return n.sign(a) != "" }
+
+// sign is what shows that it runs; empty for nothing.
+func (n Node) sign(a *Attachment) fencing.Sign {
+	for _, life := range n.Lives {
+		if life.Of(n.bootOf(a)) {
+			return life.Sign()
+		}
+	}
+	return ""
+}
 
 // proof returns what recovery has proven about the boot that may use the volume, nil for nothing. A driver that cuts at unpublish must be
 // asked to: the object must not go before the driver confirmed it. A shared volume stays: to take it from one node gives it to no other.
 func (p *plan) proof(a *Attachment, node Node) Authority {
+	holds := slices.IndexFunc(node.Proofs, func(proof fencing.Proof) bool { return proof.Holds(node.bootOf(a), fencing.Volume(p.seen.Volume)) })
 	switch {
-	case node.Proof == nil || !node.Proof.Holds(node.bootOf(a), fencing.Volume(p.seen.Volume)):
+	case holds < 0:
 		return nil
-	case node.Proof.Class() != fencing.StorageFenced:
+	case node.Proofs[holds].Class() != fencing.StorageFenced:
 		return Fenced{}
 	case p.want.Shared != No || a.Implied || !a.Finalized:
 		return nil
@@ -154,8 +166,9 @@ func (p Policy) forces(now time.Time, node Node, gone bool, requested time.Time)
 
 // unproven reports whether the node has the taint of a fence that has not proven yet that the boot has ended.
 func (p Policy) unproven(node Node) bool {
-	proof := node.Proof
-	ended := proof != nil && proof.Class() != fencing.StorageFenced && proof.Boot().ID == node.Machine.BootID && proof.Boot().NodeUID == node.Machine.NodeUID
+	ended := slices.ContainsFunc(node.Proofs, func(proof fencing.Proof) bool {
+		return proof.Class() != fencing.StorageFenced && proof.Boot().ID == node.Machine.BootID && proof.Boot().NodeUID == node.Machine.NodeUID
+	})
 	return p.FencesProve && node.TaintedByFence && !ended
 }
 

@@ -136,7 +136,7 @@ func (p *plan) waitForUnmount(a *Attachment, node Node, wait Wait) {
 	}
 	if node.keeps(a, p.policy.forces(p.now, node, gone, wait.Since)) {
 		wait.Reason, wait.At, wait.Forces = NodeStillRuns, time.Time{}, nil
-		wait.Detail = string(node.Life.Sign())
+		wait.Detail = string(node.sign(a))
 		p.recheck(p.now.Add(lifeRecheck))
 	}
 	if wait.Reason == NodeReturned && node.Healthy == Yes && !wait.Since.IsZero() && !node.Machine.unidentified(a.Machine) && !node.listSynced(a) {

@@ -185,11 +185,11 @@ type Node struct {
 	TaintedByFence bool
 	// Isolated is set while a fence of belay keeps new pods from the node.
 	Isolated bool
-	// Proof, if there is one, says that a boot of the node has ended, or that some volumes can be taken from it. It counts for exactly that
-	// boot.
-	Proof *fencing.Proof
-	// Life says that a boot runs, the zero value nothing.
-	Life fencing.Life
+	// Proofs say that a boot of the node has ended, or that some volumes can be taken from it. Each counts for exactly its boot: several machines may
+	// have had the name.
+	Proofs []fencing.Proof
+	// Lives say that a boot runs.
+	Lives []fencing.Life
 	// Checked is set when the API server itself, not a cache, returned this state or an older one in this turn (S3).
 	Checked bool
 	// WriteMayBeUnderway is set when a report that is bound to exactly this version of the Node may have been sent whose outcome is

@@ -51,10 +51,11 @@ const upstreamForce = 6 * time.Minute
 // clock says what happens without anyone's help to a volume that another node has.
 func (x *state) clock(key attachment.VolumeKey, h *Holder, w wait) []string {
 	var lines []string
+	f := x.fenceOfWait(h.Node.Name, w.reason == attachment.NodeReplaced)
 	if lostReasons[w.reason] {
-		lines = x.fenceClock(h.Node.Name)
+		lines = x.clockOfFence(f, h.Node.Name)
 	}
-	if f := x.fenceOf(h.Node.Name); f != nil && f.Proven() {
+	if f != nil && f.Proven() {
 		return lines // the attach/detach controller detaches because of the fence
 	}
 	switch w.reason {

@@ -202,6 +202,9 @@ func Evidence(s *Snapshot, node string) (NodeEvidence, error) {
 		if !e.Fence.Over {
 			x.addWaits(e.Fence, object)
 			e.Answers = x.answersOf(object)
+			for _, other := range x.others(x.read(object)) {
+				e.Facts = append(e.Facts, Fact{Component: "recovery", Message: other})
+			}
 		}
 	}
 	e.Source = x.sourceOf(node)
@@ -223,7 +226,7 @@ func (x *state) recordOf(object *fencingv1.NodeFence) *FenceRecord {
 	if q := object.Spec.Request; q != nil {
 		r.RequestedBy, r.RequestReason = x.foreign(q.By), x.foreign(q.Reason)
 	}
-	if node := x.nodes[object.Name]; node != nil {
+	if node := x.nodes[object.Spec.NodeName]; node != nil {
 		r.Relation = map[fencing.Relation]string{
 			fencing.RelationUnknown: "Unknown", fencing.SameBoot: "SameBoot", fencing.Rebooted: "Rebooted", fencing.OtherMachine: "OtherMachine",
 		}[kube.BootOf(node).Since(f.Boot)]
@@ -292,7 +295,8 @@ func (x *state) sourceOf(node string) *SourceRecord {
 
 // judge decides in which state the evidence is.
 func (x *state) judge(e *NodeEvidence) {
-	if f := x.fenceOf(e.Node); f != nil {
+	held, _ := x.heldBack(e.Node)
+	if f := x.fenceOf(e.Node); f != nil && held == "" {
 		x.judgeFence(e, f)
 		return
 	}
@@ -300,12 +304,12 @@ func (x *state) judge(e *NodeEvidence) {
 		e.unknown("the Node could not be read")
 		return
 	}
-	if r, _ := x.heldBack(e.Node); r != "" {
+	if held != "" {
 		v := Blocked
-		if r == fencing.NothingToLose {
+		if held == fencing.NothingToLose {
 			v = NotVolume
 		}
-		e.say(Held, v, r, explain.Situation{Node: e.Node})
+		e.say(Held, v, held, explain.Situation{Node: e.Node})
 		return
 	}
 	if r := x.excepted(e.Node); r != "" {

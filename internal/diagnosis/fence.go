@@ -45,6 +45,14 @@ func (x *state) fenceOf(node string) *fence {
 	if node == "" || object == nil || kube.FenceFinished(object) {
 		return nil
 	}
+	return x.read(object)
+}
+
+// node is the name of the node.
+func (f *fence) node() string { return f.object.Spec.NodeName }
+
+// read returns a fence that is not over.
+func (x *state) read(object *fencingv1.NodeFence) *fence {
 	f := &fence{Fence: kube.FenceState(object), object: object}
 	if len(object.Status.Missing) > 0 {
 		f.missing = x.foreign(strings.Join(object.Status.Missing, "; "))
@@ -98,7 +106,7 @@ func (x *state) endsSince(f *fence) time.Time {
 		return f.Untainted
 	}
 	var since time.Time
-	if n := x.node(f.object.Name); n.State == NodeReady && n.Since != nil {
+	if n := x.node(f.node()); n.State == NodeReady && n.Since != nil {
 		since = *n.Since
 	}
 	if at := f.object.DeletionTimestamp; at != nil && at.After(since) {
@@ -125,7 +133,7 @@ func (x *state) takes(f *fence, driver string) bool {
 		return false
 	}
 	of := x.drivers[driver]
-	return x.beingFenced(f.object.Name) && (f.Proven() || f.StorageProven && of != nil && kube.CutsAtUnpublish(of))
+	return x.beingFenced(f.node()) && (f.Proven() || f.StorageProven && of != nil && kube.CutsAtUnpublish(of))
 }
 
 // beingFenced reports whether recovery fences the boot that a Node shows, which may count as Ready for a while after it fell silent.
@@ -152,17 +160,20 @@ func (x *state) takenByFence(key attachment.VolumeKey, v *Volume, node string) F
 // contradictedFences are the nodes of which recovery has evidence that contradicts itself. Neither has to have a pod that waits.
 func (x *state) contradictedFences() (found []Finding) {
 	for _, object := range x.Fences {
-		f := x.fenceOf(object.Name)
-		if f == nil || f.reason != fencing.Contradicted {
+		if kube.FenceFinished(object) {
+			continue
+		}
+		f, node := x.read(object), object.Spec.NodeName
+		if f.reason != fencing.Contradicted {
 			continue
 		}
 		attached := 0
 		for _, va := range x.Attachments {
-			if va.Spec.NodeName == object.Name {
+			if va.Spec.NodeName == node {
 				attached++
 			}
 		}
-		found = append(found, x.fenced(f, x.node(object.Name), attached))
+		found = append(found, x.fenced(f, x.node(node), attached))
 	}
 	return found
 }
@@ -215,7 +226,7 @@ func (x *state) ofFence(f *fence, w wait, s explain.Situation) Finding {
 
 // fenceSteps are what a person can do about a fence. A statement is no help while evidence is being confirmed: it is not looked at then.
 func (x *state) fenceSteps(f *fence) []explain.Step {
-	reason, node := f.reason, explain.ShellWord(f.object.Name)
+	reason, node := f.reason, explain.ShellWord(f.node())
 	if !x.unanswered(f).IsZero() {
 		reason = fencing.SourceSilent
 	}
@@ -269,8 +280,10 @@ func (x *state) unanswered(f *fence) time.Time {
 }
 
 // fenceClock is what recovery does by itself about a node, and when.
-func (x *state) fenceClock(node string) []string {
-	if f := x.fenceOf(node); f != nil {
+func (x *state) fenceClock(node string) []string { return x.clockOfFence(x.fenceOf(node), node) }
+
+func (x *state) clockOfFence(f *fence, node string) []string {
+	if f != nil {
 		text := explain.FenceClock(f.reason)
 		if f.reason == fencing.IntentOpen {
 			text += "; " + explain.FenceEnds(f.Phase)

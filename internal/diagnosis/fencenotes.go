@@ -16,7 +16,7 @@ import (
 
 // situationOf is what the texts about a fence need to know.
 func (x *state) situationOf(f *fence) explain.Situation {
-	return explain.Situation{Node: f.object.Name, Detail: string(f.Phase), Ends: x.endedBy(f)}
+	return explain.Situation{Node: f.node(), Detail: string(f.Phase), Ends: x.endedBy(f)}
 }
 
 // early reports whether the fence has taken nothing from the node, so that it can be cancelled.
@@ -30,7 +30,7 @@ func (x *state) endedBy(f *fence) string {
 	if !f.early() || f.Intent.Nonce == "" || !waits {
 		return ""
 	}
-	node, lease := x.nodes[f.object.Name], x.heartbeats[f.object.Name]
+	node, lease := x.nodes[f.node()], x.heartbeats[f.node()]
 	switch {
 	case node != nil && kube.FenceOptedOut(node):
 		return explain.NotFencedBecause(fencing.NodeOptedOut)
@@ -48,7 +48,7 @@ func (x *state) endedBy(f *fence) string {
 
 // fenceNotes are what a fence depends on besides its evidence: what the owner of the node wants, and taints that are not its own.
 func (x *state) fenceNotes(f *fence) (notes []string) {
-	node := x.nodes[f.object.Name]
+	node := x.nodes[f.node()]
 	if node == nil {
 		return nil
 	}
@@ -83,7 +83,7 @@ func (s *Snapshot) FenceTaintsLeft(node *corev1.Node) (left []corev1.Taint) {
 		return nil
 	}
 	for _, f := range s.Fences {
-		if f.Name == node.Name && !kube.FenceFinished(f) {
+		if f.Spec.NodeName == node.Name && !kube.FenceFinished(f) {
 			left = slices.DeleteFunc(left, func(t corev1.Taint) bool { return t.Value == kube.FenceTaint(f.Spec.Epoch) })
 		}
 	}
@@ -167,7 +167,7 @@ func (x *state) countedSilent() string {
 		}
 	}
 	for name := range x.fences {
-		switch f := x.fenceOf(name); {
+		switch f := x.fenceBefore(name); {
 		case f == nil || f.Phase == fencing.Releasing || f.Phase == fencing.Released || f.Phase == fencing.Cancelled:
 		case f.Phase == fencing.Moved:
 			counted[name] = "fenced, phase Moved: it counts until its machine is back"

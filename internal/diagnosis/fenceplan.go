@@ -24,6 +24,8 @@ type FencePlan struct {
 	Node string `json:"node"`
 	// Phase is that of the NodeFence, empty without one.
 	Phase string `json:"phase,omitempty"`
+	// Fence is the name of the NodeFence, if that is not the node's.
+	Fence string `json:"fence,omitempty"`
 	// UID and ResourceVersion are those of the NodeFence that was looked at: the request fails for any other.
 	UID             string `json:"uid,omitempty"`
 	ResourceVersion string `json:"resourceVersion,omitempty"`
@@ -116,13 +118,13 @@ func PlanStatement(s *Snapshot, node string, request StatementRequest, author Au
 		return FencePlan{}, err
 	}
 	p := newFencePlan(s, node)
-	f := x.fenceOf(node)
+	f := x.fenceOfMachine(node, request.Machine)
 	if f == nil {
 		x.withoutFence(&p, "state")
 		return p, nil
 	}
 	p.about(f)
-	p.Preconditions = slices.Concat(request.preconditions(f), x.preconditions(f), author.preconditions("confirm that its machine is off (ClusterRole belay-fence-confirm)"))
+	p.Preconditions = slices.Concat(request.preconditions(f, x.otherMachines(f)), x.preconditions(f), author.preconditions("confirm that its machine is off (ClusterRole belay-fence-confirm)"))
 	p.Risks = []string{"if the machine still runs, it writes while another node mounts its volumes, and the file systems are corrupted"}
 	if p.refuse("a statement") {
 		return p, nil
@@ -132,6 +134,9 @@ func PlanStatement(s *Snapshot, node string, request StatementRequest, author Au
 		By: author.Name, Reason: request.Reason, MachineID: f.Boot.Machine, Expires: s.Now.Add(request.Expires).UTC().Truncate(time.Second),
 	}
 	then := "sets the out-of-service taint, deletes the pods of the node and detaches its volumes"
+	if x.replaced(f) {
+		then = "detaches the volumes of that machine, and takes nothing from the one that has its name now"
+	}
 	if f.reason == fencing.AwaitingReturn { // it was deleted, or the node opted out
 		then = "ends the fence, and moves nothing"
 	}
@@ -169,7 +174,18 @@ func (x *state) stands(s *fencing.Statement) string {
 
 func (p *FencePlan) about(f *fence) {
 	p.Phase, p.UID, p.ResourceVersion = string(f.Phase), f.UID, f.ResourceVersion
+	p.names(f.object.Name)
 }
+
+// names records the name of the NodeFence.
+func (p *FencePlan) names(fence string) {
+	if p.Fence = fence; fence == p.Node {
+		p.Fence = ""
+	}
+}
+
+// FenceName is the name of the NodeFence.
+func (p *FencePlan) FenceName() string { return cmp.Or(p.Fence, p.Node) }
 
 func precondition(name string, met bool, message string, args ...any) Precondition {
 	return Precondition{Name: name, Met: met, Message: fmt.Sprintf(message, args...)}
@@ -179,11 +195,11 @@ func precondition(name string, met bool, message string, args ...any) Preconditi
 const longestReason = 1024
 
 // preconditions are those of the words of the person.
-func (r StatementRequest) preconditions(f *fence) []Precondition {
+func (r StatementRequest) preconditions(f *fence, others string) []Precondition {
 	all := []Precondition{
 		precondition("confirmation", r.PoweredOff, "--confirm-powered-off: you have looked at the machine, and it is off"),
 		precondition("machine", r.Machine != "" && fencing.MachineID(r.Machine) == fencing.MachineID(f.Boot.Machine),
-			"--machine is the system UUID that you read at the machine; the fence is about %s", cmp.Or(f.Boot.Machine, "an unknown machine")),
+			"--machine is the system UUID that you read at the machine; the fence is about %s%s", cmp.Or(f.Boot.Machine, "an unknown machine"), others),
 		precondition("reason", strings.TrimSpace(r.Reason) != "" && len(r.Reason) <= longestReason, "--reason says how you know that, in at most %d bytes", longestReason),
 		precondition("expiry", r.Expires > 0 && r.Expires <= StatementAtMost, "--expires is %v, more than 0 and at most %v", r.Expires, StatementAtMost),
 	}
@@ -192,7 +208,7 @@ func (r StatementRequest) preconditions(f *fence) []Precondition {
 
 // preconditions are those of the fence and its node.
 func (x *state) preconditions(f *fence) []Precondition {
-	n := x.node(f.object.Name)
+	n := x.node(f.node())
 	power := precondition("power switch", true, "no power switch has said On")
 	if source := x.sources[n.Name]; source != nil && source.Status.Bound != nil {
 		power.Message = "the power switch has not answered yet: a statement counts only after the fencer has asked it"
@@ -200,6 +216,10 @@ func (x *state) preconditions(f *fence) []Precondition {
 	if a := x.lastAnswer(f.object); a != nil {
 		power.Met = a.Power != powerOn
 		power.Message = fmt.Sprintf("the power switch said %s at %s", a.Power, stamp(a.Time.Time))
+	}
+	if x.replaced(f) {
+		silent := precondition("silence", true, "the Node shows another machine, whose lease says nothing about this one")
+		return []Precondition{awaitsEvidence(f), silent, power}
 	}
 	return []Precondition{awaitsEvidence(f), x.isSilent(n, f.object), notReady(n), power}
 }

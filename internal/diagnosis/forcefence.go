@@ -13,16 +13,19 @@ import (
 // fenceFor returns the fence of the boot to which a VolumeAttachment belongs; nil without one that is not over. Where no boot is recorded, it is
 // any boot before the fence began.
 func (x *state) fenceFor(va *storagev1.VolumeAttachment) *fence {
-	f, was := x.fenceOf(va.Spec.NodeName), kube.RecordedMachine(va)
-	switch {
-	case f == nil, f.ends():
-		return nil
-	case was.BootID == "" && va.CreationTimestamp.After(f.object.CreationTimestamp.Time),
-		was.BootID != "" && was.BootID != f.Boot.ID,
-		was.SystemUUID != "" && fencing.MachineID(was.SystemUUID) != fencing.MachineID(f.Boot.Machine):
-		return nil
+	for _, f := range x.fencesOf(va.Spec.NodeName) {
+		if !f.ends() && f.has(va) {
+			return f
+		}
 	}
-	return f
+	return nil
+}
+
+// has reports whether a VolumeAttachment belongs to the boot of the fence.
+func (f *fence) has(va *storagev1.VolumeAttachment) bool {
+	was := kube.RecordedMachine(va)
+	return !(was.BootID == "" && va.CreationTimestamp.After(f.object.CreationTimestamp.Time) || was.BootID != "" && was.BootID != f.Boot.ID ||
+		was.SystemUUID != "" && fencing.MachineID(was.SystemUUID) != fencing.MachineID(f.Boot.Machine))
 }
 
 // saysLately returns the latest answer of the power switch, if it is the one given, about the machine of the fence, and not older than what
@@ -45,7 +48,7 @@ func (x *state) considerFence(p *ForcePlan, f *fence) {
 	case f.reason == fencing.Contradicted:
 		p.Action, p.Does, p.Refusal = "", nil, "the boot that was proven to have ended shows a sign of life: recovery detaches nothing more, and force would corrupt what the machine still writes"
 	case on != nil:
-		p.Action, p.Does, p.Refusal = "", nil, "the machine of node "+f.object.Name+" runs: its power switch said On at "+stamp(on.Time.Time)+
+		p.Action, p.Does, p.Refusal = "", nil, "the machine of node "+f.node()+" runs: its power switch said On at "+stamp(on.Time.Time)+
 			". Recovery detaches the volume when the switch says Off: no force is needed"
 		p.Risks = []string{"the machine runs: if it writes while another node mounts the volume, the file system is corrupted"}
 	case f.Proven():
@@ -61,7 +64,7 @@ func (x *state) considerFence(p *ForcePlan, f *fence) {
 
 // unheard reports whether the node has not renewed its lease since it was suspected, as far as it was read.
 func (x *state) unheard(f *fence) bool {
-	lease := x.heartbeats[f.object.Name]
+	lease := x.heartbeats[f.node()]
 	return lease != nil && kube.FenceRenewal(f.object) != "" && kube.Renewal(lease) == kube.FenceRenewal(f.object)
 }
 

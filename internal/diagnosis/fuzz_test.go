@@ -373,7 +373,7 @@ func checkRecovery(t *testing.T, seed uint64, s *Snapshot) {
 			t.Errorf("seed %d: %s could be fenced without a switch that is its own: %+v", seed, node, e)
 		}
 		state, _ := PlanStatement(s, node, StatementRequest{PoweredOff: true, Machine: "m", Reason: "r", Expires: time.Hour}, author)
-		release, _ := PlanUnfence(s, node, author)
+		release, _ := PlanUnfence(s, node, "", author)
 		text, err := json.Marshal([]any{e, state, release})
 		if err != nil || strings.Contains(string(text), "secretns") {
 			t.Errorf("seed %d: %v: an answer about the fence of %s has a hidden name: %s", seed, err, node, text)

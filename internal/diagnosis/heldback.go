@@ -15,7 +15,7 @@ import (
 // heldBack is why recovery does not fence a node that is silent, as it reported since the node was heard last. Who may write Events, as each kubelet
 // may about any Node, may write one in the name of recovery: what the objects contradict was not said.
 func (x *state) heldBack(node string) (decision.Reason, *corev1.Event) {
-	if !slices.Contains(x.Whole, Fences) || x.fenceOf(node) != nil || x.recoveryRuns(roleDetector) == decision.No {
+	if !slices.Contains(x.Whole, Fences) || x.fenceBefore(node) != nil || x.recoveryRuns(roleDetector) == decision.No {
 		return "", nil
 	}
 	n := x.node(node)

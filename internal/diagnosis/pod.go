@@ -141,7 +141,7 @@ func (x *state) notReady(name string) (text string) {
 
 func (x *state) findingOf(w wait, s explain.Situation) Finding {
 	node := fencedNode(w, s)
-	if f := x.fenceOf(node); f != nil {
+	if f := x.fenceOfWait(node, w.reason == attachment.NodeReplaced); f != nil {
 		return x.ofFence(f, w, s)
 	}
 	s.Answer = w.answer

@@ -29,6 +29,8 @@ type FenceRequest struct {
 	Boot   BootIdentity `json:"boot"`
 	// LastRenewal is what the node's lease says. The request is not written once the lease says something else.
 	LastRenewal string `json:"lastRenewal,omitempty"`
+	// Epoch is the highest of the node's fences so far.
+	Epoch int64 `json:"-"`
 }
 
 // longestRequest is what the API takes.
@@ -42,7 +44,7 @@ func PlanPowerOff(s *Snapshot, node string, request PowerOffRequest, author Auth
 		return FencePlan{}, err
 	}
 	p := newFencePlan(s, node)
-	if f := x.fenceOf(node); f != nil {
+	if f := x.fenceBefore(node); f != nil {
 		p.about(f)
 		p.Refusal = "recovery fences the node already, and waits for " + f.missing
 		if r := f.object.Spec.Request; r != nil {
@@ -63,7 +65,7 @@ func PlanPowerOff(s *Snapshot, node string, request PowerOffRequest, author Auth
 		return p, nil
 	}
 	p.Action = RequestPowerOff
-	p.Request = &FenceRequest{By: author.Name, Reason: request.Reason, Boot: *identity(boot)}
+	p.Request = &FenceRequest{By: author.Name, Reason: request.Reason, Boot: *identity(boot), Epoch: x.place(node).Epoch}
 	if lease := x.heartbeats[node]; lease != nil {
 		p.Request.LastRenewal = kube.Renewal(lease)
 	}
@@ -139,8 +141,10 @@ func (x *state) heldUp(node string) (risks []string) {
 
 // powersOff says what follows.
 func (x *state) powersOff(p *FencePlan, source *SourceRecord) {
-	record := "creates NodeFence " + p.Node + ", which is the record of the request, with your name"
-	if old := x.fences[p.Node]; old != nil {
+	record := "creates NodeFence " + x.place(p.Node).Name + ", which is the record of the request, with your name"
+	place := x.place(p.Node)
+	p.names(place.Name)
+	if old := recordNamed(place); old != nil {
 		p.UID, p.ResourceVersion = string(old.UID), old.ResourceVersion
 		record += ", in place of that of the fence before"
 	}

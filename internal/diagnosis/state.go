@@ -60,13 +60,14 @@ func newState(s *Snapshot) *state {
 	x := &state{
 		Snapshot: s,
 		pods:     index(s.Pods), claims: index(s.Claims), volumes: index(s.Volumes), nodes: index(s.Nodes), csiNodes: index(s.CSINodes),
-		drivers: index(s.Drivers), attachments: index(s.Attachments), fences: index(s.Fences), sources: index(s.FenceSources), heartbeats: map[string]*coordinationv1.Lease{},
+		drivers: index(s.Drivers), attachments: index(s.Attachments), fences: map[string]*fencingv1.NodeFence{}, sources: index(s.FenceSources), heartbeats: map[string]*coordinationv1.Lease{},
 		byKey:    map[attachment.VolumeKey][]*corev1.PersistentVolume{},
 		attached: map[attachment.VolumeKey][]*storagev1.VolumeAttachment{},
 		uses:     map[attachment.VolumeKey][]use{}, byClaim: map[string][]*corev1.Pod{}, events: map[string][]*corev1.Event{},
 		listed: map[string][]string{}, reported: map[*corev1.Pod][]report{}, never: map[string]bool{}, slotsOf: map[string]filled{},
 		leases: map[string]*coordinationv1.Lease{}, gone: map[string]bool{},
 	}
+	x.chooseFences()
 	for _, lease := range s.Leases {
 		if lease.Namespace == corev1.NamespaceNodeLease {
 			x.heartbeats[lease.Name] = lease

@@ -23,10 +23,19 @@ type fenceOfMove struct {
 
 // fenced is the NodeFence because of which the volume left its node, or for which it waits; nil without one. left is when the volume left.
 func (m *mover) fenced(left *time.Time) *fenceOfMove {
-	object := m.fences[m.from]
-	if object == nil {
-		return nil
+	for _, object := range m.Fences {
+		if object.Spec.NodeName != m.from {
+			continue
+		}
+		if f := m.fencedBy(object, left); f != nil {
+			return f
+		}
 	}
+	return nil
+}
+
+// fencedBy is fenced for one NodeFence of the node: several machines may have had its name.
+func (m *mover) fencedBy(object *fencingv1.NodeFence, left *time.Time) *fenceOfMove {
 	f := &fenceOfMove{NodeFence: object}
 	f.proven, f.class = provenSince(object)
 	switch {
@@ -133,8 +142,8 @@ func (m *mover) provenHop(f *fenceOfMove) Hop {
 		return done(HopProven, f.proven, fmt.Sprintf("conditions of NodeFence %s (%s)", f.Name, f.class))
 	}
 	why := fmt.Sprintf("NodeFence %s is %s", f.Name, kube.FenceState(f.NodeFence).Phase)
-	if open := m.fenceOf(m.from); open != nil && open.missing != "" {
-		why += ": " + open.missing
+	if missing := m.read(f.NodeFence).missing; !kube.FenceFinished(f.NodeFence) && missing != "" {
+		why += ": " + missing
 	}
 	return waiting(HopProven, why)
 }

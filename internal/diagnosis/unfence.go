@@ -10,8 +10,9 @@ import (
 	"belay.dev/belay/internal/kube"
 )
 
-// PlanUnfence returns what the deletion of a node's NodeFence would do. Recovery removes the taints and the finalizer: nothing else does.
-func PlanUnfence(s *Snapshot, node string, author Author) (FencePlan, error) {
+// PlanUnfence returns what the deletion of a node's NodeFence would do: of that about a machine, if several of the name have one. Recovery removes the
+// taints and the finalizer: nothing else does.
+func PlanUnfence(s *Snapshot, node, machine string, author Author) (FencePlan, error) {
 	x := newState(s)
 	if err := x.knowsFences(node); err != nil {
 		return FencePlan{}, err
@@ -21,14 +22,16 @@ func PlanUnfence(s *Snapshot, node string, author Author) (FencePlan, error) {
 		x.withoutFence(&p, "end")
 		return p, nil
 	}
-	f := x.fenceOf(node)
+	f := x.fenceOfMachine(node, machine)
 	if f == nil {
 		p.Phase = string(object.Status.Phase)
 		p.Refusal = "the fence is over, and the NodeFence only a record of it: recovery replaces it with the next one"
 		return p, nil
 	}
 	p.about(f)
-	x.unfence(&p, f)
+	if x.unfence(&p, f); p.Refusal == "" {
+		p.Risks = append(p.Risks, x.others(f)...)
+	}
 	if may := author.preconditions("delete the NodeFence")[1]; p.Refusal == "" {
 		p.Preconditions = append(p.Preconditions, may)
 		if !may.Met {
@@ -75,12 +78,12 @@ func (x *state) cancel(p *FencePlan, f *fence) {
 	p.Action = DeleteFence
 	p.Preconditions = []Precondition{precondition("phase", true, "the fence is in phase %s: no command was sent and no pod was deleted", f.Phase)}
 	p.Does = []string{"deletes the NodeFence; recovery cancels the fence, removes its own taints from the node, and then the finalizer"}
-	node := x.nodes[f.object.Name]
+	node := x.nodes[f.node()]
 	if f.NodeDeleted && node == nil {
 		p.Does = append(p.Does, "recovery also sets the annotation belay.dev/unfenced-boot on the VolumeAttachments of the machine, so that no other fence begins for this boot. "+
 			"To take that back: kubectl annotate volumeattachment NAME belay.dev/unfenced-boot-")
 	}
-	if n := x.node(f.object.Name); node != nil && !kube.FenceOptedOut(node) && (n.State != NodeReady || x.silentNode(n)) {
+	if n := x.node(f.node()); node != nil && !kube.FenceOptedOut(node) && (n.State != NodeReady || x.silentNode(n)) {
 		p.Risks = []string{fmt.Sprintf("node %s is still %s: recovery suspects it again as long as it is silent, and begins another fence", n.Name, n.State)}
 		p.Next = []explain.Step{{
 			Text:    "To keep recovery from the node, set this annotation. It also cancels the fence by itself.",
@@ -101,7 +104,7 @@ func (x *state) withdraw(p *FencePlan, f *fence) {
 
 // release plans the release of a node whose volumes were moved: a person does that where the release is Manual.
 func (x *state) release(p *FencePlan, f *fence) {
-	node := x.nodes[f.object.Name]
+	node := x.nodes[f.node()]
 	since := fencing.RelationUnknown
 	if node != nil {
 		since = kube.BootOf(node).Since(f.Boot)

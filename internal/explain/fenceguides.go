@@ -121,6 +121,7 @@ var fenceTitles = map[decision.Reason]struct {
 	fencing.AwaitingReturn:       {"The fence is to end, and the machine may still have volumes mounted that were taken from it", Unsafe, pageRecovery},
 	fencing.SwitchOffHeld:        {"The fencer holds back the command to switch off", Unsafe, pagePowerSwitch},
 	fencing.NodeDeletedMachineOn: {"The Node was deleted, and its machine still runs", Unsafe, pagePowerSwitch},
+	fencing.EarlierMachine:       {"Volumes of an earlier machine of the name are left", Unsafe, pagePowerSwitch},
 }
 
 // FenceSummary is one sentence about a fence that waits. The detail is its phase.
@@ -207,6 +208,7 @@ var fenceClocks = map[decision.Reason]string{
 	fencing.AwaitingReturn:       "recovery lets pods be scheduled to the node when its machine is back and has unmounted these volumes, has started again, or is proven off: time alone changes nothing",
 	fencing.SwitchOffHeld:        "the fencer sends the command when its own brakes allow it, and recovery continues when the power switch says Off",
 	fencing.NodeDeletedMachineOn: "recovery asks the power switch again every 10 s, and moves the volumes when it says Off; it does not switch the machine off because its Node was deleted",
+	fencing.EarlierMachine:       "recovery continues when no VolumeAttachment of the earlier machine is left",
 	fencing.SilenceTooShort:      "recovery continues when the node was silent for its whole limit, and cancels the fence if it renews its lease",
 	fencing.NodeUnknown:          "recovery continues when the API server answers",
 	fencing.NotReadLive:          "recovery continues when the API server answers",

@@ -254,6 +254,10 @@ var fenceWaits = map[decision.Reason]struct{ missing, advice string }{
 		"Shut the machine down: belay asks the power switch again every ten seconds and then moves the volumes. Or restart its kubelet, which registers the node again. " +
 			"belay does not switch off a machine because its Node was deleted.",
 	},
+	fencing.EarlierMachine: {
+		"the end of an earlier machine of the name: its VolumeAttachments are left, and kube-controller-manager would detach its volumes too",
+		"Find out whether the earlier machine is off. If it is, state that with kubectl belay fence NODE --machine UUID --confirm-powered-off, if it has a NodeFence, or delete its VolumeAttachments.",
+	},
 	fencing.Contradicted:       {"an explanation: the boot that was proven to have ended renews its lease", "Find out which machine runs under this name. The machine that the power switch controls may be another one, or the statement that it is off was wrong. Nothing more is deleted."},
 	fencing.AwaitingPods:       {"the pods of the node to be gone", "A pod that stays has a finalizer: its owner must remove it."},
 	fencing.AwaitingDetach:     {"the volumes of the node to be detached", "kubectl belay explain node/NODE shows why a volume stays."},

@@ -61,3 +61,6 @@ func (b Boot) Since(earlier Boot) Relation {
 	}
 	return SameBoot
 }
+
+// Replaces reports whether the boot is known to be of another machine than an earlier one.
+func (b Boot) Replaces(earlier Boot) bool { return b.Since(earlier) == OtherMachine }

@@ -87,9 +87,15 @@ func (d *decider) unnamed() bool {
 	return d.seen.Exists == Yes && d.seen.Now.Since(d.fence.Boot) == RelationUnknown && d.seen.Now.NodeUID != d.fence.Boot.NodeUID
 }
 
-// replaced reports whether another machine uses the name of the node.
+// replaced reports whether another machine uses the name of the node, or did when its own fence began.
 func (d *decider) replaced() bool {
-	return d.seen.Exists == Yes && d.seen.Now.Since(d.fence.Boot) == OtherMachine
+	return d.seen.Exists == Yes && d.seen.Now.Replaces(d.fence.Boot) || d.seen.Exists == No && d.seen.Later
+}
+
+// isolates reports whether the Node is to be isolated. One that does not name its machine may be that of a later fence: two fences do not take turns.
+func (d *decider) isolates() bool {
+	shared := d.seen.Now.Since(d.fence.Boot) == RelationUnknown && d.seen.IsolatedLater
+	return d.sameMachine() && !d.seen.Isolated && !shared
 }
 
 // leftAlone is Observed.leavesAlone.
@@ -128,7 +134,7 @@ func (d *decider) suspected() {
 func (d *decider) isolating() {
 	switch {
 	case d.cancels():
-	case d.sameMachine() && !d.seen.Isolated:
+	case d.isolates():
 		d.do(Isolate{NodeUID: d.seen.Now.NodeUID})
 	default:
 		d.enter(Fencing)
@@ -136,7 +142,7 @@ func (d *decider) isolating() {
 }
 
 // fencing looks for evidence. The node stays isolated meanwhile: a taint that vanished, or a new Node object of the same boot, is tainted again
-// (hole 14).
+// (hole 14). A machine that has taken the Node over is not what is isolated, unless volumes were taken that the first one may have mounted: it may come back.
 func (d *decider) fencing() {
 	d.evidence()
 	if len(d.out.Steps) > 0 {
@@ -144,8 +150,11 @@ func (d *decider) fencing() {
 			return
 		}
 	}
-	if d.sameMachine() && !d.seen.Isolated {
+	switch {
+	case d.isolates():
 		d.out.Steps = []Step{Isolate{NodeUID: d.seen.Now.NodeUID}}
+	case d.seen.Isolated && d.replaced() && !d.fence.StorageProven: // the machine that has taken the Node over may have pods
+		d.out.Steps = []Step{Unisolate{NodeUID: d.seen.Now.NodeUID}}
 	}
 }
 
@@ -158,6 +167,7 @@ func (d *decider) evidence() {
 	case d.seen.alive(d.fence):
 		d.survived()
 	case d.nothingLeft():
+	case !d.fence.offSent() && d.besideEarlier(): // a machine is not switched off for a fence that then waits
 	case source.off(d.now, d.fence.Boot):
 		d.do(Enter{Phase: Tainting, Evidence: PoweredOff})
 	case d.leftAlone(): // a command may have been sent before that
@@ -168,6 +178,15 @@ func (d *decider) evidence() {
 	default:
 		d.gather()
 	}
+}
+
+// besideEarlier waits while the taint would be about the volumes of an earlier machine of the name too, of which nothing is proven.
+func (d *decider) besideEarlier() bool {
+	if !d.seen.Earlier || !d.sameMachine() {
+		return false
+	}
+	d.wait(EarlierMachine, AskEvery)
+	return true
 }
 
 // nothingLeft ends a fence that has nothing more to do: its Node was deleted, or is another machine's now, and no pod or VolumeAttachment of the boot is
@@ -326,6 +345,7 @@ func (d *decider) bracketed() bool {
 		d.wait(NodeUnknown, AskEvery)
 	case !d.seen.silent(d.fence):
 		d.wait(SilenceTooShort, AskEvery)
+	case !tainted && d.besideEarlier():
 	case !byPerson && !source.off(d.now, d.fence.Boot) && !source.bound(d.fence.Boot):
 		d.wait(NoEvidence, 0)
 	case !byPerson && !source.off(d.now, d.fence.Boot):
@@ -496,7 +516,7 @@ func (d *decider) releasing() {
 		d.untaint()
 	case d.fence.Untainted.IsZero():
 		d.do(Enter{Phase: Releasing, Evidence: d.fence.Evidence, Untainted: d.now.Round(0)})
-	case d.fence.offSent() && d.sameMachine() && !d.fence.Deleting && source.answers(d.fence.Boot) && !source.saysOn(intent.NotAfter):
+	case d.fence.offSent() && d.sameMachine() && !d.fence.Deleting && source.answers(d.fence.Boot) && !d.onAgain():
 		d.askAgain(AwaitingSource)
 	case d.now.Before(settled):
 		d.wait(SettlingAfterTaint, settled.Sub(d.now))
@@ -505,6 +525,13 @@ func (d *decider) releasing() {
 	default:
 		d.enter(Released)
 	}
+}
+
+// onAgain reports whether the switch said On after the last command, or whatever it says if the node is lost again: the next boot may need a fence of its own,
+// and no pod comes to it before it is Ready.
+func (d *decider) onAgain() bool {
+	source, ended := d.seen.Source, d.fence.Intent.NotAfter
+	return source.saysOn(ended) || d.seen.Silent && d.seen.Ready != Yes && source.Status.Asked.After(ended)
 }
 
 func (d *decider) cancelled() {

@@ -236,8 +236,7 @@ func TestReplacedNode(t *testing.T) {
 }
 
 // TestReplacedMachineIsNotKeptFromItsOwnFence: a fence whose machine another one has replaced under the name ends when no VolumeAttachment of its boot is left
-// that is not being deleted, whatever pods run under the name, and once its volumes have moved whether or not the other machine is Ready: that one may be
-// silent itself, and gets its own fence only then.
+// that is not being deleted, whatever pods run under the name, and once its volumes have moved whether or not the other machine is Ready.
 func TestReplacedMachineIsNotKeptFromItsOwnFence(t *testing.T) {
 	for name, c := range map[string]struct {
 		change func(*stand)

@@ -28,6 +28,9 @@ type Life struct {
 // Sign is what shows that the boot runs; empty for the zero value.
 func (l Life) Sign() Sign { return l.sign }
 
+// Node is the name of the node whose boot runs.
+func (l Life) Node() string { return l.boot.Node }
+
 // At returns the Life if it still counts, on the clock of the process that made it, and the zero value otherwise.
 func (l Life) At(now time.Time) Life {
 	if !now.Before(l.until) {

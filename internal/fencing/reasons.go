@@ -59,6 +59,8 @@ const (
 	SwitchOffHeld decision.Reason = "SwitchOffHeld"
 	// NodeDeletedMachineOn: the Node was deleted, and its machine is not off. It is not commanded.
 	NodeDeletedMachineOn decision.Reason = "NodeDeletedMachineOn"
+	// EarlierMachine: VolumeAttachments of an earlier machine of the name are left, which the taint might release too.
+	EarlierMachine decision.Reason = "EarlierMachine"
 	// Contradicted: the boot that was proven to have ended shows a sign of life.
 	Contradicted decision.Reason = "Contradicted"
 	// AwaitingPods: pods of the node are being deleted.
@@ -89,6 +91,7 @@ var Exits = decision.Exits{
 	NotOff:               {By: "the switch is asked again", Timed: true},
 	SwitchOffHeld:        {By: "the fencer sends the command, or the switch is asked again", Timed: true},
 	NodeDeletedMachineOn: {By: "the switch says Off when it is asked again, or the node registers again", Timed: true},
+	EarlierMachine:       {By: "the VolumeAttachments of the earlier machine are deleted, by its own fence or a person", Timed: true},
 	Contradicted:         {By: "the node shows another boot, or a person decides"},
 	AwaitingPods:         {By: "a pod is gone"},
 	AwaitingDetach:       {By: "a VolumeAttachment is gone"},

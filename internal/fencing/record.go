@@ -48,8 +48,8 @@ type Fence struct {
 	StorageProven bool
 	// Deleting is set when a client deleted the object.
 	Deleting bool
-	// Waits is set while the record says what the fence waits for.
-	Waits bool
+	// Waits is set while the record says what the fence waits for, and BesideEarlier while that is the end of an earlier machine of the name.
+	Waits, BesideEarlier bool
 	// SilentAgain is when the node was found silent again after it had renewed its lease; zero for never. A statement from before that counts for
 	// nothing.
 	SilentAgain time.Time
@@ -80,7 +80,7 @@ func (f Fence) InFlight() bool {
 // yet to have neither a switch nor a volume that its driver cuts off. One that waits for a switch, or for a person, may wait for weeks. What it has taken
 // counts in the window, as a command does.
 func (f Fence) MayTake(s Source) bool {
-	return f.InFlight() && (!f.Waits || f.offSent() || s.answers(f.Boot))
+	return f.InFlight() && !f.BesideEarlier && (!f.Waits || f.offSent() || s.answers(f.Boot))
 }
 
 // MayEnd reports whether the fence has taken and commanded nothing, so that who asked for it may have it cancelled.
@@ -117,9 +117,16 @@ type Observed struct {
 	Version string
 	Renewal string
 	ReadAt  time.Time
-	// Epoch is the highest of the NodeFences of the node that this process has seen lately. What the Node shows does not count: a kubelet can
+	// Epoch is the highest of the NodeFences of the boot that this process has seen lately. What the Node shows does not count: a kubelet can
 	// write it.
 	Epoch int64
+	// Doubled is set when another fence is about the same machine, and was there first.
+	Doubled bool
+	// Later is set when a later fence is about another machine of the name, and not over: what is bound to the name is that machine's.
+	Later bool
+	// Earlier is set when VolumeAttachments of the node record another machine, and the component that acts on the taint out-of-service may take all of the
+	// node for those of the one that the Node shows.
+	Earlier bool
 	// Ready is Yes if its condition Ready is True, No otherwise.
 	Ready Knowledge
 	// Silent is set when the lease was not renewed for the node's limit on the clock of this process: a new leader listens first.
@@ -134,6 +141,8 @@ type Observed struct {
 	// Isolated is set when the Node has this fence's taint NoSchedule, OutOfService when it has the taint out-of-service with this
 	// fence's value, ForeignTaint when it has that taint with another value: one taint per key and effect.
 	Isolated, OutOfService, ForeignTaint bool
+	// IsolatedLater is set when the Node has the taint NoSchedule of a later fence.
+	IsolatedLater bool
 	// TaintSeen is when this process first saw the taint out-of-service, by any client; zero if it is not there.
 	TaintSeen time.Time
 	// Ended is set once Decide returned a Proof for this fence that is not about single volumes, in this process and not before: that a
@@ -183,8 +192,9 @@ type Attachment struct {
 	Unfenced bool
 }
 
-// outdates reports whether a later fence of the node has begun, and ended since: the request that created this one was carried out late.
-func (o Observed) outdates(f Fence) bool { return o.Epoch > f.Epoch }
+// outdates reports whether a later fence of the boot has begun, and ended since: the request that created this one was carried out late. So it is if
+// another fence of the machine was there first.
+func (o Observed) outdates(f Fence) bool { return o.Epoch > f.Epoch || o.Doubled }
 
 // leavesAlone reports whether the owner of the node wants it left alone, or a client has deleted the fence.
 func (o Observed) leavesAlone(f Fence) bool { return o.OptedOut || o.Maintenance || f.Deleting }

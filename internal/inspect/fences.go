@@ -156,7 +156,7 @@ func (r *Reader) aboutMachine(ctx context.Context, node string, events bool, mor
 		calls = append(calls, func() { read(ctx, x) })
 	}
 	parallel(calls...)
-	fenced := func(f *fencingv1.NodeFence) bool { return f.Name == node && !kube.FenceFinished(f) }
+	fenced := func(f *fencingv1.NodeFence) bool { return f.Spec.NodeName == node && !kube.FenceFinished(f) }
 	if !events && slices.Contains(x.into.Whole, diagnosis.Fences) && x.anyLost() && !slices.ContainsFunc(x.into.Fences, fenced) {
 		x.recoveryEvents(ctx)
 	}

@@ -36,17 +36,17 @@ func (r *Reader) Fence(ctx context.Context, p diagnosis.FencePlan, dryRun bool) 
 		if err != nil {
 			return fmt.Errorf("encode the statement about node %s: %w", p.Node, err)
 		}
-		err = r.fences.Patch(types.MergePatchType).Resource(string(diagnosis.Fences)).Name(p.Node).
+		err = r.fences.Patch(types.MergePatchType).Resource(string(diagnosis.Fences)).Name(p.FenceName()).
 			SpecificallyVersionedParams(&metav1.PatchOptions{DryRun: all}, scheme.ParameterCodec, schema.GroupVersion{Version: "v1"}).Body(patch).Do(ctx).Error()
 		if err != nil {
-			return fmt.Errorf("write the statement into NodeFence %s: %w", p.Node, err)
+			return fmt.Errorf("write the statement into NodeFence %s: %w", p.FenceName(), err)
 		}
 	case diagnosis.DeleteFence:
 		return r.deleteFence(ctx, p, all)
 	case diagnosis.RequestPowerOff:
 		return r.requestPowerOff(ctx, p, all)
 	default:
-		return fmt.Errorf("nothing to do for NodeFence %s", p.Node)
+		return fmt.Errorf("nothing to do for NodeFence %s", p.FenceName())
 	}
 	return nil
 }
@@ -55,8 +55,8 @@ func (r *Reader) Fence(ctx context.Context, p diagnosis.FencePlan, dryRun bool) 
 func (r *Reader) deleteFence(ctx context.Context, p diagnosis.FencePlan, dryRun []string) error {
 	uid := types.UID(p.UID)
 	options := &metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid, ResourceVersion: &p.ResourceVersion}, DryRun: dryRun}
-	if err := r.fences.Delete().Resource(string(diagnosis.Fences)).Name(p.Node).Body(options).Do(ctx).Error(); err != nil {
-		return fmt.Errorf("delete NodeFence %s: %w", p.Node, err)
+	if err := r.fences.Delete().Resource(string(diagnosis.Fences)).Name(p.FenceName()).Body(options).Do(ctx).Error(); err != nil {
+		return fmt.Errorf("delete NodeFence %s: %w", p.FenceName(), err)
 	}
 	return nil
 }
@@ -65,11 +65,11 @@ func (r *Reader) deleteFence(ctx context.Context, p diagnosis.FencePlan, dryRun 
 // have changed since the plan was made.
 func (r *Reader) requestPowerOff(ctx context.Context, p diagnosis.FencePlan, dryRun []string) error {
 	old := &fencingv1.NodeFence{}
-	switch err := r.fences.Get().Resource(string(diagnosis.Fences)).Name(p.Node).Do(ctx).Into(old); {
+	switch err := r.fences.Get().Resource(string(diagnosis.Fences)).Name(p.FenceName()).Do(ctx).Into(old); {
 	case apierrors.IsNotFound(err):
 		old = &fencingv1.NodeFence{}
 	case err != nil:
-		return fmt.Errorf("read NodeFence %s again: %w", p.Node, err)
+		return fmt.Errorf("read NodeFence %s again: %w", p.FenceName(), err)
 	case string(old.UID) != p.UID || !kube.FenceFinished(old):
 		return fmt.Errorf("recovery fences node %s since a moment ago", p.Node)
 	}
@@ -83,17 +83,17 @@ func (r *Reader) requestPowerOff(ctx context.Context, p diagnosis.FencePlan, dry
 		}
 	}
 	fence := &fencingv1.NodeFence{
-		ObjectMeta: metav1.ObjectMeta{Name: p.Node, Finalizers: []string{kube.FenceFinalizer}},
+		ObjectMeta: metav1.ObjectMeta{Name: p.FenceName(), Finalizers: []string{kube.FenceFinalizer}},
 		Spec: fencingv1.NodeFenceSpec{
 			NodeName: p.Node, NodeUID: p.Request.Boot.NodeUID, BootID: p.Request.Boot.BootID, MachineID: p.Request.Boot.MachineID,
-			Epoch: fencing.NextEpoch(r.clock.Now(), old.Spec.Epoch, shown), Trigger: fencingv1.TriggerRequested, LastRenewal: p.Request.LastRenewal, Release: fencingv1.ReleaseAuto,
+			Epoch: fencing.NextEpoch(r.clock.Now(), max(old.Spec.Epoch, p.Request.Epoch), shown), Trigger: fencingv1.TriggerRequested, LastRenewal: p.Request.LastRenewal, Release: fencingv1.ReleaseAuto,
 			Request: &fencingv1.Request{By: p.Request.By, Reason: p.Request.Reason},
 		},
 	}
 	err = r.fences.Post().Resource(string(diagnosis.Fences)).
 		SpecificallyVersionedParams(&metav1.CreateOptions{DryRun: dryRun}, scheme.ParameterCodec, schema.GroupVersion{Version: "v1"}).Body(fence).Do(ctx).Error()
 	if err != nil {
-		return fmt.Errorf("create NodeFence %s: %w", p.Node, err)
+		return fmt.Errorf("create NodeFence %s: %w", p.FenceName(), err)
 	}
 	return nil
 }

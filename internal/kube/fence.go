@@ -25,6 +25,7 @@ const (
 	ConditionVolumesReleased = "VolumesReleased"
 	ConditionContradicted    = "Contradicted"
 	ConditionStorageFenced   = "StorageFenced"
+	ConditionBesideEarlier   = "BesideEarlierMachine"
 	// ConditionEnded says since when a fence is over, which its phase does not.
 	ConditionEnded = "Ended"
 )
@@ -66,17 +67,23 @@ func FenceFinished(f *fencingv1.NodeFence) bool {
 		!slices.Contains(f.Finalizers, FenceFinalizer)
 }
 
+// FencedBoot is the boot that a NodeFence is about. The name of the object says nothing about it.
+func FencedBoot(f *fencingv1.NodeFence) fencing.Boot {
+	return fencing.Boot{Node: f.Spec.NodeName, NodeUID: f.Spec.NodeUID, ID: f.Spec.BootID, Machine: f.Spec.MachineID}
+}
+
 // FenceState returns the stored state of a NodeFence.
 func FenceState(f *fencingv1.NodeFence) fencing.Fence {
 	s := fencing.Fence{
 		UID: string(f.UID), ResourceVersion: f.ResourceVersion,
-		Boot:          fencing.Boot{Node: f.Spec.NodeName, NodeUID: f.Spec.NodeUID, ID: f.Spec.BootID, Machine: f.Spec.MachineID},
+		Boot:          FencedBoot(f),
 		Epoch:         f.Spec.Epoch,
 		Phase:         fencing.Phase(f.Status.Phase),
 		ManualRelease: f.Spec.Release == fencingv1.ReleaseManual,
 		Evidence:      provenBy(f),
 		Deleting:      f.DeletionTimestamp != nil,
 		Waits:         len(f.Status.Missing) > 0,
+		BesideEarlier: apimeta.IsStatusConditionTrue(f.Status.Conditions, ConditionBesideEarlier),
 		StorageProven: apimeta.IsStatusConditionTrue(f.Status.Conditions, ConditionStorageFenced),
 		NodeDeleted:   f.Spec.Trigger == fencingv1.TriggerNodeDeleted,
 	}

@@ -48,7 +48,8 @@ be done.
 
 With --confirm it deletes the NodeFence. Recovery then removes its own taints, and its finalizer last; this command never does. As
 long as no command was sent and no pod was deleted, that cancels the fence. After that it cannot be cancelled: the node is
-released once its machine runs another boot. The command refuses where the deletion would change nothing.`
+released once its machine runs another boot. The command refuses where the deletion would change nothing. Where several machines of
+the name are fenced, it means the one that the Node shows, or that --machine names.`
 
 const unfenceExample = `  # What would happen?
   kubectl belay unfence node-1
@@ -125,10 +126,11 @@ func (p *plugin) unfenceCommand() *cobra.Command {
 				return err
 			}
 			return p.fence(c.Context(), node, verbDelete, &o, func(s *diagnosis.Snapshot, a diagnosis.Author) (diagnosis.FencePlan, error) {
-				return diagnosis.PlanUnfence(s, node, a)
+				return diagnosis.PlanUnfence(s, node, o.statement.Machine, a)
 			})
 		},
 	}
+	c.Flags().StringVar(&o.statement.Machine, "machine", "", "the system UUID of the machine, if several machines of this name are fenced")
 	o.addTo(c)
 	return c
 }
@@ -179,7 +181,7 @@ func (p *plugin) fence(ctx context.Context, node, verb string, o *fenceOptions, 
 	if err := reader.Fence(ctx, made, false); err != nil {
 		return errors.Join(err, errors.New("nothing was changed; look at it again with "+p.command("kubectl belay evidence node/"+node)))
 	}
-	_, _ = fmt.Fprintf(p.ErrOut, "Requested. To see it through: %s\n", p.command("kubectl get nodefence "+node+" --watch"))
+	_, _ = fmt.Fprintf(p.ErrOut, "Requested. To see it through: %s\n", p.command("kubectl get nodefence "+made.FenceName()+" --watch"))
 	return nil
 }
 

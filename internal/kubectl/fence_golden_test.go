@@ -296,7 +296,8 @@ var fencedScenes = map[string]struct {
 		s.waits(fencing.NodeDeletedMachineOn)
 		s.ownController()
 	}, diagnosis.BeingFenced, diagnosis.Blocked, diagnosis.Unsafe, fencing.NodeDeletedMachineOn},
-	"held": {func(s fencedScene) { s.reported(fencing.TooManySilent) }, diagnosis.Held, diagnosis.Blocked, diagnosis.Unsafe, fencing.TooManySilent},
+	"earlier-machine": {func(s fencedScene) { s.waits(fencing.EarlierMachine) }, diagnosis.BeingFenced, diagnosis.Blocked, diagnosis.Unsafe, fencing.EarlierMachine},
+	"held":            {func(s fencedScene) { s.reported(fencing.TooManySilent) }, diagnosis.Held, diagnosis.Blocked, diagnosis.Unsafe, fencing.TooManySilent},
 	"secret-unreadable": {func(s fencedScene) {
 		s.AllNamespaces, s.Namespaces = false, []string{"ns"}
 		s.node.Status.Conditions[0].Status, s.Fences = corev1.ConditionTrue, nil
@@ -364,7 +365,7 @@ func TestFencedNodes(t *testing.T) {
 				}
 				text += "\n$ kubectl belay force-detach va/" + force.Subject.Name + "\n" + planText(style{}, &force, s.Snapshot)
 			}
-			if release, err := diagnosis.PlanUnfence(s.Snapshot, "a", author); err == nil {
+			if release, err := diagnosis.PlanUnfence(s.Snapshot, "a", "", author); err == nil {
 				text += "\n$ kubectl belay unfence a\n" + fencePlanText(style{}, &release, verbDelete, s.Snapshot)
 			}
 			checkFenceText(t, name, text)

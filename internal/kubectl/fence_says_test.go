@@ -218,12 +218,12 @@ func TestRefusedUnfence(t *testing.T) {
 	s.evicts()
 	s.ownController()
 	author := diagnosis.Author{Name: "alice", May: decision.Yes}
-	plan, err := diagnosis.PlanUnfence(s.Snapshot, "a", author)
+	plan, err := diagnosis.PlanUnfence(s.Snapshot, "a", "", author)
 	if err != nil || plan.Refusal == "" || len(plan.Risks) > 0 {
 		t.Errorf("%v: %+v", err, plan)
 	}
 	for _, node := range []string{"b", "no-such-node"} {
-		release, err := diagnosis.PlanUnfence(s.Snapshot, node, author)
+		release, err := diagnosis.PlanUnfence(s.Snapshot, node, "", author)
 		if err != nil || !strings.Contains(release.Refusal, "nothing to end") {
 			t.Errorf("%v: %+v", err, release)
 		}

@@ -180,7 +180,7 @@ func TestFenceOfAnotherVersion(t *testing.T) {
 	if err != nil || plan.Refusal != "" {
 		t.Fatalf("%v %+v", err, plan)
 	}
-	release, err := diagnosis.PlanUnfence(reader.Evidence(t.Context(), "changed"), "changed", diagnosis.Author{Name: "x", May: decision.Yes})
+	release, err := diagnosis.PlanUnfence(reader.Evidence(t.Context(), "changed"), "changed", "", diagnosis.Author{Name: "x", May: decision.Yes})
 	if err != nil || release.Refusal != "" {
 		t.Fatalf("%v %+v", err, release)
 	}

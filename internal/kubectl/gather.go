@@ -94,6 +94,7 @@ func (g *gathering) pseudonyms(ctx context.Context) *bundle.Pseudonyms {
 		add("node", va.Spec.NodeName)
 	}
 	for _, fence := range g.snapshot.Fences {
+		add("node", fence.Spec.NodeName)
 		add("node", fence.Name)
 	}
 	for _, source := range g.snapshot.FenceSources {

@@ -237,7 +237,7 @@ func contradicted(f *diagnosis.Finding) bool {
 // while after its machine is off.
 func (h *health) taintOfFence(n *corev1.Node) bool {
 	return slices.ContainsFunc(h.Fences, func(f *fencingv1.NodeFence) bool {
-		return f.Name == n.Name && !kube.FenceFinished(f) && f.Spec.BootID == n.Status.NodeInfo.BootID && slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool {
+		return f.Spec.NodeName == n.Name && !kube.FenceFinished(f) && f.Spec.BootID == n.Status.NodeInfo.BootID && slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool {
 			return t.Key == kube.OutOfServiceTaint && t.Value == kube.FenceTaint(f.Spec.Epoch)
 		})
 	})

@@ -106,7 +106,7 @@ func TestRecoveryHealth(t *testing.T) {
 		"timer unknown": {func(_ *diagnosis.Snapshot, o *[]runtime.Object) { *o = (*o)[:len(*o)-1] }, "force timer", Warning, "check that it has"},
 		"taint of a fence": {func(s *diagnosis.Snapshot, _ *[]runtime.Object) {
 			taintNode(s)
-			s.Fences = []*fencingv1.NodeFence{{ObjectMeta: metav1.ObjectMeta{Name: "n"}, Spec: fencingv1.NodeFenceSpec{Epoch: 4}, Status: fencingv1.NodeFenceStatus{Phase: "Moved"}}}
+			s.Fences = []*fencingv1.NodeFence{{ObjectMeta: metav1.ObjectMeta{Name: "n"}, Spec: fencingv1.NodeFenceSpec{NodeName: "n", Epoch: 4}, Status: fencingv1.NodeFenceStatus{Phase: "Moved"}}}
 		}, "taints", OK, "belong to a NodeFence"},
 		"leftover": {func(s *diagnosis.Snapshot, _ *[]runtime.Object) { taintNode(s) }, "taints", Failed, "any more"},
 		"of another": {func(s *diagnosis.Snapshot, _ *[]runtime.Object) {
@@ -119,7 +119,7 @@ func TestRecoveryHealth(t *testing.T) {
 		}, "taints", Failed, "removes them: 1"},
 		"over": {func(s *diagnosis.Snapshot, _ *[]runtime.Object) {
 			taintNode(s)
-			s.Fences = []*fencingv1.NodeFence{{ObjectMeta: metav1.ObjectMeta{Name: "n"}, Spec: fencingv1.NodeFenceSpec{Epoch: 4}, Status: fencingv1.NodeFenceStatus{Phase: "Released"}}}
+			s.Fences = []*fencingv1.NodeFence{{ObjectMeta: metav1.ObjectMeta{Name: "n"}, Spec: fencingv1.NodeFenceSpec{NodeName: "n", Epoch: 4}, Status: fencingv1.NodeFenceStatus{Phase: "Released"}}}
 		}, "taints", Failed, "any more"},
 		"no contradiction": {nil, "evidence", OK, "no NodeFence is contradicted"},
 		"contradicted": {func(s *diagnosis.Snapshot, _ *[]runtime.Object) {

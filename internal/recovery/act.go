@@ -89,6 +89,7 @@ func (t *turn) enter(ctx context.Context, s fencing.Enter) error {
 		if s.Phase == fencing.Fencing || s.Phase == fencing.Cancelled {
 			meta.RemoveStatusCondition(&status.Conditions, conditionProven)
 		}
+		meta.RemoveStatusCondition(&status.Conditions, conditionBesideEarlier)
 		if t.BesideUpstream {
 			upstreamForces(status, s.Phase)
 		}

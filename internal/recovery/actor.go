@@ -38,8 +38,8 @@ type actor struct {
 
 	mu    sync.Mutex
 	known map[types.UID]*memory
-	// epochs has the highest epoch of each node whose NodeFence this process saw lately.
-	epochs map[string]lastEpoch
+	// epochs has the highest epoch of each boot whose NodeFence this process saw lately.
+	epochs map[fencing.Boot]lastEpoch
 }
 
 type lastEpoch struct {
@@ -84,8 +84,9 @@ type turn struct {
 	fence *fencingv1.NodeFence
 	node  *corev1.Node // nil if there is none, or it could not be read
 	mem   *memory
-	// latest is the highest epoch of the node's fences.
+	// latest is the highest epoch of the fences of the boot, and later is set when another machine of the name has a later one that is not over.
 	latest int64
+	later  bool
 	// sent is the command that the fencer last recorded before it sent it, and answerWithin how long it may take to answer.
 	sent         string
 	answerWithin time.Duration
@@ -103,6 +104,7 @@ func (a *actor) Reconcile(ctx context.Context, r reconcile.Request) (reconcile.R
 	if err != nil {
 		return reconcile.Result{}, fmt.Errorf("read NodeFence %s: %w", r.Name, err)
 	}
+	ctx = log.IntoContext(ctx, log.FromContext(ctx).WithValues("node", t.fence.Spec.NodeName, "fence", t.fence.Name))
 	t.latest = a.latestEpoch(t.fence)
 	if finished(t.fence) {
 		a.Proofs.decided(r.Name, fencing.Decision{})
@@ -117,7 +119,7 @@ func (a *actor) Reconcile(ctx context.Context, r reconcile.Request) (reconcile.R
 		case apierrors.IsConflict(err): // another writer was first: read again
 			return again, nil
 		case err != nil:
-			return reconcile.Result{}, fmt.Errorf("fence node %s (%s): %w", t.fence.Name, t.fence.Status.Phase, err)
+			return reconcile.Result{}, fmt.Errorf("fence node %s (NodeFence %s, %s): %w", t.fence.Spec.NodeName, t.fence.Name, t.fence.Status.Phase, err)
 		}
 		if done {
 			return t.result(d), nil
@@ -198,19 +200,20 @@ func (a *actor) remember(uid types.UID) *memory {
 	return m
 }
 
-// latestEpoch returns the highest epoch of the NodeFences of a node that this process saw lately, which includes this one: for as long as a create that
+// latestEpoch returns the highest epoch of the NodeFences of a boot that this process saw lately, which includes this one: for as long as a create that
 // was sent before it may still be carried out.
 func (a *actor) latestEpoch(f *fencingv1.NodeFence) int64 {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	maps.DeleteFunc(a.epochs, func(_ string, e lastEpoch) bool { return a.now().Sub(e.at) >= requestLifetime })
-	if f.Spec.Epoch >= a.epochs[f.Name].epoch {
+	boot := kube.FencedBoot(f)
+	maps.DeleteFunc(a.epochs, func(_ fencing.Boot, e lastEpoch) bool { return a.now().Sub(e.at) >= requestLifetime })
+	if f.Spec.Epoch >= a.epochs[boot].epoch {
 		if a.epochs == nil {
-			a.epochs = map[string]lastEpoch{}
+			a.epochs = map[fencing.Boot]lastEpoch{}
 		}
-		a.epochs[f.Name] = lastEpoch{f.Spec.Epoch, a.now()}
+		a.epochs[boot] = lastEpoch{f.Spec.Epoch, a.now()}
 	}
-	return a.epochs[f.Name].epoch
+	return a.epochs[boot].epoch
 }
 
 func (a *actor) forget(uid types.UID) {
@@ -236,7 +239,7 @@ func (t *turn) waiting(ctx context.Context, r decision.Reason, seen fencing.Obse
 	if r != fencing.Settled {
 		log.FromContext(ctx).Info("Fence waits", "phase", t.fence.Status.Phase, "reason", r)
 	}
-	err := t.patchStatus(ctx, func(s *fencingv1.NodeFenceStatus) { describeWait(s, r, seen, t.fence.Name) })
+	err := t.patchStatus(ctx, func(s *fencingv1.NodeFenceStatus) { describeWait(s, r, seen, t.fence.Spec.NodeName) })
 	if err != nil {
 		t.mem.waits = "" // another writer was first: it is stored with the next decision
 		return err

@@ -49,7 +49,7 @@ func newStage(t *testing.T, phase fencing.Phase) *stage {
 	fence.Spec = fencingv1.NodeFenceSpec{NodeName: "n1", NodeUID: "uid-n1", BootID: "boot-n1", MachineID: "hw-n1", Epoch: 1}
 	fence.Status.Phase = fencingv1.Phase(phase)
 	c := fake.NewClientBuilder().WithScheme(scheme).WithObjects(node, lease, source, fence).
-		WithStatusSubresource(&corev1.Node{}, &fencingv1.NodeFence{}).WithIndex(&storagev1.VolumeAttachment{}, byNode, nodeOfAttachment).
+		WithStatusSubresource(&corev1.Node{}, &fencingv1.NodeFence{}).WithIndex(&storagev1.VolumeAttachment{}, byNode, nodeOfAttachment).WithIndex(&fencingv1.NodeFence{}, byNode, nodeOfFence).
 		WithIndex(&corev1.Pod{}, byNode, func(o client.Object) []string { return []string{o.(*corev1.Pod).Spec.NodeName} }).
 		WithInterceptorFuncs(interceptor.Funcs{
 			SubResourcePatch: func(ctx context.Context, c client.Client, sub string, object client.Object, patch client.Patch, o ...client.SubResourcePatchOption) error {

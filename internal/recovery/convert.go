@@ -51,6 +51,7 @@ const (
 	conditionUpstreamForces  = "UpstreamForces"
 	conditionStorageFenced   = kube.ConditionStorageFenced
 	conditionEnded           = kube.ConditionEnded
+	conditionBesideEarlier   = kube.ConditionBesideEarlier
 )
 
 // Conditions of a FenceSource. conditionHeld is there while a command is held back.

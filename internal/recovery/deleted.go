@@ -21,13 +21,13 @@ import (
 const deletedEvery = 2 * time.Second
 
 // deleted returns the nodes without a Node object whose VolumeAttachments are left.
-func (d *detector) deleted(ctx context.Context, nodes map[string]*corev1.Node, sources *fencingv1.FenceSourceList) ([]fencing.Node, error) {
+func (d *detector) deleted(ctx context.Context, nodes map[string]*corev1.Node, sources *fencingv1.FenceSourceList, fences *fencingv1.NodeFenceList) ([]fencing.Node, error) {
 	if now := d.now(); d.searched.IsZero() || now.Sub(d.searched) >= deletedEvery {
 		attachments := &storagev1.VolumeAttachmentList{}
 		if err := d.client.List(ctx, attachments, client.UnsafeDisableDeepCopy); err != nil {
 			return nil, fmt.Errorf("list VolumeAttachments in the cache: %w", err)
 		}
-		d.searched, d.departed = now, bootsWithoutNode(attachments, nodes, sources)
+		d.searched, d.departed = now, bootsWithoutNode(attachments, nodes, sources, fences)
 	}
 	var found []fencing.Node
 	for name, boot := range d.departed {
@@ -40,13 +40,18 @@ func (d *detector) deleted(ctx context.Context, nodes map[string]*corev1.Node, s
 
 // bootsWithoutNode returns, by node, the boot that VolumeAttachments record whose Node is gone: the one that the node's power switch is bound
 // to, else the one of the newest VolumeAttachment: belay-controller alone writes that, where the drivers of the attachers' accounts are stated (policy
-// belay-driver-attachments). A boot whose fence a client has deleted is none. Another attach/detach controller records none: then it is what the switch is bound to.
-func bootsWithoutNode(attachments *storagev1.VolumeAttachmentList, nodes map[string]*corev1.Node, sources *fencingv1.FenceSourceList) map[string]fencing.Boot {
+// belay-driver-attachments). One that has no fence yet comes before one that has. A boot whose fence a client has deleted is none. Another attach/detach
+// controller records none: then it is what the switch is bound to.
+func bootsWithoutNode(attachments *storagev1.VolumeAttachmentList, nodes map[string]*corev1.Node, sources *fencingv1.FenceSourceList, fences *fencingv1.NodeFenceList) map[string]fencing.Boot {
 	bound := map[string]fencing.Boot{}
 	for i := range sources.Items {
 		bound[sources.Items[i].Name] = boundSource(&sources.Items[i]).SaidOn
 	}
-	found, newest := map[string]fencing.Boot{}, map[string]metav1.Time{}
+	open := map[string][]*fencingv1.NodeFence{}
+	for _, f := range pointers(fences) {
+		open[f.Spec.NodeName] = append(open[f.Spec.NodeName], f)
+	}
+	all, unfenced := departed{}, departed{}
 	for i := range attachments.Items {
 		va := &attachments.Items[i]
 		name := va.Spec.NodeName
@@ -60,26 +65,50 @@ func bootsWithoutNode(attachments *storagev1.VolumeAttachmentList, nodes map[str
 		if va.Annotations[kube.UnfencedBootAnnotation] == boot.ID && boot.ID != "" {
 			continue // a client has deleted the fence of this boot
 		}
-		known, ok := found[name]
-		at := newest[name]
-		if !ok || known != bound[name] && (boot == bound[name] || at.Before(&va.CreationTimestamp)) {
-			found[name], newest[name] = boot, va.CreationTimestamp
+		all.take(boot, bound[name], va.CreationTimestamp)
+		if kube.StandingFence(open[name], boot) == nil {
+			unfenced.take(boot, bound[name], va.CreationTimestamp)
+		}
+	}
+	found := map[string]fencing.Boot{}
+	for name := range all {
+		found[name] = all[name].boot
+		if next, ok := unfenced[name]; ok {
+			found[name] = next.boot
 		}
 	}
 	return found
 }
 
+// departed has a boot for each node, and when the newest VolumeAttachment of it was made.
+type departed map[string]struct {
+	boot fencing.Boot
+	at   metav1.Time
+}
+
+// take takes a boot if it comes before the one that is known.
+func (d departed) take(boot, bound fencing.Boot, at metav1.Time) {
+	known, ok := d[boot.Node]
+	if !ok || known.boot != bound && (boot == bound || known.at.Before(&at)) {
+		known.boot, known.at = boot, at
+		d[boot.Node] = known
+	}
+}
+
 // leftBehind reports whether the API server itself has VolumeAttachments of a boot without a Node: those in the cache may be from before a fence
 // of the boot was deleted.
 func (d *detector) leftBehind(ctx context.Context, boot fencing.Boot) (bool, error) {
-	attachments, sources := &storagev1.VolumeAttachmentList{}, &fencingv1.FenceSourceList{}
+	attachments, sources, fences := &storagev1.VolumeAttachmentList{}, &fencingv1.FenceSourceList{}, &fencingv1.NodeFenceList{}
 	if err := d.live.List(ctx, attachments); err != nil {
 		return false, fmt.Errorf("list VolumeAttachments: %w", err)
 	}
 	if err := d.client.List(ctx, sources, client.UnsafeDisableDeepCopy); err != nil {
 		return false, fmt.Errorf("list FenceSources in the cache: %w", err)
 	}
-	return bootsWithoutNode(attachments, nil, sources)[boot.Node] == boot, nil
+	if err := d.client.List(ctx, fences, client.UnsafeDisableDeepCopy); err != nil {
+		return false, fmt.Errorf("list NodeFences in the cache: %w", err)
+	}
+	return bootsWithoutNode(attachments, nil, sources, fences)[boot.Node] == boot, nil
 }
 
 // absent sets when the API server itself said that there is no Node. If there is one, the node is decided on as a silent one.

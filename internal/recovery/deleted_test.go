@@ -3,6 +3,7 @@ package recovery
 import (
 	"context"
 	"maps"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -107,8 +108,9 @@ func TestDeletedNodeOfARunningMachine(t *testing.T) {
 		}
 	}
 	wait.Until(t, "the controller in the same process learns that the machine runs", func() bool {
-		l := proofs.Life(fencing.Boot{Node: m.name}) // only an answer of the last seconds counts
-		return l.Of(boot) && l.Sign() == fencing.SaysOn
+		return slices.ContainsFunc(proofs.Lives(fencing.Boot{Node: m.name}), func(l fencing.Life) bool { // only an answer of the last seconds counts
+			return l.Of(boot) && l.Sign() == fencing.SaysOn
+		})
 	})
 	time.Sleep(2 * quick.Silence) // that it has no lease is no signal
 	if _, offs := m.count(); offs != 0 || m.moved() {
@@ -186,24 +188,30 @@ func TestBootsWithoutNode(t *testing.T) {
 		v.Annotations[kube.UnfencedBootAnnotation] = id
 		return v
 	}
+	replaced := va("c", "b9", 2*time.Hour)
+	replaced.Annotations[kube.SystemUUIDAnnotation] = "HW9"
+	fenced := []fencingv1.NodeFence{{Spec: fencingv1.NodeFenceSpec{NodeName: "n1", NodeUID: "uid-b1", BootID: "b1", MachineID: "hw"}}}
 	for name, c := range map[string]struct {
 		attachments []storagev1.VolumeAttachment
 		bound       string
 		nodes       map[string]*corev1.Node
 		want        map[string]fencing.Boot
+		fences      []fencingv1.NodeFence
 	}{
-		"the newest":                 {[]storagev1.VolumeAttachment{old, last}, "", nil, map[string]fencing.Boot{"n1": boot("b2")}},
-		"the newest, listed first":   {[]storagev1.VolumeAttachment{last, old}, "", nil, map[string]fencing.Boot{"n1": boot("b2")}},
-		"the bound one":              {[]storagev1.VolumeAttachment{old, last}, "b1", nil, map[string]fencing.Boot{"n1": boot("b1")}},
-		"the bound one, listed last": {[]storagev1.VolumeAttachment{last, old}, "b1", nil, map[string]fencing.Boot{"n1": boot("b1")}},
-		"not recorded":               {[]storagev1.VolumeAttachment{va("a", "", 0)}, "b3", nil, map[string]fencing.Boot{"n1": boot("b3")}},
-		"unknown":                    {[]storagev1.VolumeAttachment{va("a", "", 0)}, "", nil, map[string]fencing.Boot{"n1": {Node: "n1"}}},
-		"unfenced":                   {[]storagev1.VolumeAttachment{unfenced("b2", last)}, "", nil, map[string]fencing.Boot{}},
-		"unfenced, not recorded":     {[]storagev1.VolumeAttachment{unfenced("b3", va("a", "", 0))}, "b3", nil, map[string]fencing.Boot{}},
-		"an earlier boot unfenced":   {[]storagev1.VolumeAttachment{unfenced("b1", last)}, "", nil, map[string]fencing.Boot{"n1": boot("b2")}},
-		"there is a Node":            {[]storagev1.VolumeAttachment{old}, "b1", map[string]*corev1.Node{"n1": {}}, map[string]fencing.Boot{}},
+		"the newest":                 {[]storagev1.VolumeAttachment{old, last}, "", nil, map[string]fencing.Boot{"n1": boot("b2")}, nil},
+		"the newest, listed first":   {[]storagev1.VolumeAttachment{last, old}, "", nil, map[string]fencing.Boot{"n1": boot("b2")}, nil},
+		"the bound one":              {[]storagev1.VolumeAttachment{old, last}, "b1", nil, map[string]fencing.Boot{"n1": boot("b1")}, nil},
+		"the bound one, listed last": {[]storagev1.VolumeAttachment{last, old}, "b1", nil, map[string]fencing.Boot{"n1": boot("b1")}, nil},
+		"not recorded":               {[]storagev1.VolumeAttachment{va("a", "", 0)}, "b3", nil, map[string]fencing.Boot{"n1": boot("b3")}, nil},
+		"unknown":                    {[]storagev1.VolumeAttachment{va("a", "", 0)}, "", nil, map[string]fencing.Boot{"n1": {Node: "n1"}}, nil},
+		"unfenced":                   {[]storagev1.VolumeAttachment{unfenced("b2", last)}, "", nil, map[string]fencing.Boot{}, nil},
+		"unfenced, not recorded":     {[]storagev1.VolumeAttachment{unfenced("b3", va("a", "", 0))}, "b3", nil, map[string]fencing.Boot{}, nil},
+		"an earlier boot unfenced":   {[]storagev1.VolumeAttachment{unfenced("b1", last)}, "", nil, map[string]fencing.Boot{"n1": boot("b2")}, nil},
+		"there is a Node":            {[]storagev1.VolumeAttachment{old}, "b1", map[string]*corev1.Node{"n1": {}}, map[string]fencing.Boot{}, nil},
+		"the bound one is fenced":    {[]storagev1.VolumeAttachment{old, replaced}, "b1", nil, map[string]fencing.Boot{"n1": {Node: "n1", NodeUID: "uid-b9", ID: "b9", Machine: "hw9"}}, fenced},
+		"both are fenced":            {[]storagev1.VolumeAttachment{old}, "b1", nil, map[string]fencing.Boot{"n1": boot("b1")}, fenced},
 	} {
-		got := bootsWithoutNode(&storagev1.VolumeAttachmentList{Items: c.attachments}, c.nodes, sources(c.bound))
+		got := bootsWithoutNode(&storagev1.VolumeAttachmentList{Items: c.attachments}, c.nodes, sources(c.bound), &fencingv1.NodeFenceList{Items: c.fences})
 		if !maps.Equal(got, c.want) {
 			t.Errorf("%s: %v, want %v", name, got, c.want)
 		}

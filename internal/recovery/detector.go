@@ -2,6 +2,7 @@ package recovery
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"sync"
@@ -102,6 +103,7 @@ func (d *detector) look(ctx context.Context) error {
 	d.keepLeases(ctx)
 	d.inspectAll(ctx, fleet)
 	counts := fleet.Count()
+	var refused error
 	for i := range fleet.Nodes {
 		node := &fleet.Nodes[i]
 		s := fencing.Suspect(d.now(), d.Profile, d.Brakes, counts, *node)
@@ -119,10 +121,14 @@ func (d *detector) look(ctx context.Context) error {
 		d.report(ctx, objects[node.Boot.Node], s)
 		d.tellAsker(node, s.Reason)
 		if s.Suspected && !d.DryRun {
-			return d.suspect(ctx, *node) // the next one with this one counted
+			err := d.suspect(ctx, *node)
+			refused = errors.Join(refused, err)
+			if !apierrors.IsInvalid(err) { // one that the API server refuses, as by the CRD of another version, holds back no other
+				return refused // the next one with this one counted
+			}
 		}
 	}
-	return nil
+	return refused
 }
 
 // inspectAll looks closer at the nodes for which that may change the answer, side by side: all must be done well within
@@ -167,24 +173,24 @@ func (d *detector) fleet(ctx context.Context) (fencing.Fleet, map[string]*corev1
 		return fleet, nil, err
 	}
 	switches := byName(sources)
-	d.count(&fleet, fences, switches)
 	objects := make(map[string]*corev1.Node, len(nodes.Items))
 	for i := range nodes.Items {
 		node := &nodes.Items[i]
 		objects[node.Name] = node
 		fleet.Nodes = append(fleet.Nodes, d.node(node, switches[node.Name]))
 	}
-	deleted, err := d.deleted(ctx, objects, sources)
+	deleted, err := d.deleted(ctx, objects, sources, fences)
 	for _, n := range deleted {
 		objects[n.Boot.Node] = nodeRef(n.Boot)
 	}
 	fleet.Nodes = append(fleet.Nodes, deleted...)
+	d.count(&fleet, fences, switches)
 	return fleet, objects, err
 }
 
 // count has the fleet count the fences of a list, and what was taken from nodes: the commands that the fencer recorded before it sent them, which no other
 // part writes and which outlive the NodeFences, and the first volume that a fence may have taken because its driver cuts the node off. Their times are compared
-// with the API server's, not with the clock of this process.
+// with the API server's, not with the clock of this process. A node is fenced if the machine that it shows is: an earlier one of its name may wait for evidence.
 func (d *detector) count(fleet *fencing.Fleet, fences *fencingv1.NodeFenceList, switches map[string]*fencingv1.FenceSource) {
 	fleet.Fenced, fleet.Back, fleet.InFlight, fleet.Commanded = map[string]bool{}, map[string]bool{}, 0, map[string]time.Time{}
 	d.takes = map[string]bool{}
@@ -194,25 +200,32 @@ func (d *detector) count(fleet *fencing.Fleet, fences *fencingv1.NodeFenceList, 
 			fleet.Commanded[name] = c.Time.Add(ahead)
 		}
 	}
+	shown := make(map[string]fencing.Boot, len(fleet.Nodes))
+	for i := range fleet.Nodes {
+		shown[fleet.Nodes[i].Boot.Node] = fleet.Nodes[i].Boot
+	}
 	for i := range fences.Items {
 		f := &fences.Items[i]
+		name := f.Spec.NodeName
 		if c := meta.FindStatusCondition(f.Status.Conditions, conditionStorageFenced); c != nil && c.Status == metav1.ConditionTrue {
-			if at := c.LastTransitionTime.Add(ahead); at.After(fleet.Commanded[f.Name]) {
-				fleet.Commanded[f.Name] = at
+			if at := c.LastTransitionTime.Add(ahead); at.After(fleet.Commanded[name]) {
+				fleet.Commanded[name] = at
 			}
 		}
 		if finished(f) {
 			continue
 		}
-		fleet.Fenced[f.Name] = true
-		fleet.Back[f.Name] = f.Status.Phase == fencingv1.Phase(fencing.Releasing)
+		if kube.FenceStands(f, shown[name]) || shown[name].Node == "" {
+			fleet.Fenced[name] = true
+			fleet.Back[name] = f.Status.Phase == fencingv1.Phase(fencing.Releasing)
+		}
 		source := fencing.Source{}
-		if s := switches[f.Name]; s != nil {
+		if s := switches[name]; s != nil {
 			source = boundSource(s)
 		}
 		if fenceState(f).MayTake(source) {
 			fleet.InFlight++
-			d.takes[f.Name] = true
+			d.takes[name] = true
 		}
 	}
 }
@@ -372,22 +385,22 @@ func (d *detector) suspect(ctx context.Context, n fencing.Node) error {
 			return err
 		}
 	}
-	old, err := d.replace(ctx, name)
-	if err != nil || old == nil {
+	place, free, err := d.replace(ctx, n.Boot)
+	if err != nil || !free {
 		return err
 	}
 	fence := &fencingv1.NodeFence{
-		ObjectMeta: metav1.ObjectMeta{Name: name, Finalizers: []string{finalizer}},
+		ObjectMeta: metav1.ObjectMeta{Name: place.Name, Finalizers: []string{finalizer}},
 		Spec: fencingv1.NodeFenceSpec{
 			NodeName: name, NodeUID: n.Boot.NodeUID, BootID: n.Boot.ID, MachineID: n.Boot.Machine,
-			Epoch: fencing.NextEpoch(d.now(), max(old.Spec.Epoch, d.numbered[name]), shownEpoch(node)), Trigger: trigger, LastRenewal: n.Renewal, Release: fencingv1.ReleaseAuto,
+			Epoch: fencing.NextEpoch(d.now(), max(place.Epoch, d.numbered[name]), shownEpoch(node)), Trigger: trigger, LastRenewal: n.Renewal, Release: fencingv1.ReleaseAuto,
 		},
 	}
 	if err := d.client.Create(ctx, fence); err != nil {
 		if kube.MayBeCommitted(err) {
 			d.remember(name, fence)
 		}
-		return client.IgnoreAlreadyExists(fmt.Errorf("create NodeFence %s: %w", name, err))
+		return client.IgnoreAlreadyExists(fmt.Errorf("create NodeFence %s: %w", fence.Name, err))
 	}
 	delete(d.unanswered, name)
 	logger.Info("Fencing node", "fence", fence.Name, "epoch", fence.Spec.Epoch, "reason", trigger)
@@ -433,23 +446,23 @@ func (d *detector) needless(boot fencing.Boot, node *corev1.Node) bool {
 	})
 }
 
-// replace removes the record of a finished fence, and returns it: an empty one if there was none, nil if a fence is not finished. The epoch of
-// the next fence is higher, and no lower than the time: the Node and the record may both have been deleted since an earlier one.
-func (d *detector) replace(ctx context.Context, name string) (*fencingv1.NodeFence, error) {
-	old := &fencingv1.NodeFence{}
-	err := d.live.Get(ctx, client.ObjectKey{Name: name}, old)
-	switch {
-	case apierrors.IsNotFound(err):
-		return old, nil
-	case err != nil:
-		return nil, fmt.Errorf("read NodeFence %s: %w", name, err)
-	case !finished(old):
-		return nil, nil //nolint:nilnil // the cache does not have it yet
+// replace finds the place of the next fence of a boot, and removes the records of finished ones of the node; false if a fence of its machine is not finished. The
+// epoch of the next fence is higher, and no lower than the time: the Node and the records may both have been deleted since an earlier one.
+func (d *detector) replace(ctx context.Context, boot fencing.Boot) (kube.FencePlace, bool, error) {
+	fences := &fencingv1.NodeFenceList{}
+	if err := d.live.List(ctx, fences); err != nil {
+		return kube.FencePlace{}, false, fmt.Errorf("list NodeFences: %w", err)
 	}
-	if err := d.client.Delete(ctx, old, client.Preconditions{UID: &old.UID, ResourceVersion: &old.ResourceVersion}); err != nil {
-		return nil, client.IgnoreNotFound(fmt.Errorf("delete the finished NodeFence %s: %w", name, err))
+	place, free := kube.PlaceFence(pointers(fences), boot)
+	if !free { // the cache does not have it yet
+		return place, false, nil
 	}
-	return old, nil
+	for _, old := range place.Over {
+		if err := d.client.Delete(ctx, old, client.Preconditions{UID: &old.UID, ResourceVersion: &old.ResourceVersion}); err != nil {
+			return place, false, client.IgnoreNotFound(fmt.Errorf("delete the finished NodeFence %s: %w", old.Name, err))
+		}
+	}
+	return place, true, nil
 }
 
 // dryRun marks in held that the node would be fenced.

@@ -21,6 +21,11 @@ func describeWait(s *fencingv1.NodeFenceStatus, r decision.Reason, seen fencing.
 			s.Advice += explain.FenceVolumesAdvice(len(seen.Cut))
 		}
 	}
+	if r == fencing.EarlierMachine {
+		setCondition(s, conditionBesideEarlier, metav1.ConditionTrue, "VolumeAttachments", "VolumeAttachments of an earlier machine of the name are left")
+	} else {
+		meta.RemoveStatusCondition(&s.Conditions, conditionBesideEarlier)
+	}
 	if r == fencing.Contradicted {
 		setCondition(s, conditionContradicted, metav1.ConditionTrue, "SignOfLife", "the boot that was proven to have ended renews its lease")
 	} else if seen.Exists != fencing.Unknown {

@@ -75,38 +75,51 @@ type sourceState struct {
 	exercised time.Time
 	// looks is how often in a row it gave no clear answer while its node was silent and not fenced.
 	looks int
+	// earlier is set while the fence of an earlier machine of the name needs what the switch says.
+	earlier bool
 }
 
-// Reconcile serves one node: what its NodeFence asks first, and otherwise an exercise of its switch.
+// Reconcile serves one node: what its NodeFences ask first, and otherwise an exercise of its switch. So it does while none of them is about the machine that the
+// Node shows: that one may need the switch next.
 func (f *fencer) Reconcile(ctx context.Context, r reconcile.Request) (reconcile.Result, error) {
-	source, fence := &fencingv1.FenceSource{}, &fencingv1.NodeFence{}
+	source := &fencingv1.FenceSource{}
 	if err := f.client.Get(ctx, client.ObjectKey{Name: r.Name}, source); err != nil {
 		f.Metrics.SourceGone(r.Name)
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
 	state := f.state(r.Name)
-	err := f.client.Get(ctx, client.ObjectKey{Name: r.Name}, fence)
-	if err == nil { // then what counts is what the API server has now
-		err = f.live.Get(ctx, client.ObjectKey{Name: r.Name}, fence)
+	open, err := f.open(ctx, source)
+	if err != nil {
+		return reconcile.Result{}, err
 	}
-	switch {
-	case client.IgnoreNotFound(err) != nil:
-		return reconcile.Result{}, fmt.Errorf("read NodeFence %s: %w", r.Name, err)
-	case err == nil && !finished(fence) && !f.DryRun:
-		after, err := f.serve(ctx, state, source, fence)
+	if f.DryRun {
+		open = nil
+	}
+	after := lookEvery
+	for _, fence := range open {
+		next, err := f.serve(ctx, state, source, fence)
 		switch {
 		case apierrors.IsConflict(err): // another writer was first: read again
 			return again, nil
 		case err != nil:
 			return reconcile.Result{}, fmt.Errorf("serve the fence of node %s: %w", r.Name, err)
 		}
+		after = min(after, next)
+	}
+	if state.earlier = len(open) > 0; state.earlier && !f.replaced(ctx, r.Name, open) {
 		return reconcile.Result{RequeueAfter: after}, nil
 	}
-	after, err := f.exercise(ctx, state, source)
+	next, err := f.exercise(ctx, state, source)
 	if err != nil {
 		return reconcile.Result{}, fmt.Errorf("exercise the power switch of node %s: %w", r.Name, err)
 	}
-	return reconcile.Result{RequeueAfter: after}, nil
+	return reconcile.Result{RequeueAfter: min(after, next)}, nil
+}
+
+// replaced reports whether the Node shows a machine that none of its fences is about.
+func (f *fencer) replaced(ctx context.Context, name string, fences []*fencingv1.NodeFence) bool {
+	node := &corev1.Node{}
+	return f.client.Get(ctx, client.ObjectKey{Name: name}, node) == nil && kube.StandingFence(fences, bootOf(node)) == nil
 }
 
 func (f *fencer) state(node string) *sourceState {
@@ -199,13 +212,13 @@ func (f *fencer) requested(ctx context.Context, state *sourceState, source *fenc
 // readNode reads Node and lease from the API server itself.
 func (f *fencer) readNode(ctx context.Context, r *fencing.Requested) error {
 	t := &turn{actor: &actor{parts: f.parts}, fence: &fencingv1.NodeFence{}, mem: &memory{}}
-	t.fence.Name = r.Fence.Boot.Node
+	t.fence.Spec.NodeName = r.Fence.Boot.Node
 	seen := fencing.Observed{ReadAt: f.now()}
 	if t.readNode(ctx, &seen); seen.Exists != fencing.Unknown {
 		t.readLease(ctx, &seen)
 	}
 	if seen.Exists == fencing.Unknown {
-		return fmt.Errorf("read node %s and its lease: no answer of the API server", t.fence.Name)
+		return fmt.Errorf("read node %s and its lease: no answer of the API server", t.fence.Spec.NodeName)
 	}
 	r.Exists, r.Now, r.Renewal, r.ReadAt = seen.Exists, seen.Now, seen.Renewal, seen.ReadAt
 	r.OptedOut, r.Maintenance, r.ControlPlane = seen.OptedOut, seen.Maintenance, t.node != nil && kube.ControlPlane(t.node)
@@ -239,7 +252,7 @@ func (f *fencer) call(ctx context.Context, state *sourceState, source *fencingv1
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithDeadline(ctx, r.Fence.Intent.NotAfter)
 		defer cancel()
-		command = &order{machine: machineID(fence.Spec.MachineID), stands: func(ctx context.Context) error { return f.stands(ctx, r) }}
+		command = &order{machine: machineID(fence.Spec.MachineID), stands: func(ctx context.Context) error { return f.stands(ctx, fence.Name, r) }}
 	}
 	a := levels.ask(ctx, logins, command, knownLevels(source))
 	if len(logins.open()) == 0 {
@@ -252,10 +265,10 @@ func (f *fencer) call(ctx context.Context, state *sourceState, source *fencingv1
 var errOvertaken = errors.New("the node shows a sign of life, is of the control plane, or is to be left alone by its owner")
 
 // stands reads fence and node for the last time before a command is sent.
-func (f *fencer) stands(ctx context.Context, r fencing.Requested) error {
+func (f *fencer) stands(ctx context.Context, name string, r fencing.Requested) error {
 	fence := &fencingv1.NodeFence{}
-	if err := f.live.Get(ctx, client.ObjectKey{Name: r.Fence.Boot.Node}, fence); err != nil {
-		return fmt.Errorf("read NodeFence %s: %w", r.Fence.Boot.Node, err)
+	if err := f.live.Get(ctx, client.ObjectKey{Name: name}, fence); err != nil {
+		return fmt.Errorf("read NodeFence %s: %w", name, err)
 	}
 	nonce := r.Fence.Intent.Nonce
 	if r.Fence = fenceState(fence); r.Fence.Intent.Nonce != nonce {
@@ -290,7 +303,7 @@ func (f *fencer) reportLate(ctx context.Context, state *sourceState, fence *fenc
 func (f *fencer) answer(ctx context.Context, state *sourceState, fence *fencingv1.NodeFence, nonce string, a reply) error {
 	ctx = context.WithoutCancel(ctx)
 	e := fencingv1.Evidence{
-		Power: powerName(a.power), Source: fence.Name, BootID: fence.Spec.BootID, MachineID: a.machine(fence.Spec.MachineID),
+		Power: powerName(a.power), Source: fence.Spec.NodeName, BootID: fence.Spec.BootID, MachineID: a.machine(fence.Spec.MachineID),
 		Nonce: nonce, Time: micro(f.now()), TookMilliseconds: a.took.Milliseconds(), Raw: truncate(a.raw),
 	}
 	if a.power == fencing.PowerOff {
@@ -341,7 +354,9 @@ func (f *fencer) exercise(ctx context.Context, state *sourceState, source *fenci
 		return lookEvery, client.IgnoreNotFound(fmt.Errorf("read node %s in the cache: %w", source.Name, err))
 	}
 	before := source.DeepCopy()
-	meta.RemoveStatusCondition(&source.Status.Conditions, conditionHeld) // no fence asks
+	if !state.earlier { // no fence asks
+		meta.RemoveStatusCondition(&source.Status.Conditions, conditionHeld)
+	}
 	f.check(ctx, source, node, quiet || !heard)
 	f.Metrics.Source(source.Name, meta.IsStatusConditionTrue(source.Status.Conditions, conditionFenceReady))
 	return lookEvery, f.storeSource(ctx, source, before)
@@ -478,7 +493,14 @@ func (f *fencer) bind(ctx context.Context, source *fencingv1.FenceSource, node *
 		hardware = s.Machine // another level gave it under this boot, and is silent now
 	}
 	bound := source.Status.Bound
-	source.Status.Bound = nil // what it says now counts
+	source.Status.Bound = nil         // what it says now counts
+	if f.state(source.Name).earlier { // but a fence of an earlier machine of the name loses its switch to no machine but the one that the hardware is
+		defer func() {
+			if source.Status.Bound == nil {
+				source.Status.Bound = bound
+			}
+		}()
+	}
 	before := meta.FindStatusCondition(source.Status.Conditions, conditionFenceReady)
 	again := before != nil && before.Reason == reasonNotOn
 	switch {

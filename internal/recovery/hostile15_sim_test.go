@@ -72,7 +72,7 @@ func (w *world) vanish(node client.Object) {
 // vanishing is the trouble of neverRegisters: a silent node's Node is deleted while it is fenced, and then the network and the switch heal.
 func (w *world) vanishing() {
 	for _, m := range w.machines {
-		node, f, b := w.node(m.name), w.fence(m.name), w.switches[m.name]
+		node, f, b := w.node(m.name), w.anyFence(m.name), w.switches[m.name]
 		switch {
 		case f == nil || finished(f) || b == nil || !m.on || m.frozen || m.gone:
 		case node != nil && m.cut && f.Status.Phase == "Fencing" && w.chance(10):

@@ -130,7 +130,7 @@ func TestHostileWithdrawnDeclaration(t *testing.T) {
 		}}
 		c := fake.NewClientBuilder().WithScheme(scheme).WithObjects(append(drivers, node, lease, fence)...).
 			WithStatusSubresource(&corev1.Node{}, &fencingv1.NodeFence{}).
-			WithIndex(&storagev1.VolumeAttachment{}, byNode, nodeOfAttachment).Build()
+			WithIndex(&storagev1.VolumeAttachment{}, byNode, nodeOfAttachment).WithIndex(&fencingv1.NodeFence{}, byNode, nodeOfFence).Build()
 		clock := time.Now()
 		p := &parts{client: c, live: c, events: events.NewFakeRecorder(100), now: func() time.Time { return clock }, identity: "test", Options: Options{Profile: quick, Proofs: &Proofs{}}}
 		p.ear = &listener{parts: p}

@@ -192,7 +192,7 @@ func TestHostileBrakeCountsVolumesTakenOneByOne(t *testing.T) {
 	objects := []client.Object{nodeOf("n1", 0)}
 	for i := range 5 {
 		f := &fencingv1.NodeFence{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("other-", i), Finalizers: []string{finalizer}}}
-		f.Status.Phase, f.Status.Missing = fencingv1.Phase(fencing.Fencing), []string{"a power switch"}
+		f.Spec.NodeName, f.Status.Phase, f.Status.Missing = f.Name, fencingv1.Phase(fencing.Fencing), []string{"a power switch"}
 		f.Status.Conditions = []metav1.Condition{{Type: conditionStorageFenced, Status: metav1.ConditionTrue, LastTransitionTime: metav1.Now()}}
 		objects = append(objects, f)
 	}
@@ -211,7 +211,7 @@ func TestHostileFencesWithoutACommandHoldBackNoOther(t *testing.T) {
 	for i := range 6 {
 		name := fmt.Sprint("other-", i)
 		f := &fencingv1.NodeFence{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(name), CreationTimestamp: metav1.Now()}}
-		f.Status.Phase = fencingv1.Phase(fencing.Cancelled)
+		f.Spec.NodeName, f.Status.Phase = name, fencingv1.Phase(fencing.Cancelled)
 		if i < 2 {
 			f.Finalizers, f.Status.Phase, f.Status.Missing = []string{finalizer}, fencingv1.Phase(fencing.Fencing), []string{"a power switch"}
 		}
@@ -233,7 +233,7 @@ func TestHostileDeletedNodesThatRunDoNotStopAllRecovery(t *testing.T) {
 	for i, name := range []string{"gone-1", "gone-2", "gone-3", "gone-4", "gone-5"} {
 		f := &fencingv1.NodeFence{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(name), Finalizers: []string{finalizer}}}
 		f.CreationTimestamp = metav1.NewTime(time.Now().Add(-time.Duration(i) * time.Minute))
-		f.Spec.Trigger, f.Status.Phase = fencingv1.TriggerNodeDeleted, fencingv1.Phase(fencing.Fencing)
+		f.Spec.NodeName, f.Spec.Trigger, f.Status.Phase = name, fencingv1.TriggerNodeDeleted, fencingv1.Phase(fencing.Fencing)
 		objects = append(objects, f)
 	}
 	d := &detector{parts: partsOver(nil, objects...), held: map[string]hold{}}

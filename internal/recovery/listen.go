@@ -12,7 +12,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
-	fencingv1 "belay.dev/belay/api/fencing/v1alpha1"
 	"belay.dev/belay/internal/fencing"
 	"belay.dev/belay/internal/kube"
 )
@@ -67,13 +66,18 @@ func (l *listener) take(ctx context.Context, leases *coordinationv1.LeaseList) [
 func (l *listener) forget(ctx context.Context, nodes []string) {
 	for _, name := range nodes {
 		key := client.ObjectKey{Name: name}
-		if !apierrors.IsNotFound(l.client.Get(ctx, key, &corev1.Node{})) || !apierrors.IsNotFound(l.client.Get(ctx, key, &fencingv1.NodeFence{})) {
+		if !apierrors.IsNotFound(l.client.Get(ctx, key, &corev1.Node{})) || l.hasFence(ctx, name) {
 			continue
 		}
 		l.mu.Lock()
 		l.silences.Forget(name)
 		l.mu.Unlock()
 	}
+}
+
+func (l *listener) hasFence(ctx context.Context, node string) bool {
+	fences, err := l.fencesOf(ctx, node)
+	return err != nil || len(fences) > 0
 }
 
 // heard records a lease that was read from the API server itself.

@@ -23,6 +23,9 @@ import (
 // cache that lags could show a node that has come back as silent.
 func (t *turn) observe(ctx context.Context) (fencing.Observed, error) {
 	seen := fencing.Observed{ReadAt: t.now(), Ended: t.mem.ended, Epoch: t.latest}
+	if err := t.readOthers(ctx, &seen); err != nil {
+		return seen, err
+	}
 	t.readNode(ctx, &seen)
 	if seen.Exists == fencing.Unknown {
 		return seen, nil
@@ -31,15 +34,18 @@ func (t *turn) observe(ctx context.Context) (fencing.Observed, error) {
 	if err := t.readStorage(ctx, &seen); err != nil {
 		return seen, err
 	}
+	if err := t.readEarlier(ctx, &seen); err != nil {
+		return seen, err
+	}
 	source := &fencingv1.FenceSource{}
-	switch err := t.client.Get(ctx, client.ObjectKey{Name: t.fence.Name}, source); {
+	switch err := t.client.Get(ctx, client.ObjectKey{Name: t.fence.Spec.NodeName}, source); {
 	case err == nil:
 		seen.Source = boundSource(source)
 		if c := source.Status.Command; c != nil {
 			t.sent = c.Nonce
 		}
 	case !apierrors.IsNotFound(err):
-		return seen, fmt.Errorf("read FenceSource %s in the cache: %w", t.fence.Name, err)
+		return seen, fmt.Errorf("read FenceSource %s in the cache: %w", t.fence.Spec.NodeName, err)
 	}
 	t.answerWithin = seen.Source.AnswerWithin()
 	t.readAnswers(&seen.Source)
@@ -53,7 +59,7 @@ func (t *turn) observe(ctx context.Context) (fencing.Observed, error) {
 func (t *turn) readNode(ctx context.Context, seen *fencing.Observed) {
 	node := &corev1.Node{}
 	t.node = nil
-	switch err := t.live.Get(ctx, client.ObjectKey{Name: t.fence.Name}, node); {
+	switch err := t.live.Get(ctx, client.ObjectKey{Name: t.fence.Spec.NodeName}, node); {
 	case apierrors.IsNotFound(err):
 		seen.Exists = fencing.No
 		return
@@ -75,6 +81,9 @@ func (t *turn) readNode(ctx context.Context, seen *fencing.Observed) {
 			value, present = taint.Value, true
 		}
 	}
+	seen.IsolatedLater = slices.ContainsFunc(node.Spec.Taints, func(x corev1.Taint) bool {
+		return x.Key == kube.IsolationTaint && epochOf(x.Value) > t.fence.Spec.Epoch
+	})
 	seen.OutOfService = present && value == taintValue(t.fence.Spec.Epoch)
 	seen.ForeignTaint = present && !seen.OutOfService
 	if !present {
@@ -107,7 +116,7 @@ func (t *turn) mayBeAnother(ctx context.Context, shown fencing.Boot) bool {
 		return false
 	}
 	source := &fencingv1.FenceSource{}
-	if t.client.Get(ctx, client.ObjectKey{Name: t.fence.Name}, source) == nil && boundSource(source).Machine == shown.Machine {
+	if t.client.Get(ctx, client.ObjectKey{Name: t.fence.Spec.NodeName}, source) == nil && boundSource(source).Machine == shown.Machine {
 		twin, err := t.twin(ctx, source)
 		return err != nil || twin
 	}
@@ -119,7 +128,7 @@ func (t *turn) mayBeAnother(ctx context.Context, shown fencing.Boot) bool {
 // readLease reads the lease of the node. One that says something else than when the node was suspected is a sign of life.
 func (t *turn) readLease(ctx context.Context, seen *fencing.Observed) {
 	lease := &coordinationv1.Lease{}
-	err := t.live.Get(ctx, client.ObjectKey{Namespace: corev1.NamespaceNodeLease, Name: t.fence.Name}, lease)
+	err := t.live.Get(ctx, client.ObjectKey{Namespace: corev1.NamespaceNodeLease, Name: t.fence.Spec.NodeName}, lease)
 	switch {
 	case err == nil:
 		t.ear.heard(lease)
@@ -135,7 +144,7 @@ func (t *turn) readLease(ctx context.Context, seen *fencing.Observed) {
 		t.mem.alive, t.mem.aliveAs = t.now(), seen.Now.NodeUID
 	}
 	seen.AliveSince = t.mem.alive
-	silent, limit, known := t.ear.of(t.fence.Name)
+	silent, limit, known := t.ear.of(t.fence.Spec.NodeName)
 	seen.Silent = known && silent >= limit
 }
 
@@ -189,7 +198,7 @@ func (t *turn) answered(nonce string) bool {
 func (t *turn) list(ctx context.Context) error {
 	left := &remains{}
 	pods := &corev1.PodList{}
-	if err := t.live.List(ctx, pods, client.MatchingFields{"spec.nodeName": t.fence.Name}); err != nil {
+	if err := t.live.List(ctx, pods, client.MatchingFields{"spec.nodeName": t.fence.Spec.NodeName}); err != nil {
 		return fmt.Errorf("list the pods of the node: %w", err)
 	}
 	first := t.mem.bound == nil || !t.mem.boundAt.Equal(t.mem.tainted)
@@ -208,7 +217,7 @@ func (t *turn) list(ctx context.Context) error {
 		})
 	}
 	attachments := &storagev1.VolumeAttachmentList{}
-	if err := t.client.List(ctx, attachments, client.MatchingFields{byNode: t.fence.Name}); err != nil {
+	if err := t.client.List(ctx, attachments, client.MatchingFields{byNode: t.fence.Spec.NodeName}); err != nil {
 		return fmt.Errorf("list the VolumeAttachments of the node in the cache: %w", err)
 	}
 	if left.attachments = t.ofBoot(attachments); len(left.attachments) == 0 {
@@ -230,11 +239,11 @@ func returns(pod *corev1.Pod) bool {
 // ofBoot returns the VolumeAttachments of the node that were not made for another boot. Once another machine has the name, one without a
 // record may be that machine's.
 func (t *turn) ofBoot(list *storagev1.VolumeAttachmentList) (left []fencing.Attachment) {
-	replaced := t.node != nil && bootOf(t.node).Since(fenceState(t.fence).Boot) == fencing.OtherMachine
+	replaced := t.later || t.node != nil && bootOf(t.node).Replaces(kube.FencedBoot(t.fence))
 	for i := range list.Items {
 		va := &list.Items[i]
 		boot := va.Annotations[kube.BootIDAnnotation]
-		if va.Spec.NodeName != t.fence.Name || boot != t.fence.Spec.BootID && (boot != "" || replaced) {
+		if va.Spec.NodeName != t.fence.Spec.NodeName || boot != t.fence.Spec.BootID && (boot != "" || replaced) {
 			continue
 		}
 		a := fencing.Attachment{Name: va.Name, UID: string(va.UID), Version: va.ResourceVersion, Deleting: va.DeletionTimestamp != nil}

@@ -51,7 +51,10 @@ func (d *detector) attached(ctx context.Context, node *corev1.Node) (bool, error
 	if err := d.client.List(ctx, attachments, client.UnsafeDisableDeepCopy, client.MatchingFields{byNode: node.Name}); err != nil {
 		return false, fmt.Errorf("list the VolumeAttachments of node %s in the cache: %w", node.Name, err)
 	}
-	return len(attachments.Items) > 0, nil
+	shown := bootOf(node)
+	return slices.ContainsFunc(attachments.Items, func(va storagev1.VolumeAttachment) bool {
+		return !shown.Replaces(kube.RecordedBoot(&va)) // an earlier machine of the name has it
+	}), nil
 }
 
 // occupant returns what a pod says of its node.

@@ -15,6 +15,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"belay.dev/belay/internal/fencing"
+	"belay.dev/belay/internal/kube"
 	"belay.dev/belay/internal/testing/fixture"
 )
 
@@ -38,6 +39,11 @@ func TestOccupants(t *testing.T) {
 			p.DeletionTimestamp, p.DeletionGracePeriodSeconds, p.Finalizers = &at, &grace, []string{"test/hold"}
 		}
 	}
+	ofMachine := func(uuid string) client.Object {
+		va := fixture.Attachment("va", "disk.test", "n1", "pv")
+		va.Annotations = map[string]string{kube.BootIDAnnotation: "boot", kube.SystemUUIDAnnotation: uuid}
+		return va
+	}
 	for name, c := range map[string]struct {
 		objects []client.Object
 		node    func(*corev1.Node)
@@ -54,6 +60,8 @@ func TestOccupants(t *testing.T) {
 		"what is the node's own":      {[]client.Object{with(corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/"}})}, nil, fencing.Yes, false},
 		"a ConfigMap":                 {[]client.Object{with(corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{}})}, nil, fencing.Yes, false},
 		"a VolumeAttachment":          {[]client.Object{fixture.Attachment("va", "disk.test", "n1", "pv")}, nil, fencing.No, false},
+		"one of an earlier machine":   {[]client.Object{ofMachine("hw-before")}, nil, fencing.Yes, false},
+		"one that is recorded":        {[]client.Object{ofMachine("hw-n1")}, nil, fencing.No, false},
 		"one of another node":         {[]client.Object{fixture.Attachment("va", "disk.test", "n2", "pv")}, nil, fencing.Yes, false},
 		"it reports a volume in use":  {nil, func(n *corev1.Node) { n.Status.VolumesInUse = []corev1.UniqueVolumeName{"v"} }, fencing.No, false},
 		"it reports one as attached":  {nil, func(n *corev1.Node) { n.Status.VolumesAttached = []corev1.AttachedVolume{{Name: "v"}} }, fencing.No, false},

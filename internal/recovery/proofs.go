@@ -1,6 +1,8 @@
 package recovery
 
 import (
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -11,28 +13,41 @@ import (
 // zero value has none.
 type Proofs struct {
 	mu     sync.Mutex
-	byNode map[string]fencing.Proof
-	lives  map[string]fencing.Life // of the power switches
+	proofs map[string]fencing.Proof // by NodeFence: a node has one for each machine of its name that is being fenced
+	lives  map[string]fencing.Life  // of the power switches, by NodeFence
 	onNew  []func(node string)
 	ear    *listener // knows the leases; nil before Setup
 }
 
-// Of returns the proof about a node, which proves nothing if there is none.
-func (p *Proofs) Of(node string) fencing.Proof {
+// Of returns the proofs about the boots of a node.
+func (p *Proofs) Of(node string) (of []fencing.Proof) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.byNode[node].At(time.Now())
+	for _, name := range slices.Sorted(maps.Keys(p.proofs)) {
+		if proof := p.proofs[name].At(time.Now()); proof.Class() != "" && proof.Boot().Node == node {
+			of = append(of, proof)
+		}
+	}
+	return of
 }
 
-// Life returns which boot of a node runs: the one that its power switch says is on, or the one that the Node shows and its lease vouches for.
-func (p *Proofs) Life(shown fencing.Boot) fencing.Life {
+// Lives returns which boots of a node run: those that a power switch says are on, and the one that the Node shows and its lease vouches for.
+func (p *Proofs) Lives(shown fencing.Boot) (lives []fencing.Life) {
 	p.mu.Lock()
-	life, ear := p.lives[shown.Node].At(time.Now()), p.ear
-	p.mu.Unlock()
-	if life.Sign() == "" && ear != nil {
-		life = ear.life(shown)
+	ear := p.ear
+	for _, name := range slices.Sorted(maps.Keys(p.lives)) {
+		if life := p.lives[name].At(time.Now()); life.Sign() != "" && life.Node() == shown.Node {
+			lives = append(lives, life)
+		}
 	}
-	return life
+	p.mu.Unlock()
+	if ear == nil {
+		return lives
+	}
+	if life := ear.life(shown); life.Sign() != "" {
+		lives = append(lives, life)
+	}
+	return lives
 }
 
 // listen sets where the leases are known.
@@ -52,34 +67,35 @@ func (p *Proofs) OnNew(call func(node string)) {
 	p.onNew = append(p.onNew, call)
 }
 
-// decided takes what a decision knows: its proof, and which boot runs. No proof takes back what was proven before. No sign of life takes
+// decided takes what a decision on a NodeFence knows: its proof, and which boot runs. No proof takes back what was proven before. No sign of life takes
 // nothing back, unless the end of the boot is proven: it ends by itself.
-func (p *Proofs) decided(node string, d fencing.Decision) {
+func (p *Proofs) decided(fence string, d fencing.Decision) {
 	proof := d.Proof
 	if p == nil {
 		return
 	}
 	p.mu.Lock()
-	if p.byNode == nil {
-		p.byNode, p.lives = map[string]fencing.Proof{}, map[string]fencing.Life{}
+	if p.proofs == nil {
+		p.proofs, p.lives = map[string]fencing.Proof{}, map[string]fencing.Life{}
 	}
 	switch {
 	case proof.Class() != "" && proof.Class() != fencing.StorageFenced:
-		delete(p.lives, node)
+		delete(p.lives, fence)
 	case d.Life.Sign() != "":
-		p.lives[node] = d.Life
+		p.lives[fence] = d.Life
 	}
-	before := p.byNode[node]
-	delete(p.byNode, node)
+	before := p.proofs[fence]
+	delete(p.proofs, fence)
 	if proof.Class() != "" {
-		p.byNode[node] = proof
+		p.proofs[fence] = proof
 	}
+	maps.DeleteFunc(p.lives, func(_ string, l fencing.Life) bool { return l.At(time.Now()).Sign() == "" })
 	call := p.onNew
 	p.mu.Unlock()
 	if proof.Class() == "" || proof.Equal(before) {
 		return
 	}
 	for _, f := range call {
-		f(node)
+		f(proof.Boot().Node)
 	}
 }

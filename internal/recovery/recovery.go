@@ -146,6 +146,9 @@ func Setup(mgr manager.Manager, identity string, o Options) error {
 			return fmt.Errorf("index VolumeAttachments by node: %w", err)
 		}
 	}
+	if err := mgr.GetFieldIndexer().IndexField(context.Background(), &fencingv1.NodeFence{}, byNode, nodeOfFence); err != nil {
+		return fmt.Errorf("index NodeFences by node: %w", err)
+	}
 	d := &detector{parts: p, held: map[string]hold{}, leases: map[string]time.Time{}}
 	err := build(mgr, "recovery-detector", 1).WatchesRawSource(start()).Complete(d)
 	if err == nil && o.Roles.Detector && o.NodeLeases != "" {
@@ -157,7 +160,7 @@ func Setup(mgr manager.Manager, identity string, o Options) error {
 	if err == nil && o.Roles.Fencer {
 		f := newFencer(p)
 		err = build(mgr, "recovery-fencer", agents).For(&fencingv1.FenceSource{}).
-			Watches(&fencingv1.NodeFence{}, ofNode()).
+			Watches(&fencingv1.NodeFence{}, ofFencedNode()).
 			Watches(&corev1.Node{}, ofNode()).
 			Complete(f)
 	}
@@ -174,13 +177,13 @@ func Setup(mgr manager.Manager, identity string, o Options) error {
 }
 
 func (p *parts) setupActor(mgr manager.Manager) error {
-	b := build(mgr, "recovery-actor", agents).For(&fencingv1.NodeFence{})
+	b := build(mgr, actorName, agents).For(&fencingv1.NodeFence{})
 	if p.Proofs != nil {
 		b = b.Watches(&storagev1.CSIDriver{}, handler.EnqueueRequestsFromMapFunc(p.allFences))
 	}
 	return b.
-		Watches(&corev1.Node{}, ofNode()).
-		Watches(&coordinationv1.Lease{}, ofNode()).
+		Watches(&corev1.Node{}, p.fenced()).
+		Watches(&coordinationv1.Lease{}, p.fenced()).
 		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(p.fenceOfPod)).
 		Watches(&storagev1.VolumeAttachment{}, handler.EnqueueRequestsFromMapFunc(p.fenceOfAttachment)).
 		Complete(&actor{parts: p, known: map[types.UID]*memory{}})
@@ -197,6 +200,9 @@ func cachesReady(caches cache.Cache) healthz.Checker {
 		return nil
 	}
 }
+
+// actorName is the name of the actor's controller.
+const actorName = "recovery-actor"
 
 // agents is how many nodes are worked on at a time: a minute is enough to exercise the switches of some thousand nodes.
 const agents = 40
@@ -215,7 +221,7 @@ func build(mgr manager.Manager, name string, workers int) *builder.Builder {
 		EnableWarmup:            &yes, // a standby watches too, and takes over at once
 		SkipNameValidation:      &yes, // tests run several in one process
 		LogConstructor: func(r *reconcile.Request) logr.Logger {
-			if r == nil || r.Name == allNodes {
+			if r == nil || r.Name == allNodes || name == actorName { // the actor's are of NodeFences
 				return mgr.GetLogger()
 			}
 			return mgr.GetLogger().WithValues("node", r.Name)
@@ -226,7 +232,7 @@ func build(mgr manager.Manager, name string, workers int) *builder.Builder {
 // allNodes is the one request of the detector. No node has such a name.
 const allNodes = "*"
 
-// ofNode maps a Node, a Lease or a NodeFence to the name that all objects about one node share.
+// ofNode maps a Node to its name, which its FenceSource has too.
 func ofNode() handler.EventHandler {
 	return handler.EnqueueRequestsFromMapFunc(func(_ context.Context, object client.Object) []reconcile.Request {
 		return request(object.GetName())
@@ -237,26 +243,19 @@ func request(name string) []reconcile.Request {
 	return []reconcile.Request{{NamespacedName: types.NamespacedName{Name: name}}}
 }
 
-// byNode is the index of VolumeAttachments by node.
+// byNode is the index of VolumeAttachments and NodeFences by node.
 const byNode = "spec.nodeName"
 
 func nodeOfAttachment(object client.Object) []string {
 	return []string{object.(*storagev1.VolumeAttachment).Spec.NodeName}
 }
 
-// fenceOfPod maps a pod to the fence of its node.
+// fenceOfPod maps a pod to the fences of its node.
 func (p *parts) fenceOfPod(ctx context.Context, object client.Object) []reconcile.Request {
 	return p.fenceOf(ctx, object.(*corev1.Pod).Spec.NodeName)
 }
 
-// fenceOfAttachment maps a VolumeAttachment to the fence of its node.
+// fenceOfAttachment maps a VolumeAttachment to the fences of its node.
 func (p *parts) fenceOfAttachment(ctx context.Context, object client.Object) []reconcile.Request {
 	return p.fenceOf(ctx, object.(*storagev1.VolumeAttachment).Spec.NodeName)
-}
-
-func (p *parts) fenceOf(ctx context.Context, node string) []reconcile.Request {
-	if node == "" || p.client.Get(ctx, client.ObjectKey{Name: node}, &fencingv1.NodeFence{}) != nil {
-		return nil
-	}
-	return request(node)
 }

@@ -72,14 +72,18 @@ func (d *detector) lookedAt(node string) decision.Reason {
 	return d.looked[node]
 }
 
-// remediationsOf maps a Node or a NodeFence to the remediations of its name.
+// remediationsOf maps a Node or a NodeFence to the remediations of the node.
 func (p *parts) remediationsOf(ctx context.Context, object client.Object) (requests []reconcile.Request) {
+	node := object.GetName()
+	if f, ok := object.(*fencingv1.NodeFence); ok {
+		node = f.Spec.NodeName
+	}
 	list := &fencingv1.BelayRemediationList{}
 	if p.client.List(ctx, list, client.UnsafeDisableDeepCopy) != nil {
 		return nil
 	}
 	for i := range list.Items {
-		if r := &list.Items[i]; kube.RemediatedNode(r) == object.GetName() {
+		if r := &list.Items[i]; kube.RemediatedNode(r) == node {
 			requests = append(requests, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(r)})
 		}
 	}
@@ -139,12 +143,9 @@ func (r *remediator) read(ctx context.Context, x *remedied) error {
 	if name == "" {
 		return nil
 	}
-	fence, node := &fencingv1.NodeFence{}, &corev1.Node{}
-	switch err := r.live.Get(ctx, client.ObjectKey{Name: name}, fence); {
-	case err == nil && (!finished(fence) || !fence.CreationTimestamp.Before(&x.object.CreationTimestamp)):
-		x.fence = fence
-	case client.IgnoreNotFound(err) != nil:
-		return fmt.Errorf("read NodeFence %s: %w", name, err)
+	fences, node := &fencingv1.NodeFenceList{}, &corev1.Node{}
+	if err := r.live.List(ctx, fences); err != nil {
+		return fmt.Errorf("list NodeFences: %w", err)
 	}
 	switch err := r.live.Get(ctx, client.ObjectKey{Name: name}, node); {
 	case err == nil:
@@ -152,6 +153,7 @@ func (r *remediator) read(ctx context.Context, x *remedied) error {
 	case !apierrors.IsNotFound(err):
 		return fmt.Errorf("read node %s: %w", name, err)
 	}
+	x.choose(pointers(fences), name)
 	source := &fencingv1.FenceSource{}
 	switch err := r.client.Get(ctx, client.ObjectKey{Name: name}, source); {
 	case err == nil:
@@ -160,6 +162,19 @@ func (r *remediator) read(ctx context.Context, x *remedied) error {
 		return fmt.Errorf("read FenceSource %s in the cache: %w", name, err)
 	}
 	return nil
+}
+
+// choose finds the fence of the node that the remediation is about: that of the machine which the Node shows, and not one of an earlier machine of the name that
+// waits for evidence. If the Node is gone, it is the latest.
+func (x *remedied) choose(fences []*fencingv1.NodeFence, node string) {
+	if x.node != nil {
+		shown := bootOf(x.node)
+		fences = slices.DeleteFunc(fences, func(f *fencingv1.NodeFence) bool { return shown.Replaces(kube.FencedBoot(f)) })
+	}
+	f := kube.LatestFence(fences, node)
+	if f != nil && (!finished(f) || !f.CreationTimestamp.Before(&x.object.CreationTimestamp)) {
+		x.fence = f
+	}
 }
 
 // own reports whether the fence began for a remediation, and is not over.
@@ -185,7 +200,7 @@ func (r *remediator) withdraw(ctx context.Context, x *remedied) error {
 		return fmt.Errorf("list BelayRemediations: %w", err)
 	}
 	for i := range list.Items {
-		if other := &list.Items[i]; kube.RemediatedNode(other) == x.fence.Name && kube.RemediationAsks(other) {
+		if other := &list.Items[i]; kube.RemediatedNode(other) == x.fence.Spec.NodeName && kube.RemediationAsks(other) {
 			return nil
 		}
 	}

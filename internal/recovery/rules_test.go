@@ -29,6 +29,7 @@ import (
 func partsOver(dial Dial, objects ...client.Object) *parts {
 	c := fake.NewClientBuilder().WithScheme(scheme).WithObjects(objects...).
 		WithIndex(&storagev1.VolumeAttachment{}, byNode, nodeOfAttachment).
+		WithIndex(&fencingv1.NodeFence{}, byNode, nodeOfFence).
 		WithIndex(&corev1.Pod{}, "spec.nodeName", func(object client.Object) []string { return []string{object.(*corev1.Pod).Spec.NodeName} }).
 		WithStatusSubresource(&corev1.Node{}, &fencingv1.NodeFence{}, &fencingv1.FenceSource{}).Build()
 	p := &parts{client: c, live: c, events: &events.FakeRecorder{}, now: time.Now, identity: "test", Options: Options{Profile: quick, Brakes: fencing.DefaultBrakes(), Dial: dial}}
@@ -139,7 +140,7 @@ func TestReturns(t *testing.T) {
 
 // TestForgottenNodes: the silence of a node is known as long as it has a lease, a Node object or a fence, and is forgotten after that.
 func TestForgottenNodes(t *testing.T) {
-	node, lease, fence := nodeOf("n1", 0), leaseOf("n1"), &fencingv1.NodeFence{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}
+	node, lease, fence := nodeOf("n1", 0), leaseOf("n1"), &fencingv1.NodeFence{ObjectMeta: metav1.ObjectMeta{Name: "n1"}, Spec: fencingv1.NodeFenceSpec{NodeName: "n1"}}
 	p := partsOver(nil, node, lease, fence)
 	for _, goes := range []client.Object{nil, lease, node, fence} {
 		if goes != nil {

@@ -305,6 +305,10 @@ func fill(list client.ObjectList, objects []client.Object, options []client.List
 				if x.Spec.NodeName != node {
 					continue
 				}
+			case *fencingv1.NodeFence:
+				if x.Spec.NodeName != node {
+					continue
+				}
 			}
 		}
 		found = append(found, object.DeepCopyObject())

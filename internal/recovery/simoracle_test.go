@@ -43,11 +43,11 @@ func (w *world) breaks(invariant, format string, args ...any) {
 // about is what a request is about that is sent now.
 func (p *process) about(ctx context.Context) target {
 	label, _ := ctx.Value(labelKey{}).(string)
-	part, node, _ := strings.Cut(label, " ")
-	if f := p.world.fence(node); f != nil {
-		return target{node, f.Spec.BootID, f.Spec.MachineID, part}
+	part, name, _ := strings.Cut(label, " ")
+	if f := p.world.fence(name); f != nil {
+		return target{f.Spec.NodeName, f.Spec.BootID, f.Spec.MachineID, part}
 	}
-	return target{node: node, part: part}
+	return target{node: name, part: part}
 }
 
 // excuse notes that something is permitted that docs/not-guaranteed.md lists as not guaranteed.
@@ -164,21 +164,24 @@ func (w *world) judgeCreate(object client.Object) {
 	w.count["fences "+string(f.Spec.Trigger)]++
 	w.judgeChance(f)
 	switch {
-	case f.Spec.Epoch != w.epochs[f.Name]:
+	case f.Spec.Epoch != w.epochs[f.Spec.NodeName]:
 	case w.restores > 0 && w.excuse(excuse.Restored):
 	default:
 		w.breaks("epoch", "epoch %d of %s again", f.Spec.Epoch, f.Name)
 	}
 }
 
-// judgeEpoch: the epochs of the taints of a node rise. One counts once a taint has it.
-func (w *world) judgeEpoch(node string, epoch int64) {
+// judgeEpoch: the epochs of the taints that a node has for a machine rise. One counts once a taint has it.
+func (w *world) judgeEpoch(f *fencingv1.NodeFence) {
+	node, epoch := f.Spec.NodeName, f.Spec.Epoch
+	machine := node + " " + f.Spec.MachineID
+	w.epochs[node] = max(w.epochs[node], epoch)
 	switch {
-	case epoch >= w.epochs[node]:
-		w.epochs[node] = epoch
+	case epoch >= w.epochs[machine]:
+		w.epochs[machine] = epoch
 	case w.restores > 0 && w.excuse(excuse.Restored):
 	default:
-		w.breaks("epoch", "%s is tainted with epoch %d after %d", node, epoch, w.epochs[node])
+		w.breaks("epoch", "%s is tainted with epoch %d for a machine after %d", node, epoch, w.epochs[machine])
 	}
 }
 
@@ -205,7 +208,7 @@ func (p *process) sends(ctx context.Context, object client.Object, status bool) 
 		if before == nil || !slices.ContainsFunc(x.Spec.Taints, own) || slices.ContainsFunc(before.Spec.Taints, own) {
 			return
 		}
-		if f := w.fence(x.Name); f != nil && f.Spec.Statement != nil {
+		if f := w.tainter(x, kube.OutOfServiceTaint); f != nil && f.Spec.Statement != nil {
 			return
 		}
 		if !p.knowsOff(x.Name, x.Annotations[kube.FencedBootAnnotation], fencing.FreshFor) {
@@ -216,7 +219,7 @@ func (p *process) sends(ctx context.Context, object client.Object, status bool) 
 
 func (p *process) stores(f *fencingv1.NodeFence, nonce string) {
 	if p.world.asked[nonce] == nil {
-		p.world.asked[nonce] = &question{by: p, node: f.Name, at: time.Now(), boot: f.Spec.BootID, nonce: nonce}
+		p.world.asked[nonce] = &question{by: p, node: f.Spec.NodeName, at: time.Now(), boot: f.Spec.BootID, nonce: nonce}
 	}
 }
 
@@ -233,9 +236,11 @@ func (p *process) knowsOff(node, boot string, since time.Duration) bool {
 // judgeOffAnswer notes that a switch said Off to whom asks: all questions about its node that are stored and open by then.
 func (w *world) judgeOffAnswer(s simSwitch) {
 	node := s.b.node()
-	f := w.fence(node)
+	fences := w.fencesOf(node)
 	for _, q := range w.asked {
-		answered := f != nil && slices.ContainsFunc(f.Status.Evidence, func(e fencingv1.Evidence) bool { return e.Nonce == q.nonce })
+		answered := slices.ContainsFunc(fences, func(f *fencingv1.NodeFence) bool {
+			return slices.ContainsFunc(f.Status.Evidence, func(e fencingv1.Evidence) bool { return e.Nonce == q.nonce })
+		})
 		if q.node != node || answered {
 			continue
 		}
@@ -245,7 +250,7 @@ func (w *world) judgeOffAnswer(s simSwitch) {
 
 // judgeOffSent: a command is sent only to a node that was silent when it was read a moment before.
 func (w *world) judgeOffSent(p *process, b *bmc, label string) {
-	f := w.fence(b.node())
+	f := w.commander(b)
 	if f == nil || finished(f) {
 		w.breaks("off", "%s (%s) commands the switch of %s, which has no fence", p.name, label, b.node())
 		return
@@ -274,7 +279,7 @@ func (w *world) judgeOffSent(p *process, b *bmc, label string) {
 // judgeOff: what is switched off is the machine that is being fenced.
 func (w *world) judgeOff(b *bmc) {
 	w.count["offs"]++
-	f, node := w.fence(b.node()), w.node(b.node())
+	f, node := w.commander(b), w.node(b.node())
 	switch {
 	case time.Since(b.swapped) < 10*time.Second && w.excuse(excuse.SwappedCable):
 	case w.restores > 0 && w.excuse(excuse.Restored):
@@ -294,13 +299,13 @@ func isolated(node *corev1.Node) bool {
 // judgeProofs: no Proof without fresh evidence of this boot.
 func (w *world) judgeProofs() {
 	for _, p := range w.processes {
+		var all []fencing.Proof
 		for _, name := range simNodes {
-			proof := p.proofs.Of(name)
+			all = append(all, p.proofs.Of(name)...)
+		}
+		for _, proof := range all {
 			boot := proof.Boot()
-			if proof.Class() == "" {
-				delete(p.proven, name)
-				continue
-			}
+			name := boot.Node
 			if proof.Class() == fencing.StorageFenced {
 				for _, b := range []fencing.Volume{{Driver: otherDriver, Handle: "v3"}, {}} {
 					if w.plane.detaches != withProofs || proof.Holds(boot, b) {
@@ -357,8 +362,11 @@ func (w *world) judgePatch(by *process, before, after client.Object) {
 	case *corev1.Node:
 		old := before.(*corev1.Node)
 		w.say("%s: taints of %s: %v", by.name, x.Name, x.Spec.Taints)
-		if f := w.fence(x.Name); f != nil && isolated(x) {
-			w.judgeEpoch(x.Name, f.Spec.Epoch)
+		if f := w.tainter(x, kube.IsolationTaint); f != nil {
+			w.judgeEpoch(f)
+			if len(w.open(x.Name)) > 1 {
+				w.count["isolated beside another fence"]++
+			}
 		}
 		for _, t := range old.Spec.Taints {
 			foreign := !strings.HasPrefix(t.Value, kube.FenceTaintPrefix)
@@ -383,15 +391,52 @@ func (w *world) settled() string {
 		}
 	}
 	for _, name := range simNodes {
-		f, node := w.fence(name), w.node(name)
+		open, node := w.open(name), w.node(name)
+		for _, f := range open {
+			if node != nil && (w.current(name).on || f.Status.Phase != fencingv1.Phase(fencing.Moved)) {
+				return fmt.Sprintf("the fence %s of %s is %s, missing %v", f.Name, name, f.Status.Phase, f.Status.Missing)
+			}
+		}
 		switch {
 		case node == nil:
 			return name + " has no Node"
-		case f != nil && !finished(f) && (w.current(name).on || f.Status.Phase != fencingv1.Phase(fencing.Moved)):
-			return fmt.Sprintf("the fence of %s is %s, missing %v", name, f.Status.Phase, f.Status.Missing)
-		case (f == nil || finished(f)) && slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool { return strings.HasPrefix(t.Value, kube.FenceTaintPrefix) }):
+		case len(open) == 0 && slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool { return strings.HasPrefix(t.Value, kube.FenceTaintPrefix) }):
 			return fmt.Sprintf("%s has taints and no fence: %v", name, node.Spec.Taints)
 		}
 	}
 	return w.nhc.settled()
+}
+
+// fencesOf are the fences of a node, those of earlier machines of the name too. They are shared, and never changed.
+func (w *world) fencesOf(node string) []*fencingv1.NodeFence {
+	return slices.DeleteFunc(storedAs[*fencingv1.NodeFence](w, "NodeFence"), func(f *fencingv1.NodeFence) bool { return f.Spec.NodeName != node })
+}
+
+// open are the fences of a node that are not over.
+func (w *world) open(node string) []*fencingv1.NodeFence {
+	return slices.DeleteFunc(w.fencesOf(node), finished)
+}
+
+// tainter is the fence that has set a taint of a Node, nil for none.
+func (w *world) tainter(node *corev1.Node, key string) *fencingv1.NodeFence {
+	for _, f := range w.fencesOf(node.Name) {
+		if slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool { return t.Key == key && t.Value == taintValue(f.Spec.Epoch) }) {
+			return f
+		}
+	}
+	return nil
+}
+
+// commander is the fence for which a switch is commanded: that of the machine which it is wired to, or else the one for which the last command was stored.
+func (w *world) commander(b *bmc) (f *fencingv1.NodeFence) {
+	source := storedCopy[*fencingv1.FenceSource](w, "FenceSource", b.node())
+	for _, of := range w.fencesOf(b.node()) {
+		switch {
+		case of.Spec.MachineID == b.wired.uuid && !finished(of):
+			return of
+		case source != nil && source.Status.Command != nil && source.Status.Command.Fence == string(of.UID):
+			f = of
+		}
+	}
+	return f
 }

@@ -256,13 +256,14 @@ func (p *plane) forces(va *storagev1.VolumeAttachment) bool {
 		}
 		for _, process := range p.processes {
 			volume := fencing.Volume{Driver: va.Spec.Attacher, Handle: *va.Spec.Source.PersistentVolumeName}
-			proof := process.proofs.Of(va.Spec.NodeName)
-			if proof.Holds(boot, volume) {
-				p.byStorage = proof.Class() == fencing.StorageFenced
-				return true
+			for _, proof := range process.proofs.Of(va.Spec.NodeName) {
+				if proof.Holds(boot, volume) {
+					p.byStorage = proof.Class() == fencing.StorageFenced
+					return true
+				}
+				node := p.node(va.Spec.NodeName)
+				proven = proven || node != nil && proof.Class() != fencing.StorageFenced && proof.Boot() == bootOf(node)
 			}
-			node := p.node(va.Spec.NodeName)
-			proven = proven || node != nil && proof.Class() != "" && proof.Class() != fencing.StorageFenced && proof.Boot() == bootOf(node)
 		}
 	}
 	p.byStorage = false

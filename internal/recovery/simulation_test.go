@@ -54,8 +54,8 @@ type process struct {
 	cancel  context.CancelFunc
 	ended   sync.WaitGroup
 	proofs  *Proofs
-	// proven and everProven are the oracle's.
-	proven, everProven map[string]bool
+	// everProven is the oracle's.
+	everProven map[string]bool
 
 	detector   *detector
 	remediator *remediator
@@ -72,7 +72,7 @@ func (w *world) startProcess(roles Roles) {
 	w.started++
 	p := &process{
 		world: w, name: fmt.Sprint("p", w.started), cache: map[string][]client.Object{}, seen: map[string]int{}, proofs: &Proofs{},
-		proven: map[string]bool{}, everProven: map[string]bool{}, due: map[string]time.Time{}, working: map[string]bool{}, failed: map[string]int{},
+		everProven: map[string]bool{}, due: map[string]time.Time{}, working: map[string]bool{}, failed: map[string]int{},
 	}
 	p.ctx, p.cancel = context.WithCancel(log.IntoContext(context.Background(), logr.Discard()))
 	shared := &parts{
@@ -88,6 +88,7 @@ func (w *world) startProcess(roles Roles) {
 			p.remediator = &remediator{parts: shared, looked: func(node string) decision.Reason { return p.detector.lookedAt(node) }}
 		}
 	}
+	shared.BesideUpstream = w.plane.detaches == upstreams
 	if w.plane.detaches != withProofs {
 		shared.Proofs = nil // as belay-controller without its attach/detach controller
 	}
@@ -162,11 +163,13 @@ func (p *process) wakeFor(kind string, o client.Object) {
 		names = []string{x.Spec.NodeName}
 	case *storagev1.VolumeAttachment:
 		names = []string{x.Spec.NodeName}
+	case *fencingv1.NodeFence:
+		names = []string{x.Spec.NodeName}
 	case *storagev1.CSIDriver:
 		return // it is there from the beginning
 	case *fencingv1.BelayRemediation: // only the remediator watches them
 	default:
-		if names = []string{o.GetName()}; kind == "Pod" || kind == "VolumeAttachment" {
+		if names = []string{o.GetName()}; kind == "Pod" || kind == "VolumeAttachment" || kind == "NodeFence" {
 			names = simNodes // it is gone, wherever it was
 		}
 	}
@@ -178,7 +181,19 @@ func (p *process) wakeFor(kind string, o client.Object) {
 			p.wake("fencer", name)
 		}
 		if p.actor != nil && kind != "FenceSource" && kind != "BelayRemediation" {
-			p.wake("actor", name)
+			p.wakeActor(name)
+		}
+	}
+	if p.actor != nil && kind == "NodeFence" { // also one that is gone
+		p.wake("actor", o.GetName())
+	}
+}
+
+// wakeActor wakes the actor for each fence of a node that its cache has.
+func (p *process) wakeActor(node string) {
+	for _, o := range p.cache["NodeFence"] {
+		if f := o.(*fencingv1.NodeFence); f.Spec.NodeName == node {
+			p.wake("actor", f.Name)
 		}
 	}
 }
@@ -246,6 +261,9 @@ func (w *world) step() {
 	}
 	if w.nhc != nil {
 		w.nhc.turn()
+	}
+	if !w.calm && w.byName {
+		w.nameTrouble()
 	}
 	if w.hostile.neverRegisters {
 		w.vanishing()
@@ -423,7 +441,7 @@ func (w *world) end(p *process) {
 
 // people are those with kubectl.
 func (w *world) people(m *hardware) {
-	node, f := w.node(m.name), w.fence(m.name)
+	node, f := w.node(m.name), w.anyFence(m.name)
 	ctx := context.Background()
 	switch w.rng.IntN(9) {
 	case 8:
@@ -436,19 +454,19 @@ func (w *world) people(m *hardware) {
 		}
 	case 1: // another machine in the place of one that is off, or cut off
 		if !m.on || m.cut {
-			m.gone = true
-			other := &hardware{name: m.name, uuid: m.uuid + "'", on: true, boot: 1, runs: map[string]string{}, refused: map[string]time.Time{}, lied: map[int]bool{}}
-			w.machines = append(w.machines, other)
-			w.say("%s comes in the place of %s", other, m)
+			w.replace(m)
 		}
 	case 2, 3:
-		if f != nil && !m.on { // who looked knows
+		if f == nil || finished(f) { // one that is over takes nothing
+			return
+		}
+		if of := w.byUUID(f.Spec.MachineID); !of.on { // who looked knows
 			w.say("a person says that %s is off", f.Spec.MachineID)
-			w.state(m, f)
+			w.state(of, f)
 		}
 	case 4:
 		if f != nil && f.DeletionTimestamp == nil {
-			w.say("a person deletes the fence of %s", m.name)
+			w.say("a person deletes the fence %s", f.Name)
 			must2(w.t, w.api.Delete(ctx, f))
 			w.changed("NodeFence")
 		}
@@ -540,8 +558,8 @@ func (w *world) heal() {
 
 // darken takes the power of a machine for good. Its volumes move, whatever its kubelet wrote before, and their tenant into the pods.
 func (w *world) darken(m *hardware) {
-	node, f := w.node(m.name), w.fence(m.name)
-	if node == nil || node.Status.NodeInfo.BootID != m.bootID() || f != nil && !finished(f) || m.lied[m.boot] || !m.resumed.IsZero() {
+	node := w.node(m.name)
+	if node == nil || node.Status.NodeInfo.BootID != m.bootID() || len(w.open(m.name)) > 0 || m.lied[m.boot] || !m.resumed.IsZero() {
 		return
 	}
 	w.say("%s loses its power for good", m)
@@ -554,15 +572,22 @@ func (w *world) darken(m *hardware) {
 // speak has people say what they know about machines that are gone, and that no switch speaks for.
 func (w *world) speak() {
 	for _, name := range simNodes {
-		f := w.fence(name)
-		if f == nil || finished(f) || f.Spec.Statement != nil {
-			continue
-		}
-		if m := w.byUUID(f.Spec.MachineID); m.gone || m.dark {
-			w.say("a person says that %s is off", m)
-			w.state(m, f)
+		for _, f := range w.open(name) {
+			if m := w.byUUID(f.Spec.MachineID); f.Spec.Statement == nil && (m.gone || m.dark) {
+				w.say("a person says that %s is off", m)
+				w.state(m, f.DeepCopy())
+			}
 		}
 	}
+}
+
+// anyFence is one of the fences of a node, nil for none.
+func (w *world) anyFence(node string) *fencingv1.NodeFence {
+	all := w.fencesOf(node)
+	if len(all) == 0 {
+		return nil
+	}
+	return all[w.rng.IntN(len(all))].DeepCopy()
 }
 
 const simSteps, calmSteps = 500, 1200

@@ -24,6 +24,9 @@ import (
 // storageSeeds: one seed in so many is about storage that cuts at unpublish. Without it few of them come to use that.
 const storageSeeds = 6
 
+// nameSeeds: one seed in so many is about machines that take the name of one whose fence waits for evidence.
+const nameSeeds = 5
+
 var simNodes = []string{"n1", "n2", "n3", "n4", "n5"}
 
 // world is one seed.
@@ -52,6 +55,7 @@ type world struct {
 	losses, troubles int // percent
 	apart            bool
 	replicas         int
+	byName           bool      // machines are replaced under their names while their fences wait
 	byStorage        bool      // the switches are dead, and people delete pods by force: volumes move on evidence of class B
 	noOutage         time.Time // until when the API server does not answer
 
@@ -190,6 +194,9 @@ func newWorld(t fataler, seed uint64) *world {
 		for _, b := range w.switches {
 			b.mode = "dead"
 		}
+	}
+	if seed%nameSeeds == 1 {
+		w.byName, w.troubles, w.plane.boots = true, 4, true
 	}
 	return w
 }

@@ -36,13 +36,13 @@ func (t *turn) judgeStatement(ctx context.Context, s *fencing.Statement) {
 	if s == nil || !t.now().Before(s.Expires) {
 		return
 	}
-	reason, text := reasonStatement, explain.FenceStatementTooLong(t.fence.Name)
+	reason, text := reasonStatement, explain.FenceStatementTooLong(t.fence.Spec.NodeName)
 	if s.Limited(t.now()) {
 		why := t.unguarded(ctx, statementPolicy, s.Made)
 		if s.Guarded = why == nil; s.Guarded || ctx.Err() != nil {
 			return
 		}
-		reason, text = reasonUnguarded, explain.FenceStatementUnguarded(t.fence.Name, why)
+		reason, text = reasonUnguarded, explain.FenceStatementUnguarded(t.fence.Spec.NodeName, why)
 	}
 	if t.mem.refused.Equal(s.Expires) && t.mem.refusedReason == reason {
 		return

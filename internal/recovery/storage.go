@@ -34,7 +34,7 @@ func (t *turn) readStorage(ctx context.Context, seen *fencing.Observed) error {
 	for i := range drivers.Items {
 		cuts[drivers.Items[i].Name] = kube.CutsAtUnpublish(&drivers.Items[i])
 	}
-	if err := t.client.List(ctx, attachments, client.MatchingFields{byNode: t.fence.Name}, client.UnsafeDisableDeepCopy); err != nil {
+	if err := t.client.List(ctx, attachments, client.MatchingFields{byNode: t.fence.Spec.NodeName}, client.UnsafeDisableDeepCopy); err != nil {
 		return fmt.Errorf("list the VolumeAttachments of the node in the cache: %w", err)
 	}
 	attached := map[string]bool{}
@@ -50,7 +50,7 @@ func (t *turn) readStorage(ctx context.Context, seen *fencing.Observed) error {
 	taken := fenceState(t.fence).StorageProven
 	for _, name := range t.node.Status.VolumesInUse {
 		driver, handle, ok := kube.ParseUniqueVolumeName(string(name))
-		if ok && (taken || cuts[driver]) && !attached[kube.AttachmentName(handle, driver, t.fence.Name)] {
+		if ok && (taken || cuts[driver]) && !attached[kube.AttachmentName(handle, driver, t.fence.Spec.NodeName)] {
 			seen.Mounted = append(seen.Mounted, fencing.Volume{Driver: driver, Handle: handle})
 		}
 	}

@@ -1,6 +1,7 @@
 package recovery
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -56,7 +57,7 @@ func TestStorageEvidence(t *testing.T) {
 	m.dies(fencing.PowerOn)
 	boot := fencing.Boot{Node: m.name, NodeUID: string(m.node().UID), ID: m.boot, Machine: machineID(m.uuid)}
 	proves := func(driver, handle string) bool {
-		return proofs.Of(m.name).Holds(boot, fencing.Volume{Driver: driver, Handle: handle})
+		return slices.ContainsFunc(proofs.Of(m.name), func(p fencing.Proof) bool { return p.Holds(boot, fencing.Volume{Driver: driver, Handle: handle}) })
 	}
 	wait.Until(t, "vol-1 is proven", func() bool { return proves(cutting, "vol-1") })
 	if node := <-woken; node != m.name {
@@ -91,7 +92,7 @@ func TestStorageEvidence(t *testing.T) {
 	m.mu.Unlock()
 	m.report(corev1.ConditionTrue)
 	m.waits("to unmount")
-	if m.fence().Status.Phase != "Fencing" || !m.tainted(kube.IsolationTaint) || proofs.Of(m.name).Class() != "" {
+	if m.fence().Status.Phase != "Fencing" || !m.tainted(kube.IsolationTaint) || len(proofs.Of(m.name)) > 0 {
 		t.Errorf("%s, taints %v, proof %+v", m.fence().Status.Phase, m.node().Spec.Taints, proofs.Of(m.name))
 	}
 }

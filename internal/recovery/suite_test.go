@@ -1,6 +1,7 @@
 package recovery
 
 import (
+	"cmp"
 	"context"
 	"maps"
 	"net"
@@ -87,7 +88,8 @@ type machine struct {
 	*site
 
 	name, uuid string
-	port       int // of its kubelet, which never answers: it is asked when it is silent
+	fenceName  string // if it is not that of the node
+	port       int    // of its kubelet, which never answers: it is asked when it is silent
 
 	renewing sync.Mutex // held while the lease is written
 
@@ -334,7 +336,7 @@ func (m *machine) node() *corev1.Node {
 // fence returns the NodeFence of the machine, nil if there is none.
 func (m *machine) fence() *fencingv1.NodeFence {
 	m.Helper()
-	f := &fencingv1.NodeFence{ObjectMeta: metav1.ObjectMeta{Name: m.name}}
+	f := &fencingv1.NodeFence{ObjectMeta: metav1.ObjectMeta{Name: cmp.Or(m.fenceName, m.name)}}
 	if !m.exists(f) {
 		return nil
 	}

@@ -5,7 +5,7 @@ import (
 )
 
 // NodeFence records that one boot of one node is being fenced: what is known, what is proven, and what was done about it. Its name is that
-// of the node. It outlives the Node object.
+// of the node, or that and a suffix of the machine, while the fence of another machine of the name is not over. It outlives the Node object.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
@@ -15,7 +15,7 @@ import (
 // +kubebuilder:printcolumn:name="Missing",type=string,JSONPath=`.status.missing[0]`
 // +kubebuilder:printcolumn:name="Epoch",type=integer,JSONPath=`.spec.epoch`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
-// +kubebuilder:validation:XValidation:rule="self.metadata.name == self.spec.nodeName",message="the name of a NodeFence is that of its node"
+// +kubebuilder:validation:XValidation:rule="self.metadata.name == self.spec.nodeName || (self.metadata.name.matches('^.+[.][0-9a-f]{16}$') && self.spec.nodeName.startsWith(self.metadata.name.substring(0, size(self.metadata.name) - 17)))",message="the name of a NodeFence is that of its node, or that and 16 hexadecimal digits after a dot"
 // +kubebuilder:validation:XValidation:rule="!has(self.status) || !has(self.status.phase) || self.status.phase != 'Evicting' || (has(oldSelf.status) && has(oldSelf.status.phase) && oldSelf.status.phase == 'Evicting') || (has(self.status.evidence) && self.status.evidence.exists(e, has(e.class) && e.class == 'PoweredOff' && e.bootID == self.spec.bootID)) || (has(self.spec.statement) && self.spec.statement.machineID == self.spec.machineID)",message="nothing is evicted or detached without evidence of this boot, or a statement about its machine"
 // +kubebuilder:validation:XValidation:rule="!has(self.status) || !has(self.status.phase) || self.status.phase in ['Suspected', 'Isolating', 'Cancelled'] || (has(oldSelf.status) && has(oldSelf.status.phase))",message="a fence begins with Suspected, Isolating or Cancelled"
 type NodeFence struct {
