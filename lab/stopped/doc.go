@@ -11,6 +11,7 @@
 //
 //	BELAY_STOPPED_RESTARTS=20   how many restarts in each lab (default 10, of which each moment has one)
 //	BELAY_STOPPED_SEED=17       the seed that a run printed: its moments again
+//	BELAY_STOPPED_SKIP=6        how many restarts of the seed are left out
 //
 // The tests print how long it took from the stop of the kubelet until the pod wrote elsewhere, and in which phase each restart fell.
 package stopped

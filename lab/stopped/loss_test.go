@@ -165,13 +165,14 @@ func (l *loss) powerOn() {
 }
 
 // comesBack waits until the node runs, and its fence has ended but for the release. A machine that was switched off although its kubelet had been started is
-// fenced to the end, and then switched on.
+// switched on once all has left it: with its fence, or before that, when the kubelet had time to end the pod.
 func (l *loss) comesBack() {
 	l.Helper()
 	labtest.Until(l.T, backWithin, l.from+" to be back", func() error {
 		f, phase := l.Fence(l.from), l.phase()
 		if !l.Scene.Cluster.IsOn(l.from) {
-			if phase != fencing.Moved {
+			ended := f == nil || len(f.Finalizers) == 0
+			if phase != fencing.Moved && (!ended || l.Attachment(l.from) != "") {
 				return fmt.Errorf("it is off, and its fence is %+v", f)
 			}
 			l.powerOn()
@@ -188,7 +189,8 @@ func (l *loss) judge(phase fencing.Phase) {
 	l.Helper()
 	suspected, _ := l.fences.reached(l.from, Suspected, l.began)
 	off := l.SwitchedOff(l.from, l.began)
-	early := phase == noFence && l.started.Sub(l.began) < l.silence()-startsWithin
+	renewal := l.profile.LeaseDuration / 4 // the silence began with the last one, before the kubelet was stopped
+	early := phase == noFence && l.started.Sub(l.began) < l.silence()-renewal-startsWithin
 	if early && (!suspected.IsZero() || !off.IsZero()) {
 		l.Errorf("%s was fenced at %v and switched off at %v, and its kubelet had been started at %v", l.from, suspected, off, l.started)
 	}
