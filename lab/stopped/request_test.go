@@ -121,7 +121,7 @@ func TestPowerOffIsRequested(t *testing.T) {
 	alice.kubectl("belay", "explain", "node/"+from)
 	bob.says(2, "belay-fence-power-off", ask()...)
 	bob.says(2, "permission, NOT MET", confirmed...)
-	if out, status := carol.kubectl(confirmed...); status == 0 || !strings.Contains(out, "forbidden") {
+	if out, status := carol.kubectl(confirmed...); status == 0 || !strings.Contains(out, "you lack the permission") {
 		t.Error("a user without any right is not told so")
 	}
 	alice.says(0, "To do it, add --machine "+machine+" and --confirm.", ask()...)
