@@ -44,7 +44,7 @@ func TestDashboards(t *testing.T) {
 		NodeArgs: []string{"--volume-stats-agg-period=4s"}, AttacherArgs: []string{"--reconcile-sync=10s", "--timeout=5s"},
 	})
 	began := time.Now()
-	prometheus := startPrometheus(t, program, s.scene.Cluster.Dir(), s.scene.Cluster.Status().Metrics)
+	prometheus := startPrometheus(t, program, s.Scene.Cluster.Dir(), s.Scene.Cluster.Status().Metrics)
 	situations(s, prometheus)
 
 	values := map[string]string{"__rate_interval": "15s"}
@@ -74,15 +74,15 @@ func TestDashboards(t *testing.T) {
 // situations makes what the panels show, and waits until it was scraped.
 func situations(s *site, p *prometheusServer) {
 	t := s.T
-	writer := s.writerNode()
+	writer := s.WriterNode()
 	var others []string
-	for i := range s.scene.Cluster.Options().Nodes {
+	for i := range s.Scene.Cluster.Options().Nodes {
 		if name := fmt.Sprintf("node-%d", i+1); name != writer {
 			others = append(others, name)
 		}
 	}
 	stuckOf := func(name string) *labtest.Stuck {
-		return &labtest.Stuck{T: t, Scene: s.scene, Name: name, Began: time.Now()}
+		return &labtest.Stuck{T: t, Scene: s.Scene, Name: name, Began: time.Now()}
 	}
 
 	// A volume is held on a node, and wanted where the writer is. Its unmount hangs, until the call times out.
@@ -109,7 +109,7 @@ func situations(s *site, p *prometheusServer) {
 	hangs()
 	p.sees(t, `csi_operations_seconds_count{grpc_status_code="Internal"} > 1`)
 	stages()
-	labtest.UntilPod(t, s.scene, failing.Pod("holder"), "runs", func(pod *corev1.Pod) bool {
+	labtest.UntilPod(t, s.Scene, failing.Pod("holder"), "runs", func(pod *corev1.Pod) bool {
 		return pod != nil && pod.Status.Phase == corev1.PodRunning
 	})
 	lift()
@@ -118,13 +118,13 @@ func situations(s *site, p *prometheusServer) {
 	// A node with a volume is lost and fenced; then another one, which is opted out of recovery.
 	lost := stuckOf("lost")
 	lost.Hold(others[2], scenario.StorageClass)
-	if err := s.scene.Cluster.PowerOff(others[2]); err != nil {
+	if err := s.Scene.Cluster.PowerOff(others[2]); err != nil {
 		t.Fatal(err)
 	}
-	s.reaches(others[2], fencing.Moved)
+	s.Reaches(others[2], fencing.Moved)
 	optOut(s, others[1])
 	misdirect(s, others[1])
-	if err := s.scene.Cluster.PowerOff(others[1]); err != nil {
+	if err := s.Scene.Cluster.PowerOff(others[1]); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -132,9 +132,9 @@ func situations(s *site, p *prometheusServer) {
 func optOut(s *site, node string) {
 	s.Helper()
 	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
-		n := s.node(node)
+		n := s.Node(node)
 		metav1.SetMetaDataAnnotation(&n.ObjectMeta, "fencing.belay.dev/opt-out", "true")
-		_, err := s.scene.Client.CoreV1().Nodes().Update(s.Context(), n, metav1.UpdateOptions{})
+		_, err := s.Scene.Client.CoreV1().Nodes().Update(s.Context(), n, metav1.UpdateOptions{})
 		return err
 	})
 	if err != nil {
@@ -147,11 +147,11 @@ func misdirect(s *site, node string) {
 	s.Helper()
 	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
 		source := &fencingv1.FenceSource{}
-		if err := s.api.Get(s.Context(), client.ObjectKey{Name: node}, source); err != nil {
+		if err := s.API.Get(s.Context(), client.ObjectKey{Name: node}, source); err != nil {
 			return err
 		}
 		source.Spec.Levels[0].Feeds[0].Options["ipport"] = "9"
-		return s.api.Update(s.Context(), source)
+		return s.API.Update(s.Context(), source)
 	})
 	if err != nil {
 		s.Fatal(err)

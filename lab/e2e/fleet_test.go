@@ -40,7 +40,7 @@ func TestFleet(t *testing.T) {
 // nodes are all nodes, that of the writer first.
 func (s *site) nodes() []string {
 	s.Helper()
-	all := []string{s.writerNode()}
+	all := []string{s.WriterNode()}
 	for i := range fleetSize {
 		if name := fmt.Sprintf("node-%d", i+1); name != all[0] {
 			all = append(all, name)
@@ -51,38 +51,38 @@ func (s *site) nodes() []string {
 
 // manyAtOnce: the brake holds while 4 of 6 nodes are cut off. Healed, none has lost anything.
 func (s *site) manyAtOnce() {
-	lab, began, pod := s.scene.Cluster, time.Now(), s.writerPod().UID
+	lab, began, pod := s.Scene.Cluster, time.Now(), s.WriterPod().UID
 	lost := s.nodes()[:4]
 	for _, node := range lost {
-		s.must(lab.Partition(node, cluster.Both))
+		s.Must(lab.Partition(node, cluster.Both))
 	}
 	labtest.Until(s.T, fenceLimit, "an event that says why no node is fenced", func() error {
-		return s.heard(string(fencing.TooManySilent), began)
+		return s.Heard(string(fencing.TooManySilent), began)
 	})
 	for end := began.Add(45 * time.Second); time.Now().Before(end); time.Sleep(time.Second) {
 		s.none(began)
 	}
 	for _, node := range lost {
-		s.must(lab.Heal(node))
+		s.Must(lab.Heal(node))
 	}
 	for _, node := range lost {
-		s.released(node)
+		s.Released(node)
 	}
 	s.none(began)
-	if now := s.writerPod(); now.UID != pod {
+	if now := s.WriterPod(); now.UID != pod {
 		s.Error("the pod is another one")
 	}
-	s.intact()
+	s.Intact()
 }
 
 // none checks that no node is fenced or was switched off since a time.
 func (s *site) none(since time.Time) {
 	s.Helper()
 	for _, node := range s.nodes() {
-		if f := s.fence(node); f != nil && f.CreationTimestamp.After(since) {
+		if f := s.Fence(node); f != nil && f.CreationTimestamp.After(since) {
 			s.Fatalf("%s is fenced: %+v", node, f.Status)
 		}
-		if off := s.switchedOff(node, since); !off.IsZero() {
+		if off := s.SwitchedOff(node, since); !off.IsZero() {
 			s.Fatalf("%s was switched off at %v", node, off)
 		}
 	}
@@ -90,22 +90,22 @@ func (s *site) none(since time.Time) {
 
 // rolling: of nodes that fall silent five seconds apart, no more are switched off than may be silent.
 func (s *site) rolling() {
-	lab, began, nodes := s.scene.Cluster, time.Now(), s.nodes()
+	lab, began, nodes := s.Scene.Cluster, time.Now(), s.nodes()
 	from := nodes[0]
 	for _, node := range nodes[:5] {
-		s.must(lab.Partition(node, cluster.Both))
+		s.Must(lab.Partition(node, cluster.Both))
 		time.Sleep(5 * time.Second)
 	}
 	labtest.Until(s.T, fenceLimit, "an event that says why the others are not fenced", func() error {
-		return s.heard(string(fencing.TooManySilent), began)
+		return s.Heard(string(fencing.TooManySilent), began)
 	})
 	time.Sleep(20 * time.Second)
 	var off []string
 	for _, node := range nodes {
-		if !s.switchedOff(node, began).IsZero() {
+		if !s.SwitchedOff(node, began).IsZero() {
 			off = append(off, node)
 		}
-		if f := s.fence(node); f != nil {
+		if f := s.Fence(node); f != nil {
 			s.Logf("%s is %s", node, f.Status.Phase)
 		}
 	}
@@ -114,14 +114,14 @@ func (s *site) rolling() {
 		s.Errorf("%d machines were switched off, want 1 to %d, and %s among them", len(off), maySilent, from)
 	}
 	for _, node := range nodes {
-		s.must(lab.Heal(node))
-		s.must(lab.PowerOn(node))
+		s.Must(lab.Heal(node))
+		s.Must(lab.PowerOn(node))
 	}
-	s.moved(from, fenceLimit)
+	s.Moved(from, fenceLimit)
 	for _, node := range nodes {
-		s.released(node)
+		s.Released(node)
 	}
-	s.intact()
+	s.Intact()
 	s.forget()
 }
 
@@ -129,10 +129,10 @@ func (s *site) rolling() {
 func (s *site) forget() {
 	s.Helper()
 	fences := &fencingv1.NodeFenceList{}
-	s.must(s.api.List(s.Context(), fences))
+	s.Must(s.API.List(s.Context(), fences))
 	for i := range fences.Items {
 		if f := &fences.Items[i]; len(f.Finalizers) == 0 {
-			s.must(client.IgnoreNotFound(s.api.Delete(s.Context(), f)))
+			s.Must(client.IgnoreNotFound(s.API.Delete(s.Context(), f)))
 		}
 	}
 }
@@ -140,16 +140,16 @@ func (s *site) forget() {
 // frozenServer: the API server stops for a minute while a node is being fenced. No other node is, although none could renew its lease; the
 // one that is gets no second command.
 func (s *site) frozenServer() {
-	lab, began, from := s.scene.Cluster, time.Now(), s.writerNode()
-	s.must(lab.Partition(from, cluster.Both))
-	s.reaches(from, fencing.Fencing)
+	lab, began, from := s.Scene.Cluster, time.Now(), s.WriterNode()
+	s.Must(lab.Partition(from, cluster.Both))
+	s.Reaches(from, fencing.Fencing)
 	server, err := lab.Component(apiServer)
-	s.must(err)
-	s.must(unix.Kill(server.PID, unix.SIGSTOP))
+	s.Must(err)
+	s.Must(unix.Kill(server.PID, unix.SIGSTOP))
 	s.Cleanup(func() { _ = unix.Kill(server.PID, unix.SIGCONT) })
 	time.Sleep(time.Minute)
-	s.must(unix.Kill(server.PID, unix.SIGCONT))
-	s.moved(from, fenceLimit)
+	s.Must(unix.Kill(server.PID, unix.SIGCONT))
+	s.Moved(from, fenceLimit)
 	s.onlyFenced(from, began)
 	s.returns(from)
 }
@@ -158,22 +158,22 @@ func (s *site) frozenServer() {
 func (s *site) onlyFenced(node string, since time.Time) {
 	s.Helper()
 	for _, other := range s.nodes() {
-		if f := s.fence(other); other != node && f != nil && f.CreationTimestamp.After(since) {
+		if f := s.Fence(other); other != node && f != nil && f.CreationTimestamp.After(since) {
 			s.Errorf("%s is fenced too: %s", other, f.Status.Phase)
 		}
-		if off := s.switchedOff(other, since); other != node && !off.IsZero() {
+		if off := s.SwitchedOff(other, since); other != node && !off.IsZero() {
 			s.Errorf("%s was switched off too", other)
 		}
 	}
-	log, err := s.scene.Cluster.BMCLog(node)
-	s.must(err)
+	log, err := s.Scene.Cluster.BMCLog(node)
+	s.Must(err)
 	commands := 0
 	for _, r := range log {
 		if r.Request == cluster.BMCOff && r.Began.After(since) {
 			commands++
 		}
 	}
-	off, deleted := s.switchedOff(node, since), s.deleted(node, since)
+	off, deleted := s.SwitchedOff(node, since), s.Deleted(node, since)
 	s.Logf("switched off at %.1f s, VolumeAttachment deleted at %.1f s", off.Sub(since).Seconds(), deleted.Sub(since).Seconds())
 	if commands != 1 || off.IsZero() || off.After(deleted) {
 		s.Errorf("%d commands; off at %v, VolumeAttachment deleted at %v", commands, off, deleted)
@@ -183,22 +183,22 @@ func (s *site) onlyFenced(node string, since time.Time) {
 // returns lets a node that was switched off start again.
 func (s *site) returns(node string) {
 	s.Helper()
-	s.must(s.scene.Cluster.Heal(node))
-	s.must(s.scene.Cluster.PowerOn(node))
-	s.intact()
-	s.released(node)
+	s.Must(s.Scene.Cluster.Heal(node))
+	s.Must(s.Scene.Cluster.PowerOn(node))
+	s.Intact()
+	s.Released(node)
 	s.forget()
 }
 
 // killedIn: the controller is killed when the phase is stored, and before it knows that. Its next run continues from there.
 func (s *site) killedIn(phase fencing.Phase) {
-	lab := s.scene.Cluster
+	lab := s.Scene.Cluster
 	config, err := lab.ControllerConfig()
-	s.must(err)
+	s.Must(err)
 	between, err := proxy.Start(s.Context(), config)
-	s.must(err)
-	s.must(lab.StopController(s.Context()))
-	s.must(lab.RunController(cluster.ControllerRun{Server: between.URL()}))
+	s.Must(err)
+	s.Must(lab.StopController(s.Context()))
+	s.Must(lab.RunController(cluster.ControllerRun{Server: between.URL()}))
 	stored := make(chan struct{})
 	once := sync.OnceFunc(func() { close(stored) })
 	between.Intercept(func(moment proxy.Moment, r proxy.Request) bool {
@@ -209,20 +209,20 @@ func (s *site) killedIn(phase fencing.Phase) {
 		}
 		return true
 	})
-	from, began := s.writerNode(), time.Now()
-	s.must(lab.Partition(from, cluster.Both))
+	from, began := s.WriterNode(), time.Now()
+	s.Must(lab.Partition(from, cluster.Both))
 	select {
 	case <-stored:
 	case <-time.After(fenceLimit):
-		s.Fatalf("the fence never came to %s: %+v", phase, s.fence(from))
+		s.Fatalf("the fence never came to %s: %+v", phase, s.Fence(from))
 	}
-	s.must(lab.CrashController())
-	if f := s.fence(from); fencing.Phase(f.Status.Phase) != phase {
+	s.Must(lab.CrashController())
+	if f := s.Fence(from); fencing.Phase(f.Status.Phase) != phase {
 		s.Errorf("killed in %s, want %s", f.Status.Phase, phase)
 	}
-	s.must(lab.RunController(cluster.ControllerRun{}))
-	s.moved(from, fenceLimit)
-	s.reaches(from, fencing.Moved)
+	s.Must(lab.RunController(cluster.ControllerRun{}))
+	s.Moved(from, fenceLimit)
+	s.Reaches(from, fencing.Moved)
 	s.onlyFenced(from, began)
 	s.returns(from)
 }

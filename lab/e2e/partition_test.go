@@ -1,11 +1,8 @@
 package e2e
 
 import (
-	"fmt"
 	"testing"
 	"time"
-
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"belay.dev/belay/internal/fencing"
 	"belay.dev/belay/lab/cluster"
@@ -32,41 +29,41 @@ func TestPartition(t *testing.T) {
 
 // oneWay: a node whose kubelet answers lives, whatever it says to the API server.
 func (s *site) oneWay() {
-	from, pod, began := s.writerNode(), s.writerPod().UID, time.Now()
-	s.must(s.scene.Cluster.Partition(from, cluster.ToAPI))
+	from, pod, began := s.WriterNode(), s.WriterPod().UID, time.Now()
+	s.Must(s.Scene.Cluster.Partition(from, cluster.ToAPI))
 	labtest.Until(s.T, fenceLimit, "an event that says why the node is not fenced", func() error {
-		return s.heard(string(fencing.SignOfLife), began)
+		return s.Heard(string(fencing.SignOfLife), began)
 	})
-	written := s.lastWrites(from).Count
-	labtest.Until(s.T, fenceLimit, "more writes", func() error { return s.wrote(from, written) })
-	if f := s.fence(from); f != nil || len(s.tainted(from)) > 0 || s.writerPod().UID != pod {
-		s.Errorf("the fence is %+v, the taints are %v", f, s.tainted(from))
+	written := s.LastWrites(from).Count
+	labtest.Until(s.T, fenceLimit, "more writes", func() error { return s.Wrote(from, written) })
+	if f := s.Fence(from); f != nil || len(s.Tainted(from)) > 0 || s.WriterPod().UID != pod {
+		s.Errorf("the fence is %+v, the taints are %v", f, s.Tainted(from))
 	}
-	s.must(s.scene.Cluster.Heal(from))
-	s.released(from)
-	if off := s.switchedOff(from, began); !off.IsZero() {
+	s.Must(s.Scene.Cluster.Heal(from))
+	s.Released(from)
+	if off := s.SwitchedOff(from, began); !off.IsZero() {
 		s.Errorf("%s was switched off at %v", from, off)
 	}
 }
 
 // holds: with a BMC that is dead, nothing is taken from the node for as long as the partition lasts. Healed, the pod lives on.
 func (s *site) holds() {
-	from, pod, began := s.writerNode(), s.writerPod().UID, time.Now()
-	attachment := s.attachment(from)
-	s.must(s.scene.Cluster.FaultBMC(from, cluster.BMCDead))
-	s.must(s.scene.Cluster.Partition(from, cluster.Both))
-	s.reaches(from, fencing.Fencing)
-	written := s.lastWrites(from).Count
+	from, pod, began := s.WriterNode(), s.WriterPod().UID, time.Now()
+	attachment := s.Attachment(from)
+	s.Must(s.Scene.Cluster.FaultBMC(from, cluster.BMCDead))
+	s.Must(s.Scene.Cluster.Partition(from, cluster.Both))
+	s.Reaches(from, fencing.Fencing)
+	written := s.LastWrites(from).Count
 	for end := began.Add(heldFor); time.Now().Before(end); {
-		labtest.Until(s.T, fenceLimit, "more writes of the node that is cut off", func() error { return s.wrote(from, written) })
-		written = s.lastWrites(from).Count
-		if now := s.writerPod(); now.UID != pod || now.DeletionTimestamp != nil {
+		labtest.Until(s.T, fenceLimit, "more writes of the node that is cut off", func() error { return s.Wrote(from, written) })
+		written = s.LastWrites(from).Count
+		if now := s.WriterPod(); now.UID != pod || now.DeletionTimestamp != nil {
 			s.Fatalf("the pod was deleted: %v, %v", now.UID, now.DeletionTimestamp)
 		}
-		if now := s.attachment(from); now != attachment {
+		if now := s.Attachment(from); now != attachment {
 			s.Fatalf("the VolumeAttachment was deleted, there is %q", now)
 		}
-		if f := s.fence(from); f == nil || fencing.Phase(f.Status.Phase) != fencing.Fencing {
+		if f := s.Fence(from); f == nil || fencing.Phase(f.Status.Phase) != fencing.Fencing {
 			s.Fatalf("the fence is %+v", f)
 		}
 		select {
@@ -75,40 +72,40 @@ func (s *site) holds() {
 		case <-time.After(time.Second):
 		}
 	}
-	f := s.fence(from)
+	f := s.Fence(from)
 	s.Logf("after %v the fence is %s, misses %q, and says: %s", heldFor, f.Status.Phase, f.Status.Missing, f.Status.Advice)
 	if len(f.Status.Missing) == 0 || f.Status.Advice == "" {
 		s.Error("it does not say what would help")
 	}
-	if taints := s.tainted(from); len(taints) != 1 {
+	if taints := s.Tainted(from); len(taints) != 1 {
 		s.Errorf("the taints are %v, want the isolation alone", taints)
 	}
-	s.must(s.scene.Cluster.Heal(from))
-	labtest.Until(s.T, fenceLimit, "the node to be Ready", func() error { return s.isReady(from) })
-	s.must(s.scene.Cluster.FaultBMC(from, cluster.BMCWorks))
-	s.released(from)
-	if off := s.switchedOff(from, began); !off.IsZero() {
+	s.Must(s.Scene.Cluster.Heal(from))
+	labtest.Until(s.T, fenceLimit, "the node to be Ready", func() error { return s.IsReady(from) })
+	s.Must(s.Scene.Cluster.FaultBMC(from, cluster.BMCWorks))
+	s.Released(from)
+	if off := s.SwitchedOff(from, began); !off.IsZero() {
 		s.Errorf("%s was switched off at %v", from, off)
 	}
-	if now := s.writerPod(); now.UID != pod || now.Spec.NodeName != from {
+	if now := s.WriterPod(); now.UID != pod || now.Spec.NodeName != from {
 		s.Errorf("the pod is another one, on %s", now.Spec.NodeName)
 	}
-	if got := s.writes(); len(got) != 1 {
+	if got := s.Writes(); len(got) != 1 {
 		s.Errorf("more than one attachment has written: %+v", got)
 	}
-	s.intact()
+	s.Intact()
 }
 
 // offFirst: with a BMC the node is switched off, and only then its volume is moved.
 func (s *site) offFirst() {
-	from, began := s.writerNode(), time.Now()
-	s.must(s.scene.Cluster.Partition(from, cluster.Both))
-	s.moved(from, fenceLimit)
-	if s.scene.Cluster.IsOn(from) {
+	from, began := s.WriterNode(), time.Now()
+	s.Must(s.Scene.Cluster.Partition(from, cluster.Both))
+	s.Moved(from, fenceLimit)
+	if s.Scene.Cluster.IsOn(from) {
 		s.Error("the node runs")
 	}
-	off, deleted := s.switchedOff(from, began), s.deleted(from, began)
-	last := s.lastWrites(from).Last
+	off, deleted := s.SwitchedOff(from, began), s.Deleted(from, began)
+	last := s.LastWrites(from).Last
 	s.Logf("silent at 0, last write at %.1f s, switched off at %.1f s, VolumeAttachment deleted at %.1f s",
 		last.Sub(began).Seconds(), off.Sub(began).Seconds(), deleted.Sub(began).Seconds())
 	if off.IsZero() || off.After(deleted) {
@@ -117,39 +114,8 @@ func (s *site) offFirst() {
 	if last.Before(began.Add(fencing.Fast.Silence / 2)) {
 		s.Errorf("the writer stopped at %v, before it was switched off: this is another case than that of the test", last)
 	}
-	s.intact()
-	s.must(s.scene.Cluster.Heal(from))
-	s.must(s.scene.Cluster.PowerOn(from))
-	s.released(from)
-}
-
-// wrote is an error unless a node wrote more than so often.
-func (s *site) wrote(node string, more int64) error {
-	if count := s.lastWrites(node).Count; count <= more {
-		return fmt.Errorf("%s wrote %d times", node, count)
-	}
-	return nil
-}
-
-func (s *site) isReady(name string) error {
-	for _, c := range s.node(name).Status.Conditions {
-		if c.Type == "Ready" && c.Status == "True" {
-			return nil
-		}
-	}
-	return fmt.Errorf("%s is not Ready", name)
-}
-
-// heard is an error unless there is an event of a reason since a time.
-func (s *site) heard(reason string, since time.Time) error {
-	list, err := s.scene.Client.EventsV1().Events(metav1.NamespaceAll).List(s.Context(), metav1.ListOptions{})
-	if err != nil {
-		return err
-	}
-	for i := range list.Items {
-		if e := &list.Items[i]; e.Reason == reason && !e.EventTime.Time.Before(since.Add(-time.Second)) {
-			return nil
-		}
-	}
-	return fmt.Errorf("there is none among %d events", len(list.Items))
+	s.Intact()
+	s.Must(s.Scene.Cluster.Heal(from))
+	s.Must(s.Scene.Cluster.PowerOn(from))
+	s.Released(from)
 }

@@ -20,46 +20,46 @@ import (
 func TestStorageEvidence(t *testing.T) {
 	needsFencing(t)
 	s := openSite(t, cluster.Options{Name: "e2e-cut", Nodes: 3, NodeKind: cluster.NodeKindBelay, StorageEvidence: true})
-	from, pod, began := s.writerNode(), s.writerPod().UID, time.Now()
-	attachment := s.attachment(from)
-	s.must(s.scene.Cluster.FaultBMC(from, cluster.BMCDead))
-	s.must(s.scene.Cluster.Partition(from, cluster.Both))
-	s.reaches(from, fencing.Fencing)
+	from, pod, began := s.WriterNode(), s.WriterPod().UID, time.Now()
+	attachment := s.Attachment(from)
+	s.Must(s.Scene.Cluster.FaultBMC(from, cluster.BMCDead))
+	s.Must(s.Scene.Cluster.Partition(from, cluster.Both))
+	s.Reaches(from, fencing.Fencing)
 	labtest.Until(t, fenceLimit, "the volumes of "+from+" to be proven", func() error {
-		if f := s.fence(from); !meta.IsStatusConditionTrue(f.Status.Conditions, "StorageFenced") {
+		if f := s.Fence(from); !meta.IsStatusConditionTrue(f.Status.Conditions, "StorageFenced") {
 			return fmt.Errorf("the fence is %+v", f.Status)
 		}
 		return nil
 	})
 	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(time.Second) {
-		if f := s.fence(from); s.writerPod().UID != pod || s.attachment(from) != attachment || fencing.Phase(f.Status.Phase) != fencing.Fencing ||
-			!slices.Equal(s.tainted(from), []string{"fencing.belay.dev/isolated"}) {
-			t.Fatalf("something was taken: %+v, taints %v", f.Status, s.tainted(from))
+		if f := s.Fence(from); s.WriterPod().UID != pod || s.Attachment(from) != attachment || fencing.Phase(f.Status.Phase) != fencing.Fencing ||
+			!slices.Equal(s.Tainted(from), []string{"fencing.belay.dev/isolated"}) {
+			t.Fatalf("something was taken: %+v, taints %v", f.Status, s.Tainted(from))
 		}
 	}
-	written := s.lastWrites(from).Count
-	labtest.Until(t, fenceLimit, "more writes of the node that is cut off", func() error { return s.wrote(from, written) })
+	written := s.LastWrites(from).Count
+	labtest.Until(t, fenceLimit, "more writes of the node that is cut off", func() error { return s.Wrote(from, written) })
 	zero, deleted := int64(0), time.Now()
-	s.must(s.scene.Client.CoreV1().Pods(scenario.Namespace).Delete(t.Context(), scenario.WriterPod, metav1.DeleteOptions{GracePeriodSeconds: &zero}))
-	to := s.moved(from, fenceLimit)
-	before, after := s.lastWrites(from), s.lastWrites(to)
+	s.Must(s.Scene.Client.CoreV1().Pods(scenario.Namespace).Delete(t.Context(), scenario.WriterPod, metav1.DeleteOptions{GracePeriodSeconds: &zero}))
+	to := s.Moved(from, fenceLimit)
+	before, after := s.LastWrites(from), s.LastWrites(to)
 	t.Logf("cut off at 0, pod deleted at %.1f s, last write of %s at %.1f s, first of %s at %.1f s", deleted.Sub(began).Seconds(),
 		from, before.Last.Sub(began).Seconds(), to, after.First.Sub(began).Seconds())
 	if deleted.Sub(before.Last) > time.Second { // the volume may be taken between two writes
 		t.Errorf("the writer stopped at %v, before its volume was taken: this is another case than that of the test", before.Last)
 	}
-	if !s.scene.Cluster.IsOn(from) || !slices.Equal(s.tainted(from), []string{"fencing.belay.dev/isolated"}) {
-		t.Errorf("on: %t, taints %v", s.scene.Cluster.IsOn(from), s.tainted(from))
+	if !s.Scene.Cluster.IsOn(from) || !slices.Equal(s.Tainted(from), []string{"fencing.belay.dev/isolated"}) {
+		t.Errorf("on: %t, taints %v", s.Scene.Cluster.IsOn(from), s.Tainted(from))
 	}
-	s.intact(from)
-	s.must(s.scene.Cluster.Heal(from))
-	s.must(s.scene.Cluster.FaultBMC(from, cluster.BMCWorks))
+	s.Intact(from)
+	s.Must(s.Scene.Cluster.Heal(from))
+	s.Must(s.Scene.Cluster.FaultBMC(from, cluster.BMCWorks))
 	back := time.Now()
-	s.released(from)
-	if took := time.Since(back); took < fencing.SettleFor-5*time.Second && s.scene.Cluster.IsOn(from) {
+	s.Released(from)
+	if took := time.Since(back); took < fencing.SettleFor-5*time.Second && s.Scene.Cluster.IsOn(from) {
 		t.Errorf("%s got pods again after %v", from, took)
 	}
-	if last := s.lastWrites(from).Last; last.After(after.First) {
+	if last := s.LastWrites(from).Last; last.After(after.First) {
 		t.Errorf("%s wrote at %v, after the first write elsewhere at %v", from, last, after.First)
 	}
 }

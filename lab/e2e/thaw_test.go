@@ -29,18 +29,18 @@ func TestThawedNode(t *testing.T) {
 }
 
 func (s *site) thaws() {
-	lab, from := s.scene.Cluster, s.writerNode()
-	s.must(lab.FaultBMC(from, cluster.BMCDead))
-	s.must(lab.Freeze(from))
-	s.reaches(from, fencing.Fencing)
+	lab, from := s.Scene.Cluster, s.WriterNode()
+	s.Must(lab.FaultBMC(from, cluster.BMCDead))
+	s.Must(lab.Freeze(from))
+	s.Reaches(from, fencing.Fencing)
 	s.state(from)
-	to := s.moved(from, fenceLimit)
-	s.reaches(from, fencing.Moved)
-	acknowledged := s.scene.Acknowledged()
+	to := s.Moved(from, fenceLimit)
+	s.Reaches(from, fencing.Moved)
+	acknowledged := s.Scene.Acknowledged()
 	thawed := time.Now()
-	s.must(lab.Thaw(from))
+	s.Must(lab.Thaw(from))
 	labtest.Until(s.T, fenceLimit, "the storage to refuse a write of the node that thawed", func() error {
-		violations, err := s.scene.Violations(s.Context())
+		violations, err := s.Scene.Violations(s.Context())
 		if err != nil {
 			return err
 		}
@@ -53,36 +53,36 @@ func (s *site) thaws() {
 		return fmt.Errorf("none among %d", len(violations))
 	})
 	labtest.Until(s.T, fenceLimit, "the fence to be contradicted", func() error {
-		f := s.fence(from)
+		f := s.Fence(from)
 		if f == nil || !meta.IsStatusConditionTrue(f.Status.Conditions, "Contradicted") {
 			return fmt.Errorf("it is %+v", f)
 		}
 		return nil
 	})
-	if now := s.writerPod(); now.Spec.NodeName != to || now.DeletionTimestamp != nil {
+	if now := s.WriterPod(); now.Spec.NodeName != to || now.DeletionTimestamp != nil {
 		s.Errorf("the pod is on %s, deleted at %v", now.Spec.NodeName, now.DeletionTimestamp)
 	}
-	if last := s.lastWrites(from).Last; last.After(s.lastWrites(to).First) {
+	if last := s.LastWrites(from).Last; last.After(s.LastWrites(to).First) {
 		s.Errorf("a write of the node that thawed landed at %v", last)
 	}
-	s.intact(from)
-	if now := s.scene.Acknowledged(); now <= acknowledged {
+	s.Intact(from)
+	if now := s.Scene.Acknowledged(); now <= acknowledged {
 		s.Errorf("the writer acknowledged %d records by now, and %d before the thaw", now, acknowledged)
 	}
 	// The machine is started again, which ends the boot that the statement was about.
-	s.must(lab.FaultBMC(from, cluster.BMCWorks))
-	s.must(lab.PowerOff(from))
-	s.must(lab.PowerOn(from))
-	s.released(from)
+	s.Must(lab.FaultBMC(from, cluster.BMCWorks))
+	s.Must(lab.PowerOff(from))
+	s.Must(lab.PowerOn(from))
+	s.Released(from)
 }
 
 // state says for a person that the machine of a node is off, with the command that does that. It refuses as long as the node is Ready.
 func (s *site) state(node string) {
 	s.Helper()
 	plugin, err := cluster.Program("kubectl-belay")
-	s.must(err)
+	s.Must(err)
 	belay := func(args ...string) (string, int) {
-		c := exec.CommandContext(s.Context(), plugin, append(args, "--kubeconfig", s.scene.Cluster.Kubeconfig())...)
+		c := exec.CommandContext(s.Context(), plugin, append(args, "--kubeconfig", s.Scene.Cluster.Kubeconfig())...)
 		out, _ := c.CombinedOutput()
 		return string(out), c.ProcessState.ExitCode()
 	}
@@ -92,7 +92,7 @@ func (s *site) state(node string) {
 		}
 		return nil
 	})
-	machine := s.fence(node).Spec.MachineID
+	machine := s.Fence(node).Spec.MachineID
 	if out, status := belay("fence", node, "--confirm-powered-off", "--machine", "another", "--reason", "the test says so", "--confirm"); status != 2 {
 		s.Errorf("a statement about another machine: exit status %d: %s", status, out)
 	}
@@ -104,7 +104,7 @@ func (s *site) state(node string) {
 		s.Logf("%s", out)
 		return nil
 	})
-	if f := s.fence(node); f.Spec.Statement == nil || f.Spec.Statement.By != admin {
+	if f := s.Fence(node); f.Spec.Statement == nil || f.Spec.Statement.By != admin {
 		s.Errorf("the statement is %+v", f.Spec.Statement)
 	}
 }
