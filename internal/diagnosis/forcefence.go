@@ -24,8 +24,13 @@ func (x *state) fenceFor(va *storagev1.VolumeAttachment) *fence {
 // has reports whether a VolumeAttachment belongs to the boot of the fence.
 func (f *fence) has(va *storagev1.VolumeAttachment) bool {
 	was := kube.RecordedMachine(va)
-	return !(was.BootID == "" && va.CreationTimestamp.After(f.object.CreationTimestamp.Time) || was.BootID != "" && was.BootID != f.Boot.ID ||
-		was.SystemUUID != "" && fencing.MachineID(was.SystemUUID) != fencing.MachineID(f.Boot.Machine))
+	switch {
+	case was.SystemUUID != "" && fencing.MachineID(was.SystemUUID) != fencing.MachineID(f.Boot.Machine):
+		return false
+	case was.BootID == "":
+		return !va.CreationTimestamp.After(f.object.CreationTimestamp.Time)
+	}
+	return was.BootID == f.Boot.ID
 }
 
 // saysLately returns the latest answer of the power switch, if it is the one given, about the machine of the fence, and not older than what

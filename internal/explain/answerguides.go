@@ -161,7 +161,7 @@ var answerGuides = map[decision.Reason]Guide{
 			if s.Affinity || s.Unread {
 				return []Step{
 					{Text: "See from which nodes the volume can be reached. Retrying does not help.", Command: ofVolume(s, `kubectl get pv %s -o jsonpath='{.spec.nodeAffinity}{"\n"}'`)},
-					{Text: "Remove spec.nodeName from the pod's template, then delete the pod: the scheduler chooses a node for the next one.", Command: ofPod(s, "kubectl delete pod")},
+					{Text: "Remove spec.nodeName from the pod's template, then delete the pod: the scheduler chooses a node for the next one.", Command: deletePod(s)},
 				}
 			}
 			steps := []Step{{
@@ -170,7 +170,7 @@ var answerGuides = map[decision.Reason]Guide{
 				Command: cmp.Or(s.Ask, nodesWith(s)),
 			}}
 			return append(append(steps, bindToZone(s)...), []Step{
-				{Text: "Delete the pod: the next one gets a node in that zone.", Command: ofPod(s, "kubectl delete pod")},
+				{Text: "Delete the pod: the next one gets a node in that zone.", Command: deletePod(s)},
 				{Text: "If no node is in that zone, add one there, or restore the volume's data in a zone that has nodes.", Command: nodesWith(s)},
 			}...)
 		},
@@ -361,12 +361,12 @@ func ofVolume(s Situation, command string) string {
 	return fmt.Sprintf(command, s.Volume)
 }
 
-// ofPod is a command about the pod that waits; "" without one.
-func ofPod(s Situation, command string) string {
+// deletePod is the command that deletes the pod that waits; "" without one.
+func deletePod(s Situation) string {
 	if s.Pod == "" {
 		return ""
 	}
-	return in(s.Namespace, command+" "+s.Pod)
+	return in(s.Namespace, "kubectl delete pod "+s.Pod)
 }
 
 func podsOn(node string) string {

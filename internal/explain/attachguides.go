@@ -36,13 +36,8 @@ var attachGuides = map[decision.Reason]Guide{
 	attachment.AttachFailed: {
 		Title: "The driver refuses to attach the volume",
 		Page:  pageAttach, Event: FailedAttachVolume,
-		Summary: func(s Situation) string {
-			if s.NotSent {
-				return fmt.Sprintf("the attacher of %s does not call the driver for the attach to node %s%s", csiDriver(s), s.Wanted, because(s.Detail))
-			}
-			return fmt.Sprintf("%s fails to attach the volume to node %s%s", csiDriver(s), s.Wanted, because(s.Detail))
-		},
-		Next: func(s Situation) []Step { return said(s, attacherLogs) },
+		Summary: func(s Situation) string { return refused(s, "attach", "to node "+s.Wanted) },
+		Next:    func(s Situation) []Step { return said(s, attacherLogs) },
 	},
 	attachment.Detaching: {
 		Title: "The attacher has not confirmed the detach yet",
@@ -62,13 +57,8 @@ var attachGuides = map[decision.Reason]Guide{
 	attachment.DetachFailed: {
 		Title: "The driver refuses to detach the volume",
 		Page:  pageDetach, Event: FailedDetachVolume,
-		Summary: func(s Situation) string {
-			if s.NotSent {
-				return fmt.Sprintf("the attacher of %s does not call the driver for the detach from node %s%s", csiDriver(s), s.Node, because(s.Detail))
-			}
-			return fmt.Sprintf("%s fails to detach the volume from node %s%s", csiDriver(s), s.Node, because(s.Detail))
-		},
-		Next: func(s Situation) []Step { return said(s, attacherLogs) },
+		Summary: func(s Situation) string { return refused(s, "detach", "from node "+s.Node) },
+		Next:    func(s Situation) []Step { return said(s, attacherLogs) },
 	},
 	NoAttachController: {
 		Title: "No controller creates the VolumeAttachment",
@@ -538,4 +528,12 @@ func forceDetachOf(s Situation, danger string) Step {
 	step := forceDetach(s, danger)
 	step.Text = "If it cannot be installed again: see what a forced detach would do."
 	return step
+}
+
+// refused says that a call, "attach" or "detach", has failed or was not made.
+func refused(s Situation, call, where string) string {
+	if s.NotSent {
+		return fmt.Sprintf("the attacher of %s does not call the driver for the %s %s%s", csiDriver(s), call, where, because(s.Detail))
+	}
+	return fmt.Sprintf("%s fails to %s the volume %s%s", csiDriver(s), call, where, because(s.Detail))
 }

@@ -80,7 +80,7 @@ var saidSteps = map[string]func(Situation) []Step{
 			},
 			{
 				Text:    "Once that runs, delete this pod, and the other pods on the node that use the volume: kubelet unmounts it after the last, and mounts it again for the next.",
-				Command: ofPod(s, "kubectl delete pod"),
+				Command: deletePod(s),
 			},
 		}
 	},

@@ -48,7 +48,7 @@ func ofBarePod(steps []Step, s Situation) []Step {
 	if !s.Bare || s.Pod == "" {
 		return steps
 	}
-	deletes := func(step Step) bool { return step.Command == ofPod(s, "kubectl delete pod") }
+	deletes := func(step Step) bool { return step.Command == deletePod(s) }
 	said, deleted := false, slices.ContainsFunc(steps, deletes)
 	for i := range steps {
 		text := strings.ReplaceAll(steps[i].Text, "the pod's template", "the pod's manifest")

@@ -68,7 +68,7 @@ func (c Check) withClaims(claims []string, text string) Check {
 		return c
 	}
 	slices.Sort(claims)
-	c.Result, c.Hint = worse(c.Result, Warning), cmp.Or(c.Hint, hint(explain.ProvisionerNotRunning))
+	c.Result, c.Hint = warns(c.Result), cmp.Or(c.Hint, hint(explain.ProvisionerNotRunning))
 	c.Message += fmt.Sprintf(text, len(claims))
 	c.Objects = append(c.Objects, claims...)
 	return c
@@ -117,22 +117,23 @@ func (h *health) checkDriver(name string, d *storagev1.CSIDriver) Check {
 		c.Result, c.Objects, c.Hint = Failed, waits, hint(explain.DriverNotOnNode)
 		c.Message += fmt.Sprintf(", and pods wait for it to register on their node: %d", len(waits))
 	case h.NeverAttaches(name):
-		c.Result, c.Hint = worse(c.Result, Warning), hint(explain.CSIDriverMissing)
+		c.Result, c.Hint = warns(c.Result), hint(explain.CSIDriverMissing)
 		c.Message += "; there is no CSIDriver object of this name, and no attacher has worked on its VolumeAttachments"
 	case d == nil && slices.Contains(h.Whole, diagnosis.Drivers):
-		c.Result, c.Hint = worse(c.Result, Warning), cmp.Or(c.Hint, hint(explain.DriverRemoved))
+		c.Result, c.Hint = warns(c.Result), cmp.Or(c.Hint, hint(explain.DriverRemoved))
 		c.Message += "; there is no CSIDriver object of this name"
 	case len(registered) == 0 && len(h.Nodes) > 0:
-		c.Result, c.Hint = worse(c.Result, Warning), cmp.Or(c.Hint, hint(explain.DriverNotOnNode))
+		c.Result, c.Hint = warns(c.Result), cmp.Or(c.Hint, hint(explain.DriverNotOnNode))
 	}
 	return c
 }
 
-func worse(a, b Result) Result {
-	if b.severity() > a.severity() {
-		return b
+// warns is the result of a check with a warning more.
+func warns(r Result) Result {
+	if Warning.severity() > r.severity() {
+		return Warning
 	}
-	return a
+	return r
 }
 
 // attacher describes the attacher of a driver, and lowers the result of the check.

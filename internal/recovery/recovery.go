@@ -152,17 +152,10 @@ func Setup(mgr manager.Manager, identity string, o Options) error {
 	d := &detector{parts: p, held: map[string]hold{}, leases: map[string]time.Time{}}
 	err := build(mgr, "recovery-detector", 1).WatchesRawSource(start()).Complete(d)
 	if err == nil && o.Roles.Detector && o.NodeLeases != "" {
-		err = build(mgr, "recovery-remediation", 1).For(&fencingv1.BelayRemediation{}).
-			Watches(&fencingv1.NodeFence{}, handler.EnqueueRequestsFromMapFunc(p.remediationsOf)).
-			Watches(&corev1.Node{}, handler.EnqueueRequestsFromMapFunc(p.remediationsOf)).
-			Complete(&remediator{parts: p, looked: d.lookedAt})
+		err = p.setupRemediator(mgr, d)
 	}
 	if err == nil && o.Roles.Fencer {
-		f := newFencer(p)
-		err = build(mgr, "recovery-fencer", agents).For(&fencingv1.FenceSource{}).
-			Watches(&fencingv1.NodeFence{}, ofFencedNode()).
-			Watches(&corev1.Node{}, ofNode()).
-			Complete(f)
+		err = p.setupFencer(mgr)
 	}
 	if err == nil && o.Roles.Actor && !o.DryRun {
 		err = p.setupActor(mgr)
@@ -174,6 +167,20 @@ func Setup(mgr manager.Manager, identity string, o Options) error {
 		return fmt.Errorf("set up recovery: %w", err)
 	}
 	return nil
+}
+
+func (p *parts) setupRemediator(mgr manager.Manager, d *detector) error {
+	return build(mgr, "recovery-remediation", 1).For(&fencingv1.BelayRemediation{}).
+		Watches(&fencingv1.NodeFence{}, handler.EnqueueRequestsFromMapFunc(p.remediationsOf)).
+		Watches(&corev1.Node{}, handler.EnqueueRequestsFromMapFunc(p.remediationsOf)).
+		Complete(&remediator{parts: p, looked: d.lookedAt})
+}
+
+func (p *parts) setupFencer(mgr manager.Manager) error {
+	return build(mgr, "recovery-fencer", agents).For(&fencingv1.FenceSource{}).
+		Watches(&fencingv1.NodeFence{}, ofFencedNode()).
+		Watches(&corev1.Node{}, ofNode()).
+		Complete(newFencer(p))
 }
 
 func (p *parts) setupActor(mgr manager.Manager) error {
