@@ -91,6 +91,7 @@ func TestUninstall(t *testing.T) {
 	for _, stays := range []string{
 		"apiextensions.k8s.io/v1 CustomResourceDefinition nodefences.fencing.belay.dev", "apiextensions.k8s.io/v1 CustomResourceDefinition fencesources.fencing.belay.dev",
 		admission + " belay-fence-request", admission + "Binding belay-fence-request",
+		admission + " belay-fence-source", admission + "Binding belay-fence-source",
 		admission + " belay-fence-statement", admission + "Binding belay-fence-statement",
 	} {
 		if of := strings.Fields(stays); !there(of[0], of[1], "", of[2]) {

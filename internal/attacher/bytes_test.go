@@ -101,7 +101,7 @@ func TestBytesPerObject(t *testing.T) {
 		bound int64 // bytes, about a tenth above what is measured
 	}{
 		"VolumeAttachment":                   {o.attachmentInformer.GetStore(), attachment, 1090},
-		"PersistentVolume":                   {o.volumeInformer.GetStore(), volume, 1360},
+		"PersistentVolume":                   {o.volumeInformer.GetStore(), volume, 1300},
 		"PersistentVolume of another driver": {o.volumeInformer.GetStore(), other, 980},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -354,9 +354,9 @@ func (o *objects) trimSource(from *corev1.CSIPersistentVolumeSource) *corev1.CSI
 }
 
 func keepRequestFields(kept, pv *corev1.PersistentVolume) {
-	kept.Spec.AccessModes = pv.Spec.AccessModes
+	kept.Spec.AccessModes = kube.SameModes(pv.Spec.AccessModes)
 	kept.Spec.MountOptions = pv.Spec.MountOptions
-	kept.Spec.VolumeMode = pv.Spec.VolumeMode
+	kept.Spec.VolumeMode = kube.SameVolumeMode(pv.Spec.VolumeMode)
 }
 
 func (o *objects) trimCSINode(node *storagev1.CSINode) *storagev1.CSINode {

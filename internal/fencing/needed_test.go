@@ -188,7 +188,7 @@ func TestMayTake(t *testing.T) {
 		"one of another boot":             {Fence{Boot: boot2, Phase: Fencing, Waits: true}, own, false},
 		"locked":                          {Fence{Boot: boot1, Phase: Fencing, Waits: true}, locked, false},
 		"shared":                          {Fence{Boot: boot1, Phase: Fencing, Waits: true}, shared, false},
-		"locked, and commanded":           {Fence{Boot: boot1, Phase: Fencing, Intent: sent}, locked, true},
+		"locked, and commanded":           {Fence{Boot: boot1, Phase: Fencing, Waits: true, Intent: sent}, locked, true},
 		"its volumes are detached":        {Fence{Boot: boot1, Phase: Detaching, Intent: sent}, own, false},
 		"the Node of it is deleted":       {Fence{Boot: boot1, Phase: Fencing, NodeDeleted: true}, own, false},
 	} {

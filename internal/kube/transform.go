@@ -237,7 +237,7 @@ func StripVolume(volume *corev1.PersistentVolume) *corev1.PersistentVolume {
 	} else if Migrated(volume) {
 		kept.Annotations = migrated // a cache may strip an object twice
 	}
-	kept.Spec.AccessModes = sameModes(volume.Spec.AccessModes)
+	kept.Spec.AccessModes = SameModes(volume.Spec.AccessModes)
 	if ref := volume.Spec.ClaimRef; ref != nil {
 		kept.Spec.ClaimRef = &corev1.ObjectReference{Namespace: interned.Word(Name(ref.Namespace)), Name: Name(ref.Name), UID: Name(ref.UID)}
 	}
@@ -260,13 +260,28 @@ var onlyModes = map[corev1.PersistentVolumeAccessMode][]corev1.PersistentVolumeA
 	corev1.ReadWriteMany: {corev1.ReadWriteMany}, corev1.ReadOnlyMany: {corev1.ReadOnlyMany},
 }
 
-func sameModes(modes []corev1.PersistentVolumeAccessMode) []corev1.PersistentVolumeAccessMode {
+// SameModes returns the shared list of those modes, if there is one.
+func SameModes(modes []corev1.PersistentVolumeAccessMode) []corev1.PersistentVolumeAccessMode {
 	if len(modes) == 1 {
 		if only, ok := onlyModes[modes[0]]; ok {
 			return only
 		}
 	}
 	return modes
+}
+
+var filesystem, block = corev1.PersistentVolumeFilesystem, corev1.PersistentVolumeBlock
+
+// SameVolumeMode returns the shared value of that mode, if there is one. It must not be changed.
+func SameVolumeMode(mode *corev1.PersistentVolumeMode) *corev1.PersistentVolumeMode {
+	switch {
+	case mode == nil:
+	case *mode == filesystem:
+		return &filesystem
+	case *mode == block:
+		return &block
+	}
+	return mode
 }
 
 // migratedMark is an annotation that the cache sets on a translated volume; no such object is ever written.

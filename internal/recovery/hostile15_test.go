@@ -177,6 +177,7 @@ func TestHostileOneSlowAnswerOfAKubeletIsNoSilence(t *testing.T) {
 	defer kubelet.Close()
 	n1 := nodeOf("n1", 0)
 	n1.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionUnknown}}
+	n1.Status.VolumesInUse = []corev1.UniqueVolumeName{"kubernetes.io/csi/d^v"} // it has something to lose
 	n1.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "127.0.0.1"}}
 	n1.Status.DaemonEndpoints.KubeletEndpoint.Port = int32(kubelet.Listener.Addr().(*net.TCPAddr).Port)
 	objects := []client.Object{n1, leaseOf("n1")}
