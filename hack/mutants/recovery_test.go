@@ -238,6 +238,7 @@ var holes = []hole{
 	{"19", "a level that did not answer is left out", loginsFile, "min(exerciseEvery<<min(max(s.missed-2, 0), 8), limit)", "1000*limit", shell, "TestNoAnswerLocksNothing"},
 	{"19", "a switch that may refuse is asked as often as one that has worked", loginsFile, "s, limit := l.state(i), maxGuess", "s, limit := l.state(i), maxRest", shell, "TestGuess"},
 	{"19", "what one level refuses counts against the others", loginsFile, "return r.Level == int32(level) && r.SecretVersion", "return r.SecretVersion", shell, "TestLevelsCountForThemselves"},
+	{"19", "a BMC puts its password into the status of a FenceSource", "internal/fenceagent/redfish.go", "a.shown(response.Status)", "response.Status", "internal/fenceagent", "TestRedfishStatusLineIsRedacted"},
 	{"19", "a BMC that answers 401 is asked on", "internal/fenceagent/redfish.go", "response.StatusCode == http.StatusUnauthorized && user", "false && user", "internal/fenceagent", "TestRedfishRefusedLogin"},
 	{"19", "a 401 that only asks for a password counts as a refusal", "internal/fenceagent/redfish.go", ` && user != "" && pass != ""`, "", "internal/fenceagent", "TestRedfishRefusedLogin"},
 	{"19", "a BMC that does not answer counts as one that refuses", "internal/fenceagent/ipmi.go", "if refused(exit, text) {", "if exit != 0 {", "internal/fenceagent", "TestRefusedLogin"},

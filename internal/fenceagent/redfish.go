@@ -93,7 +93,7 @@ func (a *Agent) redfishGet(ctx context.Context, client *http.Client, uri string)
 	case response.StatusCode == http.StatusUnauthorized && user != "" && pass != "": // RFC 9110, 15.5.2: "authorization has been refused for those credentials"
 		return nil, fmt.Errorf("ask the BMC for its system UUID: %w: %d of %s", ErrRefused, response.StatusCode, a.shown(uri))
 	case response.StatusCode != http.StatusOK:
-		return nil, fmt.Errorf("ask the BMC for its system UUID: %s of %s", response.Status, a.shown(uri))
+		return nil, fmt.Errorf("ask the BMC for its system UUID: %s of %s", a.shown(response.Status), a.shown(uri))
 	}
 	if err := json.NewDecoder(io.LimitReader(response.Body, maxResource)).Decode(found); err != nil {
 		return nil, fmt.Errorf("ask the BMC for its system UUID: %s: %s", a.shown(uri), a.shown(err.Error()))
