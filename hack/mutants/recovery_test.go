@@ -103,6 +103,7 @@ var holes = []hole{
 	{"19", "a Secret goes over any protocol", "internal/fenceagent/binding.go", "k.plain != nil && !b.Plain", "false", "internal/fenceagent", "TestBinding"},
 	{"19", "an option has another argument in it", "internal/fenceagent/known.go", "if !form.MatchString(value) {", "if false {", "internal/fenceagent", "TestValuesOfAFenceSource"},
 	{"19", "a password in a template of FAR shows in a FenceSource", "internal/far/far.go", "case hidden.MatchString(option):", "case false:", "internal/far", "TestHostile"},
+	{"19", "two nodes share a Secret and have two passwords", "internal/far/secret.go", " && len(lacks) == 0", "", "internal/far", "TestPasswordsShareNoSecret"},
 	{"19", "the BMC's password goes where the BMC says", "internal/fenceagent/redfish.go", `to.URL.Scheme != "https" || to.URL.Host != via[0].URL.Host || `, "", "internal/fenceagent", "TestRedfishIdentity"},
 	{"6", "one of two systems of a BMC counts as its only one", "internal/fenceagent/redfish.go", "if len(systems.Members) != 1 {", "if len(systems.Members) == 0 {", "internal/fenceagent", "TestRedfishIdentity"},
 	{"9", "the pods of a new boot are deleted for the old one", decide, "case d.seen.restarted(d.fence): // its kubelet does the rest", "case false:", pure, "TestRestartedNeverTaints"},
