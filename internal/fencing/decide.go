@@ -18,6 +18,9 @@ const (
 	// ContradictedAfter is how long a contradiction has to last before it is reported. The kubelet of the next boot may renew its lease before its Node
 	// shows the new boot: kubelet does both side by side, and repeats a status that failed after 10 s (nodeStatusUpdateFrequency).
 	ContradictedAfter = 15 * time.Second
+	// EnduresFor is how long a node must have renewed its lease, since the last command could be carried out, until it gets pods whatever its switch says, or
+	// does not say.
+	EnduresFor = 5 * time.Minute
 	// proofFor is how long a Proof may be used without a new decision.
 	proofFor = 30 * time.Second
 )
@@ -228,14 +231,14 @@ func (d *decider) gather() {
 }
 
 // survived handles a node that gave a sign of life, or was opted out, after the command to switch it off was stored, and perhaps sent. Once the command cannot
-// be carried out any more and the switch has given its state after that, the fence ends: nothing was deleted. If the machine is off, or falls
-// silent again, the next fence begins with its last sign of life.
+// be carried out any more and the switch has given its state after that, or the node has lived on for long enough, the fence ends: nothing was deleted. If the
+// machine is off, or falls silent again, the next fence begins with its last sign of life.
 func (d *decider) survived() {
 	source, intent := d.seen.Source, d.fence.Intent
 	switch {
 	case intent.open(d.now):
 		d.wait(IntentOpen, intent.NotAfter.Sub(d.now))
-	case source.answers(d.fence.Boot) && !d.fence.Deleting && !source.settled(intent.NotAfter):
+	case source.answers(d.fence.Boot) && !d.fence.Deleting && !source.settled(intent.NotAfter) && !d.endures():
 		d.askAgain(AwaitingSource)
 	case d.unmounted():
 		d.enter(Cancelled)
@@ -502,7 +505,7 @@ func (d *decider) moved() {
 }
 
 // releasing removes the taints, after the last command that may still be carried out (hole 5), and the isolation once the switch says On after that,
-// if there is one that answers. It does not wait for VolumeAttachments: the boot that they were made for has ended, so nothing is mounted there,
+// if there is one that may be asked, or the node has lived for EnduresFor. It does not wait for VolumeAttachments: the boot that they were made for has ended, so nothing is mounted there,
 // and one that a pod of the new boot needs stays.
 func (d *decider) releasing() {
 	source, intent := d.seen.Source, d.fence.Intent
@@ -527,11 +530,24 @@ func (d *decider) releasing() {
 	}
 }
 
-// onAgain reports whether the switch said On after the last command, or whatever it says if the node is lost again: the next boot may need a fence of its own,
-// and no pod comes to it before it is Ready.
+// endures reports whether the node is Ready and has renewed its lease for EnduresFor since the last command could be carried out. A switch that is silent for
+// weeks keeps no such node from its pods: an Off that comes later still is a crash of the boot that runs, from which nothing is taken without new evidence.
+func (d *decider) endures() bool {
+	relation, since := d.seen.Now.Since(d.fence.Boot), d.seen.AliveSince
+	if since.IsZero() || !d.seen.Renewed || d.seen.Silent || d.seen.Exists != Yes || d.seen.Ready != Yes || relation != SameBoot && relation != Rebooted {
+		return false
+	}
+	if ended := d.fence.Intent.NotAfter; since.Before(ended) {
+		since = ended
+	}
+	return d.now.Sub(since) >= EnduresFor
+}
+
+// onAgain reports whether the switch said On after the last command, or the node shows by itself that it is, or whatever the switch says if the node is lost again:
+// the next boot may need a fence of its own, and no pod comes to it before it is Ready.
 func (d *decider) onAgain() bool {
 	source, ended := d.seen.Source, d.fence.Intent.NotAfter
-	return source.saysOn(ended) || d.seen.Silent && d.seen.Ready != Yes && source.Status.Asked.After(ended)
+	return source.saysOn(ended) || d.endures() || d.seen.Silent && d.seen.Ready != Yes && source.Status.Asked.After(ended)
 }
 
 func (d *decider) cancelled() {
