@@ -65,6 +65,9 @@ var holes = []hole{
 	{"4", "the feeds of a level are asked one after the other", levelsFile, "group.Go(func() { answers[i] = askSwitch(ctx, s, off, known) })", "answers[i] = askSwitch(ctx, s, off, known)", shell, "TestSlowSwitch"},
 	{"4", "a dead level takes the time of the next, again and again", loginsFile, "!s.silent.IsZero() && l.now.Sub(s.silent) < restFor", "false && l.now.Sub(s.silent) < restFor", shell, "TestSlowSwitch"},
 	{"4", "an old answer On takes the evidence back", decide, "return source.Status.fresh(d.now) && source.Status.Power == PowerOn", "return source.Status.Power == PowerOn", pure, "TestDoubt"},
+	{"4", "an Off is asked for as seldom as what does not change", "internal/fencing/news.go", " && d.seen.Source.Status.Power != PowerOff", "", pure, "TestNewsBringsThePaceBack"},
+	{"4", "what changes about a fence is no news", "internal/fencing/news.go", "n.at.IsZero() || is != n.last", "n.at.IsZero()", pure, "TestNewsBringsThePaceBack"},
+	{"19", "a fence logs in each second for weeks", "internal/fencing/news.go", "d.now.Sub(d.seen.News) >= NoNewsFor", "false", pure, "TestFenceWithoutNewsAsksSeldom"},
 	{"4", "a statement that has expired still counts in Tainting", decide, " || !d.fence.stated(d.now)", "", pure, "TestDoubt"},
 	{"4", "a new leader does not listen first", decide, "case !d.seen.silent(d.fence):\n\t\td.wait(SilenceTooShort, AskEvery)\n\tcase !tainted", "case !tainted", pure, "TestNewLeaderListens"},
 	{

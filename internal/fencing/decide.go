@@ -10,7 +10,8 @@ import (
 const (
 	// AskEvery is how long after a question that was answered a switch is asked again.
 	AskEvery = time.Second
-	// AskDeletedEvery is the same for the switch of a machine whose Node was deleted, and which is on: for days, if it is left running.
+	// AskDeletedEvery is the same for the switch of a machine whose Node was deleted, and which is on: for days, if it is left running. It is for a fence
+	// without news, too (NoNewsFor).
 	AskDeletedEvery = 10 * time.Second
 	// SettleFor is how long a released node gets no pods after the out-of-service taint was removed: a controller whose cache still has the
 	// taint would detach the volumes of a node that runs (kubernetes/kubernetes#142331).
@@ -219,6 +220,8 @@ func (d *decider) gather() {
 		d.wait(SourceLocked, 0)
 	case !source.bound(d.fence.Boot):
 		d.wait(NoEvidence, 0)
+	case source.Running && d.stale() && d.fence.offSent() && source.Status.Power == PowerOn: // the wait does not change with each question
+		d.wait(NotOff, AskEvery)
 	case source.Running:
 		d.awaitAnswer()
 	case !d.seen.silent(d.fence):
@@ -259,6 +262,8 @@ func (d *decider) switchOff() {
 		d.askAgain(SwitchOffHeld)
 	case intent.open(d.now):
 		d.askAgain(NotOff)
+	case d.commandsSeldom():
+		d.askAgain(NotOff)
 	case !d.seen.live(d.now):
 		d.do(ReadNode{})
 		d.wait(NotReadLive, 0)
@@ -283,8 +288,17 @@ func (d *decider) awaitAnswer() {
 	}
 }
 
-// askAgain asks the switch again, if the latest answer is old enough.
-func (d *decider) askAgain(reason decision.Reason) { d.askEvery(AskEvery, reason) }
+// askAgain asks the switch again, if the latest answer is old enough. Without news that has time.
+func (d *decider) askAgain(reason decision.Reason) {
+	every, status := AskEvery, d.seen.Source.Status
+	if d.stale() {
+		every = AskDeletedEvery
+		if !status.Asked.IsZero() && status.Power == PowerUnknown && reason != SwitchOffHeld {
+			reason = SourceSilent
+		}
+	}
+	d.askEvery(every, reason)
+}
 
 func (d *decider) askEvery(every time.Duration, reason decision.Reason) {
 	source := d.seen.Source
