@@ -2,6 +2,7 @@ package far
 
 import (
 	"encoding/json"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -231,6 +232,36 @@ func TestSharedSecret(t *testing.T) {
 	})
 	if !plain {
 		t.Errorf("%+v", got.Steps())
+	}
+}
+
+// TestPasswordsShareNoSecret: nodes share a Secret only if what it lacks has one value for all of them. Here each has a password of its own, or none, and each step
+// names the node whose values it asks for.
+func TestPasswordsShareNoSecret(t *testing.T) {
+	x, y := Template{}, Template{}
+	x.Namespace, x.Name, y.Namespace, y.Name = "far", "x", "far", "y"
+	x.Spec.Template.Spec = Spec{Agent: "fence_ipmilan", SharedSecretName: "users", SharedParameters: map[string]string{"--lanplus": ""}, NodeParameters: map[string]map[string]string{
+		"--ip": {"a": "192.0.2.1", "b": "192.0.2.2", "c": "192.0.2.3"}, "--password": {"a": "of-a", "b": "of-b"},
+	}}
+	y.Spec.Template.Spec = Spec{Agent: "fence_ipmilan", SharedSecretName: "users", SharedParameters: map[string]string{"--lanplus": "", "--password": "of-all"}, NodeParameters: map[string]map[string]string{
+		"--ip": {"d": "192.0.2.4", "e": "192.0.2.5"},
+	}}
+	got := Convert([]Template{x, y}, nil)
+	secrets := map[string]string{}
+	for _, s := range got.Sources {
+		secrets[s.Name] = s.Spec.Levels[0].Feeds[0].SecretRef.Name
+	}
+	if want := map[string]string{"a": "belay-node-a", "b": "belay-node-b", "c": "belay-shared-users", "d": "belay-node-d", "e": "belay-node-e"}; !maps.Equal(secrets, want) {
+		t.Errorf("%v, want %v", secrets, want)
+	}
+	for _, s := range got.Secrets {
+		if (len(s.Lacks) > 0) != (s.Node != "") || len(s.Addresses) != 1 {
+			t.Errorf("%+v", s)
+		}
+		want := "Make Secret far/" + s.Name + ". Add the keys password to it, with the values that the template has for node " + s.Node
+		if step := s.steps()[0]; s.Node != "" && step.Text != want {
+			t.Errorf("%q, want %q", step.Text, want)
+		}
 	}
 }
 

@@ -16,9 +16,11 @@ import (
 // Secret is a Secret that FenceSources need: FAR has up to two for a node, whose keys are parameters of a command line.
 type Secret struct {
 	Namespace, Name string
+	// Node is the one that the Secret is for; empty for one that several nodes share.
+	Node string
 	// From are FAR's Secrets in the same namespace; the later counts.
 	From []string
-	// Lacks are options that are in no Secret of FAR's.
+	// Lacks are options that are in no Secret of FAR's. They have the values of Node.
 	Lacks []string
 	// Addresses are where it is to be sent, for its annotation, and Plain is why it would also have to allow plain protocols.
 	Addresses []string
@@ -27,9 +29,10 @@ type Secret struct {
 
 func secretOf(node string) string { return "belay-node-" + node }
 
-// secret returns the Secret of a feed: one for all nodes that have FAR's shared one alone.
+// secret returns the Secret of a feed: one for all nodes that have FAR's shared one, and need nothing else. What is to be added may have another value for each
+// node, and another template of the same shared Secret may have none: a password goes to no BMC that FAR does not send it to.
 func (c *converter) secret(t *Template, node string, feed *fencingv1.Feed, lacks []string) *fencingv1.SecretReference {
-	spec, s := &t.Spec.Template.Spec, Secret{Namespace: t.Namespace, Name: secretOf(node)}
+	spec, s := &t.Spec.Template.Spec, Secret{Namespace: t.Namespace, Name: secretOf(node), Node: node}
 	for _, secret := range []string{spec.SharedSecretName, spec.NodeSecretNames[node]} {
 		switch {
 		case secret == "":
@@ -42,8 +45,8 @@ func (c *converter) secret(t *Template, node string, feed *fencingv1.Feed, lacks
 	if len(s.From)+len(lacks) == 0 {
 		return nil
 	}
-	if shared := "belay-shared-" + spec.SharedSecretName; spec.NodeSecretNames[node] == "" && len(s.From) == 1 && len(shared) <= validation.DNS1123SubdomainMaxLength {
-		s.Name = shared
+	if shared := "belay-shared-" + spec.SharedSecretName; spec.NodeSecretNames[node] == "" && len(s.From) == 1 && len(lacks) == 0 && len(shared) <= validation.DNS1123SubdomainMaxLength {
+		s.Name, s.Node = shared, ""
 	}
 	at := slices.IndexFunc(c.out.Secrets, func(o Secret) bool { return o.Namespace == s.Namespace && o.Name == s.Name })
 	if at < 0 {
@@ -115,9 +118,9 @@ func (s *Secret) steps() []explain.Step {
 	made := explain.Step{Text: fmt.Sprintf("Make Secret %s/%s.", s.Namespace, s.Name), Command: s.Command()}
 	switch {
 	case len(s.From) == 0:
-		made.Text += " Type a line KEY=VALUE for each of " + strings.Join(s.Lacks, ", ") + ", and end it with Ctrl-D"
+		made.Text += fmt.Sprintf(" Type a line KEY=VALUE for each of %s, with the value that the template has for node %s, and end it with Ctrl-D", strings.Join(s.Lacks, ", "), s.Node)
 	case len(s.Lacks) > 0:
-		made.Text += " Add the keys " + strings.Join(s.Lacks, ", ") + " to it"
+		made.Text += fmt.Sprintf(" Add the keys %s to it, with the values that the template has for node %s", strings.Join(s.Lacks, ", "), s.Node)
 	default:
 		made.Text += " It has the keys of FAR's " + strings.Join(s.From, " and ") + ", as options of the agent; {{.NodeName}} in a value is not filled in"
 	}

@@ -81,15 +81,19 @@ func (a *Agent) redfishGet(ctx context.Context, client *http.Client, uri string)
 	}
 	request.Header.Set("Accept", "application/json")
 	request.Header.Set("OData-Version", "4.0")
-	request.SetBasicAuth(cmp.Or(a.options["username"], a.options["login"]), cmp.Or(a.options["password"], a.options["passwd"]))
+	user, pass := cmp.Or(a.options["username"], a.options["login"]), cmp.Or(a.options["password"], a.options["passwd"])
+	request.SetBasicAuth(user, pass)
 	response, err := client.Do(request)
 	if err != nil {
 		return nil, fmt.Errorf("ask the BMC for its system UUID: %s", a.shown(err.Error()))
 	}
 	defer response.Body.Close() //nolint:errcheck // it was read
 	found := &redfishSystem{}
-	if response.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("ask the BMC for its system UUID: %s of %s", response.Status, a.shown(uri))
+	switch {
+	case response.StatusCode == http.StatusUnauthorized && user != "" && pass != "": // RFC 9110, 15.5.2: "authorization has been refused for those credentials"
+		return nil, fmt.Errorf("ask the BMC for its system UUID: %w: %d of %s", ErrRefused, response.StatusCode, a.shown(uri))
+	case response.StatusCode != http.StatusOK:
+		return nil, fmt.Errorf("ask the BMC for its system UUID: %s of %s", a.shown(response.Status), a.shown(uri))
 	}
 	if err := json.NewDecoder(io.LimitReader(response.Body, maxResource)).Decode(found); err != nil {
 		return nil, fmt.Errorf("ask the BMC for its system UUID: %s: %s", a.shown(uri), a.shown(err.Error()))

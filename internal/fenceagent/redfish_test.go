@@ -36,7 +36,7 @@ func TestRedfishIdentity(t *testing.T) {
 		"no word":                          {map[string]string{"/s": `{"UUID":"a b"}`}, map[string]string{"systems_uri": "/s"}, false, "", "not one word"},
 		"its certificate does not count":   {map[string]string{"/s": system}, map[string]string{"systems_uri": "/s"}, true, "", "certificate"},
 		"its certificate is not checked":   {map[string]string{"/s": system}, map[string]string{"systems_uri": "/s", "ssl_insecure": "1"}, true, "", "-"},
-		"it refuses the login":             {nil, map[string]string{"systems_uri": "/missing"}, false, "", "404"},
+		"it has no such resource":          {nil, map[string]string{"systems_uri": "/missing"}, false, "", "404"},
 		"it leads to another host":         {map[string]string{"/s": "to " + elsewhere.URL}, map[string]string{"systems_uri": "/s"}, false, "", "redirects"},
 		"it names another host":            {map[string]string{"/redfish/v1/": `{"Systems":{"@odata.id":"@198.51.100.1/"}}`}, nil, false, "", "no resource of its own"},
 		"it never ends":                    {map[string]string{"/s": `{"UUID":"` + strings.Repeat("x", maxResource) + `"}`}, map[string]string{"systems_uri": "/s"}, false, "", "unexpected EOF"},
@@ -87,5 +87,62 @@ func TestRedfishIdentity(t *testing.T) {
 				t.Errorf("asked %d times", asked)
 			}
 		})
+	}
+}
+
+// redfishOf is an agent for what answers at a BMC, whose certificate counts.
+func redfishOf(t *testing.T, answers http.HandlerFunc) *Agent {
+	t.Helper()
+	s := httptest.NewTLSServer(answers)
+	t.Cleanup(s.Close)
+	before := roots
+	roots = x509.NewCertPool()
+	roots.AddCert(s.Certificate())
+	t.Cleanup(func() { roots = before })
+	host, port, err := net.SplitHostPort(s.Listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	options := map[string]string{"ip": host, "ipport": port, "systems_uri": "/s", "username": "admin", "password": password}
+	return &Agent{path: filepath.Join(t.TempDir(), "fence_redfish"), options: options, secrets: []string{password}}
+}
+
+// TestRedfishRefusedLogin (hole 19): a 401 to a request that had user and password is a refusal: a BMC that is asked on locks the account. What else it answers is
+// none, and neither is a 401 to a request that had no password, which only asks for one.
+func TestRedfishRefusedLogin(t *testing.T) {
+	for name, c := range map[string]struct {
+		status  int
+		without string
+		want    bool
+	}{
+		"401":                     {http.StatusUnauthorized, "", true},
+		"401, and no password":    {http.StatusUnauthorized, "password", false},
+		"401, and no user":        {http.StatusUnauthorized, "username", false},
+		"403, no right":           {http.StatusForbidden, "", false},
+		"503, busy":               {http.StatusServiceUnavailable, "", false},
+		"407, of another machine": {http.StatusProxyAuthRequired, "", false},
+	} {
+		a := redfishOf(t, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(c.status) })
+		delete(a.options, c.without)
+		if _, err := a.Identity(t.Context()); err == nil || errors.Is(err, ErrRefused) != c.want {
+			t.Errorf("%s: %v; want refused: %t", name, err, c.want)
+		}
+	}
+}
+
+// TestRedfishStatusLineIsRedacted (hole 19): what answers at the address chooses the text of the status, too. That text goes into the status of the FenceSource, into
+// the NodeFence and into the log: nothing that a switch says is kept before the values of the Secret were taken out.
+func TestRedfishStatusLineIsRedacted(t *testing.T) {
+	a := redfishOf(t, func(w http.ResponseWriter, _ *http.Request) {
+		c, _, err := http.NewResponseController(w).Hijack()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer c.Close() //nolint:errcheck // of a test
+		_, _ = c.Write([]byte("HTTP/1.1 403 not with " + password + "\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"))
+	})
+	if _, err := a.Identity(t.Context()); err == nil || strings.Contains(err.Error(), password) || !strings.Contains(err.Error(), "403 not with (secret)") {
+		t.Errorf("%v: want the status without the password", err)
 	}
 }

@@ -10,7 +10,8 @@ import (
 const (
 	// AskEvery is how long after a question that was answered a switch is asked again.
 	AskEvery = time.Second
-	// AskDeletedEvery is the same for the switch of a machine whose Node was deleted, and which is on: for days, if it is left running.
+	// AskDeletedEvery is the same for the switch of a machine whose Node was deleted, and which is on: for days, if it is left running. It is for a fence
+	// without news, too (NoNewsFor).
 	AskDeletedEvery = 10 * time.Second
 	// SettleFor is how long a released node gets no pods after the out-of-service taint was removed: a controller whose cache still has the
 	// taint would detach the volumes of a node that runs (kubernetes/kubernetes#142331).
@@ -18,6 +19,9 @@ const (
 	// ContradictedAfter is how long a contradiction has to last before it is reported. The kubelet of the next boot may renew its lease before its Node
 	// shows the new boot: kubelet does both side by side, and repeats a status that failed after 10 s (nodeStatusUpdateFrequency).
 	ContradictedAfter = 15 * time.Second
+	// EnduresFor is how long a node must have renewed its lease, since the last command could be carried out, until it gets pods whatever its switch says, or
+	// does not say.
+	EnduresFor = 5 * time.Minute
 	// proofFor is how long a Proof may be used without a new decision.
 	proofFor = 30 * time.Second
 )
@@ -216,6 +220,8 @@ func (d *decider) gather() {
 		d.wait(SourceLocked, 0)
 	case !source.bound(d.fence.Boot):
 		d.wait(NoEvidence, 0)
+	case source.Running && d.stale() && d.fence.offSent() && source.Status.Power == PowerOn: // the wait does not change with each question
+		d.wait(NotOff, AskEvery)
 	case source.Running:
 		d.awaitAnswer()
 	case !d.seen.silent(d.fence):
@@ -228,14 +234,14 @@ func (d *decider) gather() {
 }
 
 // survived handles a node that gave a sign of life, or was opted out, after the command to switch it off was stored, and perhaps sent. Once the command cannot
-// be carried out any more and the switch has given its state after that, the fence ends: nothing was deleted. If the machine is off, or falls
-// silent again, the next fence begins with its last sign of life.
+// be carried out any more and the switch has given its state after that, or the node has lived on for long enough, the fence ends: nothing was deleted. If the
+// machine is off, or falls silent again, the next fence begins with its last sign of life.
 func (d *decider) survived() {
 	source, intent := d.seen.Source, d.fence.Intent
 	switch {
 	case intent.open(d.now):
 		d.wait(IntentOpen, intent.NotAfter.Sub(d.now))
-	case source.answers(d.fence.Boot) && !d.fence.Deleting && !source.settled(intent.NotAfter):
+	case source.answers(d.fence.Boot) && !d.fence.Deleting && !source.settled(intent.NotAfter) && !d.endures():
 		d.askAgain(AwaitingSource)
 	case d.unmounted():
 		d.enter(Cancelled)
@@ -255,6 +261,8 @@ func (d *decider) switchOff() {
 	case intent.open(d.now) && source.Held:
 		d.askAgain(SwitchOffHeld)
 	case intent.open(d.now):
+		d.askAgain(NotOff)
+	case d.commandsSeldom():
 		d.askAgain(NotOff)
 	case !d.seen.live(d.now):
 		d.do(ReadNode{})
@@ -280,8 +288,17 @@ func (d *decider) awaitAnswer() {
 	}
 }
 
-// askAgain asks the switch again, if the latest answer is old enough.
-func (d *decider) askAgain(reason decision.Reason) { d.askEvery(AskEvery, reason) }
+// askAgain asks the switch again, if the latest answer is old enough. Without news that has time.
+func (d *decider) askAgain(reason decision.Reason) {
+	every, status := AskEvery, d.seen.Source.Status
+	if d.stale() {
+		every = AskDeletedEvery
+		if !status.Asked.IsZero() && status.Power == PowerUnknown && reason != SwitchOffHeld {
+			reason = SourceSilent
+		}
+	}
+	d.askEvery(every, reason)
+}
 
 func (d *decider) askEvery(every time.Duration, reason decision.Reason) {
 	source := d.seen.Source
@@ -502,7 +519,7 @@ func (d *decider) moved() {
 }
 
 // releasing removes the taints, after the last command that may still be carried out (hole 5), and the isolation once the switch says On after that,
-// if there is one that answers. It does not wait for VolumeAttachments: the boot that they were made for has ended, so nothing is mounted there,
+// if there is one that may be asked, or the node has lived for EnduresFor. It does not wait for VolumeAttachments: the boot that they were made for has ended, so nothing is mounted there,
 // and one that a pod of the new boot needs stays.
 func (d *decider) releasing() {
 	source, intent := d.seen.Source, d.fence.Intent
@@ -527,11 +544,24 @@ func (d *decider) releasing() {
 	}
 }
 
-// onAgain reports whether the switch said On after the last command, or whatever it says if the node is lost again: the next boot may need a fence of its own,
-// and no pod comes to it before it is Ready.
+// endures reports whether the node is Ready and has renewed its lease for EnduresFor since the last command could be carried out. A switch that is silent for
+// weeks keeps no such node from its pods: an Off that comes later still is a crash of the boot that runs, from which nothing is taken without new evidence.
+func (d *decider) endures() bool {
+	relation, since := d.seen.Now.Since(d.fence.Boot), d.seen.AliveSince
+	if since.IsZero() || !d.seen.Renewed || d.seen.Silent || d.seen.Exists != Yes || d.seen.Ready != Yes || relation != SameBoot && relation != Rebooted {
+		return false
+	}
+	if ended := d.fence.Intent.NotAfter; since.Before(ended) {
+		since = ended
+	}
+	return d.now.Sub(since) >= EnduresFor
+}
+
+// onAgain reports whether the switch said On after the last command, or the node shows by itself that it is, or whatever the switch says if the node is lost again:
+// the next boot may need a fence of its own, and no pod comes to it before it is Ready.
 func (d *decider) onAgain() bool {
 	source, ended := d.seen.Source, d.fence.Intent.NotAfter
-	return source.saysOn(ended) || d.seen.Silent && d.seen.Ready != Yes && source.Status.Asked.After(ended)
+	return source.saysOn(ended) || d.endures() || d.seen.Silent && d.seen.Ready != Yes && source.Status.Asked.After(ended)
 }
 
 func (d *decider) cancelled() {

@@ -396,7 +396,7 @@ func TestLateAnswerOff(t *testing.T) {
 		s := newStand(t)
 		s.until(Fencing)
 		s.now = s.now.Add(2 * time.Hour)
-		s.seen.ReadAt = s.now
+		s.seen.ReadAt, s.seen.News = s.now, s.now
 		s.seen.Source.Status = Answer{Power: test.said, Asked: s.now.Add(-test.age), Machine: test.machine}
 		if test.intent {
 			s.fence.Intent = Intent{Nonce: "n", NotAfter: s.now.Add(IntentFor / 2)}

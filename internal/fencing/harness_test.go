@@ -24,6 +24,7 @@ type stand struct {
 	// disobeys: a command to switch off is answered, and changes nothing.
 	disobeys bool
 	did      []Step
+	news     News
 }
 
 func newStand(t *testing.T) *stand {
@@ -94,6 +95,7 @@ func (s *stand) do(step Step) {
 // turn decides and carries out the first step. It reports whether there was one.
 func (s *stand) turn() bool {
 	s.t.Helper()
+	s.seen.News = s.news.Since(s.now, s.fence, s.seen)
 	d := Decide(s.now, s.fence, s.seen)
 	if d.Proof.Class() != "" && d.Proof.Class() != StorageFenced {
 		s.seen.Ended = true

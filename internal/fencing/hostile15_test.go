@@ -147,7 +147,7 @@ func TestHostileLiveNodeWaitsForASwitchThatIsNotAsked(t *testing.T) {
 		s.seen.Renewed, s.seen.Silent, s.seen.Ready, s.seen.AliveSince = true, false, Yes, s.now
 		change(&s.seen.Source)
 		var d Decision
-		for end := s.now.Add(time.Hour); s.now.Before(end); s.now = s.now.Add(time.Second) {
+		for end := s.now.Add(EnduresFor / 2); s.now.Before(end); s.now = s.now.Add(time.Second) { // after EnduresFor no switch matters
 			d = Decide(s.now, s.fence, s.seen)
 			for _, step := range d.Steps {
 				if _, ask := step.(Ask); !ask { // which Serve does not answer
@@ -156,7 +156,7 @@ func TestHostileLiveNodeWaitsForASwitchThatIsNotAsked(t *testing.T) {
 			}
 		}
 		if s.seen.Isolated && d.Reason == AwaitingSource {
-			t.Errorf("%s: a node that renews its lease is isolated for an hour, and waits for %s: %s", name, d.Reason, Exits[d.Reason].By)
+			t.Errorf("%s: a node that renews its lease is isolated for %v, and waits for %s: %s", name, EnduresFor/2, d.Reason, Exits[d.Reason].By)
 		}
 	}
 }

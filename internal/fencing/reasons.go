@@ -85,8 +85,8 @@ const (
 var Exits = decision.Exits{
 	NoEvidence:           {By: "a power switch is configured or reachable, or a person makes a statement"},
 	SourceLocked:         {By: "the Secret changes"},
-	AwaitingSource:       {By: "the agent ends", Timed: true},
-	SourceSilent:         {By: "the power switch answers, or a person makes a statement", Timed: true},
+	AwaitingSource:       {By: "the agent ends, or the node is Ready and has renewed its lease for five minutes after the last command", Timed: true},
+	SourceSilent:         {By: "the power switch answers, a person makes a statement, or the node is Ready and has renewed its lease for five minutes after the last command", Timed: true},
 	IntentOpen:           {By: "the time of the intent", Timed: true},
 	NotOff:               {By: "the switch is asked again", Timed: true},
 	SwitchOffHeld:        {By: "the fencer sends the command, or the switch is asked again", Timed: true},

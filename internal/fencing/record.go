@@ -148,6 +148,8 @@ type Observed struct {
 	// Ended is set once Decide returned a Proof for this fence that is not about single volumes, in this process and not before: that a
 	// boot has ended does not change when the power comes back.
 	Ended bool
+	// News is when this process last saw something of this change (News.Since); zero if that is not known.
+	News time.Time
 	// Source is the node's power switch.
 	Source Source
 	// Cut are the volumes that are attached to the boot, as their VolumeAttachments record, and whose driver cuts the node off before it

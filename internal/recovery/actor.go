@@ -58,6 +58,8 @@ type memory struct {
 	// alive is when this process first saw that the lease was renewed since the fence was created, under the Node object aliveAs.
 	alive   time.Time
 	aliveAs string
+	// news is since when nothing of the fence has changed.
+	news fencing.News
 	// cut is how many volumes could be taken one by one then.
 	cut int
 	// refused is the expiry of the statement that was reported as no evidence, and why.
@@ -145,6 +147,7 @@ func (t *turn) decide(ctx context.Context) (d fencing.Decision, done bool, err e
 	}
 	state := fenceState(t.fence)
 	t.judgeStatement(ctx, state.Statement)
+	seen.News = t.mem.news.Since(t.now(), state, seen)
 	d = fencing.Decide(t.now(), state, seen)
 	if c := d.Proof.Class(); c != "" && c != fencing.StorageFenced {
 		t.mem.ended = true
