@@ -198,6 +198,8 @@ var holes = []hole{
 	{"17", "a fence counts only once the cache shows it", detectorFile, "d.count(fleet, fences, byName(sources))", "_ = byName", shell, "TestBrakesWithACacheThatLags"},
 	{"17", "a create without an answer does not count", detectorFile, "d.unanswered[name] = d.now()", "", shell, "TestBrakesWithACreateWithoutAnAnswer"},
 	{"16", "a refused connection is a sign of life for ever", suspect, "speaks && n.PowerOff != Yes && !spent", "speaks && n.PowerOff != Yes", pure, "TestSuspicion"},
+	{"16", "a refused connection counts for one look", detectorFile, "case known && a.refused:\n\t\tn.Refused = true", "case known && a.refused:", shell, "TestOneLookWithoutARefusalEndsNoChance"},
+	{"16", "a kubelet that could not be asked is silent", detectorFile, "if err := d.answers(ctx, n); err != nil {\n", "if err := d.answers(ctx, n); err != nil && false {\n", shell, "TestOneLookWithoutARefusalEndsNoChance"},
 	{"16", "a machine that runs is fenced because a time has passed, although its own kubelet answers", suspect, "n.Endpoint == Yes && n.Own || n.chance(p)", "n.chance(p)", pure, "TestSuspicion"},
 	{"16", "a Ready node is given no chance", suspect, "spent := n.Ready == No && (", "spent := (", pure, "TestSuspicion"},
 	{"16", "a node that has nothing to lose is switched off", suspect, "case n.Idle == Yes && (!n.Asked || n.Ready != No):", "case false:", pure, "TestSuspicion"},

@@ -49,17 +49,18 @@ type detector struct {
 	mu sync.Mutex
 	// looked has why a node was not fenced at the last look, of those in asks.
 	looked map[string]decision.Reason
-	// answered has when the kubelet of a silent boot last answered, and left when the stop of its machine was last seen to be announced.
+	// answered has what last came from the kubelet's port of a silent boot, and left when the stop of its machine was last seen to be announced.
 	answered map[fencing.Boot]answer
 	left     map[fencing.Boot]time.Time
 	// noKind has when this cluster was found not to serve the machines of an API group.
 	noKind map[string]time.Time
 }
 
-// answer is an answer of a kubelet's port.
+// answer is what came from a kubelet's port: an answer, or that the machine refused the connection.
 type answer struct {
-	at  time.Time
-	own bool // with the key of the boot's kubelet
+	at      time.Time
+	own     bool // with the key of the boot's kubelet
+	refused bool
 }
 
 type hold struct {
@@ -298,7 +299,9 @@ func (d *detector) inspect(ctx context.Context, n *fencing.Node) error {
 		defer cancel()
 		return d.absent(ctx, n)
 	}
-	d.answers(ctx, n)
+	if err := d.answers(ctx, n); err != nil {
+		return client.IgnoreNotFound(err)
+	}
 	ctx, cancel := context.WithTimeout(ctx, readWithin)
 	defer cancel()
 	name, at := n.Boot.Node, d.now()
@@ -329,21 +332,33 @@ func (d *detector) inspect(ctx context.Context, n *fencing.Node) error {
 	return nil
 }
 
-// answers asks the kubelet's port. An answer counts for as long as a renewal of the lease does: one that is slow after that is no silence.
-func (d *detector) answers(ctx context.Context, n *fencing.Node) {
-	k, _ := d.askKubelet(ctx, n.Boot.Node)
+// answers asks the kubelet's port. A sign of life counts for as long as a renewal of the lease does, an answer and a refused connection alike: a packet that
+// is lost after that, or an answer that is slow, is no silence. A port that could not be asked is an error: that is no look at the node.
+func (d *detector) answers(ctx context.Context, n *fencing.Node) error {
+	k, _, err := d.askKubelet(ctx, n.Boot.Node)
+	if err != nil {
+		return err
+	}
 	n.Endpoint, n.Refused, n.Own = fencing.Endpoint(k.answers, k.key, n.Key), k.refused, n.Key != "" && k.key == n.Key
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if n.Endpoint == fencing.Yes {
+	a, known := d.answered[n.Boot]
+	known = known && d.now().Sub(a.at) < n.Limit
+	answers := known && !a.refused // it says more than a refusal, for as long as it counts
+	if n.Endpoint == fencing.Yes || n.Refused && !answers {
 		if d.answered == nil {
 			d.answered = map[fencing.Boot]answer{}
 		}
-		d.answered[n.Boot] = answer{d.now(), n.Own}
+		a, known = answer{d.now(), n.Own, n.Refused}, true
+		d.answered[n.Boot] = a
 	}
-	if a, known := d.answered[n.Boot]; known && d.now().Sub(a.at) < n.Limit {
+	switch {
+	case known && a.refused:
+		n.Refused = true
+	case known:
 		n.Endpoint, n.Own = fencing.Yes, a.own
 	}
+	return nil
 }
 
 // report says once why a node that has been silent for too long is not fenced, or that it would be.

@@ -531,7 +531,7 @@ func (f *fencer) bind(ctx context.Context, source *fencingv1.FenceSource, node *
 // kubeletKey is the key with which the kubelet of a node that lives answers now, or else the one that is recorded for this boot. It is asked for each
 // time, because a kubelet renews its certificate with a new key, and only with the API server: that of a silent node stays what it was.
 func (f *fencer) kubeletKey(ctx context.Context, boot fencing.Boot, before *fencingv1.Bound) string {
-	if k, is := f.askKubelet(ctx, boot.Node); k.answers == fencing.Yes && is == fencing.Yes {
+	if k, is, err := f.askKubelet(ctx, boot.Node); err == nil && k.answers == fencing.Yes && is == fencing.Yes {
 		return k.key
 	}
 	return rememberedKey(&fencingv1.FenceSource{Status: fencingv1.FenceSourceStatus{Bound: before}}, boot)

@@ -15,12 +15,10 @@ import (
 	"belay.dev/belay/internal/fencing"
 )
 
-// A kubelet is stopped, as for its upgrade, and its containers run on. The machine refuses the connection at each look, twice a second, so the node has a
-// chance of five minutes. One look of hundreds learns nothing: a lost SYN, which is sent again after a second and so after kubeletWithin, or one read of the
-// API server that takes too long. The next look is refused again. An answer counts for as long as a renewal of the lease (detector.answers); a refusal
-// counts for one look only, and nothing asks again before Off: the machine is switched off with all that it serves.
-// What must hold: a refusal, too, counts for the node's limit, and what could not be asked ends no chance.
-func TestHostileOneLookWithoutARefusalEndsNoChance(t *testing.T) {
+// TestOneLookWithoutARefusalEndsNoChance: a kubelet is stopped, as for its upgrade, and its containers run on. The machine refuses the connection at each look, so
+// the node has a chance of five minutes. One look of hundreds learns nothing: a lost SYN, which is sent again after a second and so after kubeletWithin, or a
+// read of the API server that takes too long. A refusal counts for the node's limit, as an answer does, and what could not be asked ends no chance.
+func TestOneLookWithoutARefusalEndsNoChance(t *testing.T) {
 	dark, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0") // accepts, and says nothing
 	must(t, err)
 	t.Cleanup(func() { _ = dark.Close() })
