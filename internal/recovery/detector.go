@@ -40,7 +40,7 @@ type detector struct {
 	searched time.Time
 	// unanswered has when a create of a NodeFence was sent whose outcome is unknown, by node: not of a deleted Node, which is never commanded.
 	unanswered map[string]time.Time
-	// asks has the nodes whose fence a remediation asks for, and takes those with a fence that may take something. leases has when this process last took, or
+	// asks has the nodes whose fence a remediation asks for, and takes those with a fence that is active. leases has when this process last took, or
 	// tried to take, the lease of a node.
 	asks   map[string]asker
 	takes  map[string]bool
@@ -222,11 +222,25 @@ func (d *detector) count(fleet *fencing.Fleet, fences *fencingv1.NodeFenceList, 
 		if s := switches[name]; s != nil {
 			source = boundSource(s)
 		}
-		if fenceState(f).MayTake(source) {
+		if fenceState(f).Active(d.now(), source, firstCommand(f, switches[name], ahead), d.Brakes.Window) {
 			fleet.InFlight++
 			d.takes[name] = true
 		}
 	}
+}
+
+// firstCommand is when the first command of a fence was sent, as the fencer recorded it, or else stored, on the clock of this process; zero if none was.
+func firstCommand(f *fencingv1.NodeFence, source *fencingv1.FenceSource, ahead time.Duration) (first time.Time) {
+	if len(f.Status.Intents) > 0 {
+		first = f.Status.Intents[0].NotAfter.Add(ahead - fencing.IntentFor)
+	}
+	if source == nil || source.Status.Command == nil || source.Status.Command.Fence != string(f.UID) {
+		return first
+	}
+	if sent := source.Status.Command.Time.Add(ahead); first.IsZero() || sent.Before(first) { // the intents are the latest few
+		return sent
+	}
+	return first
 }
 
 // requestLifetime is how long a request without an answer may still be carried out: the API server's --request-timeout.
