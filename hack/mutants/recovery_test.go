@@ -214,6 +214,8 @@ var holes = []hole{
 	{"16", "a remediation asks for nothing", suspect, "(n.Asked || n.GivenUp", "(n.GivenUp", pure, "TestAskedNode"},
 	{"14", "a node is fenced while another component has its lease", suspect, "case n.Leased:", "case false:", pure, "TestAskedNode"},
 	{"14", "a remediation that timed out ends a fence whose machine was commanded", record, " && !f.offSent() && !f.StorageProven", " && !f.StorageProven", shell, "TestNodeHealthCheckTimesOutAfterTheOff"},
+	{"14", "a fence commands the machine that another remediator works on", decide, "case intent.open(d.now) || d.seen.Withdrawn:", "case intent.open(d.now):", shell, "TestWithdrawnFenceCommandsNoMore"},
+	{"14", "a fence commands while it is unknown whether a remediation asks", remediation, "seen.Withdrawn = !asks", "seen.Withdrawn = !asks && err == nil", shell, "TestWithdrawnFenceCommandsNoMore"},
 	{"14", "a remediation that is deleted with its Node ends the fence", remediation, "!x.own() || !x.there()", "!x.own()", shell, "TestWithdrawnRemediation"},
 	{"14", "the name of a remediation is that of its node", "internal/kube/medik8s.go", "; ok {\n\t\treturn node\n\t}\n\treturn r.Name", "; ok && node == \"\" {\n\t\treturn node\n\t}\n\treturn r.Name", shell, "TestNodeHealthCheck"},
 	{"17", "no limit on fences in flight", suspect, "case fleet.InFlight >= b.InFlight:", "case false:", pure, "TestBrakes"},

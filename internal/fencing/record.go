@@ -135,6 +135,8 @@ type Observed struct {
 	// Earlier is set when VolumeAttachments of the node record another machine, and the component that acts on the taint out-of-service may take all of the
 	// node for those of the one that the Node shows.
 	Earlier bool
+	// Withdrawn is set when the fence began because a remediation asked for it, and none does any more: another remediator works on the machine.
+	Withdrawn bool
 	// Ready is Yes if its condition Ready is True, No otherwise.
 	Ready Knowledge
 	// Silent is set when the lease was not renewed for the node's limit on the clock of this process: a new leader listens first.
