@@ -203,6 +203,7 @@ var holes = []hole{
 	{"16", "a machine that runs is fenced because a time has passed, although its own kubelet answers", suspect, "n.Endpoint == Yes && n.Own || n.chance(p)", "n.chance(p)", pure, "TestSuspicion"},
 	{"16", "a Ready node is given no chance", suspect, "spent := n.Ready == No && (", "spent := (", pure, "TestSuspicion"},
 	{"16", "a node that has nothing to lose is switched off", suspect, "case n.Idle == Yes && (!n.Asked || n.Ready != No):", "case false:", pure, "TestSuspicion"},
+	{"16", "a drained node is switched off for the pods that move nowhere", "internal/fencing/chance.go", " && !o.Returns }", " }", shell, "TestOccupants"},
 	{"16", "an eviction of another silence gives a node up", "internal/recovery/occupants.go", " && d.serverTime().Sub(c.LastTransitionTime.Time) <= silent", "", shell, "TestHostileEvictionBeforeTheSilenceGivesNoNodeUp"},
 	{"16", "an announcement is forgotten when the lifecycle controller marks the node", "internal/recovery/occupants.go", "return known && d.now().Sub(at) <= n.Silent", "return leaving && known && !at.IsZero()", shell, "TestHostileAnnouncementOutlivesWhatTheLifecycleControllerWrites"},
 	{"16", "a machine that its owner takes down is switched off meanwhile", "internal/recovery/occupants.go", "if kube.TakedownOf(node) != (kube.Takedown{}) {", "if false {", shell, "TestLeaving"},
