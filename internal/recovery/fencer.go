@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -95,6 +96,7 @@ func (f *fencer) Reconcile(ctx context.Context, r reconcile.Request) (reconcile.
 	if f.DryRun {
 		open = nil
 	}
+	state.keep(open)
 	after := lookEvery
 	for _, fence := range open {
 		next, err := f.serve(ctx, state, source, fence)
@@ -131,6 +133,21 @@ func (f *fencer) state(node string) *sourceState {
 		f.sources[node] = s
 	}
 	return s
+}
+
+// keep forgets the answers to what none of the fences asks any more: one may ask once a second, for weeks.
+func (s *sourceState) keep(open []*fencingv1.NodeFence) {
+	asks := map[string]bool{}
+	for _, fence := range open {
+		if q := fence.Status.Question; q != nil {
+			asks[q.Nonce] = true
+		}
+		for i := range fence.Status.Intents {
+			asks[fence.Status.Intents[i].Nonce] = true
+		}
+	}
+	maps.DeleteFunc(s.answered, func(nonce string, _ bool) bool { return !asks[nonce] })
+	maps.DeleteFunc(s.unstored, func(nonce string, _ fencingv1.Evidence) bool { return !asks[nonce] })
 }
 
 // serve does what the record asks, if fencing.Serve allows.
