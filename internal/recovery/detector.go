@@ -52,6 +52,8 @@ type detector struct {
 	// answered has what last came from the kubelet's port of a silent boot, and left when the stop of its machine was last seen to be announced.
 	answered map[fencing.Boot]answer
 	left     map[fencing.Boot]time.Time
+	// inspected has the silent boots that were looked at and are not fenced. Reconcile alone uses it.
+	inspected map[fencing.Boot]inspected
 	// noKind has when this cluster was found not to serve the machines of an API group.
 	noKind map[string]time.Time
 }
@@ -62,6 +64,20 @@ type answer struct {
 	own     bool // with the key of the boot's kubelet
 	refused bool
 }
+
+// inspected is when a node is looked at again, unless the caches say something else of it by then than they did.
+type inspected struct {
+	again time.Time
+	saw   glance
+}
+
+// glance is what the caches say of a silent node.
+type glance struct {
+	ready, powerOff fencing.Knowledge
+	asked           bool
+}
+
+func glanceAt(n *fencing.Node) glance { return glance{n.Ready, n.PowerOff, n.Asked} }
 
 type hold struct {
 	reason decision.Reason
@@ -117,6 +133,7 @@ func (d *detector) look(ctx context.Context) error {
 			delete(d.held, node.Boot.Node)
 			continue
 		}
+		d.lookAgain(node, s)
 		d.report(ctx, objects[node.Boot.Node], s)
 		d.tellAsker(node, s.Reason)
 		if s.Suspected && !d.DryRun {
@@ -137,8 +154,12 @@ func (d *detector) inspectAll(ctx context.Context, fleet fencing.Fleet) {
 	counts := fleet.Count() // before the first is changed: each choice counts the whole fleet
 	for i := range fleet.Nodes {
 		node := &fleet.Nodes[i]
-		if len(chosen) < inspections && !fleet.Fenced[node.Boot.Node] && closer(fencing.Suspect(d.now(), d.Profile, d.Brakes, counts, *node).Reason) {
+		if len(chosen) < inspections && !fleet.Fenced[node.Boot.Node] && d.due(node) && closer(fencing.Suspect(d.now(), d.Profile, d.Brakes, counts, *node).Reason) {
 			chosen = append(chosen, node)
+			if d.inspected == nil {
+				d.inspected = map[fencing.Boot]inspected{}
+			}
+			d.inspected[node.Boot] = inspected{saw: glanceAt(node)}
 		}
 	}
 	var group sync.WaitGroup
@@ -150,6 +171,20 @@ func (d *detector) inspectAll(ctx context.Context, fleet fencing.Fleet) {
 		})
 	}
 	group.Wait()
+}
+
+// due reports whether it is time to look closer at a node. One that has nothing to lose, or that shows a sign of life, may be silent for months.
+func (d *detector) due(n *fencing.Node) bool {
+	i, known := d.inspected[n.Boot]
+	return !known || !d.now().Before(i.again) || i.saw != glanceAt(n)
+}
+
+// lookAgain keeps when the answer about a node that was just read may change without an event.
+func (d *detector) lookAgain(n *fencing.Node, s fencing.Suspicion) {
+	if i, known := d.inspected[n.Boot]; known && i.again.IsZero() && !n.ReadAt.IsZero() && !s.Suspected {
+		i.again = d.now().Add(s.After)
+		d.inspected[n.Boot] = i
+	}
 }
 
 // closer reports whether a closer look at the node may change the answer.
@@ -167,6 +202,7 @@ func (d *detector) fleet(ctx context.Context) (fencing.Fleet, map[string]*corev1
 		}
 	}
 	maps.DeleteFunc(d.answered, func(_ fencing.Boot, a answer) bool { return d.now().Sub(a.at) >= d.Brakes.Window })
+	maps.DeleteFunc(d.inspected, func(_ fencing.Boot, i inspected) bool { return !d.now().Before(i.again) })
 	maps.DeleteFunc(d.left, func(_ fencing.Boot, at time.Time) bool { return d.now().Sub(at) >= keepAnnouncement })
 	if err := d.listAsks(ctx); err != nil {
 		return fleet, nil, err

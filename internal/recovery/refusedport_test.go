@@ -22,10 +22,11 @@ func TestOneLookWithoutARefusalEndsNoChance(t *testing.T) {
 	dark, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0") // accepts, and says nothing
 	must(t, err)
 	t.Cleanup(func() { _ = dark.Close() })
+	const aLook = int(fencing.MaxTickGap / tickEvery) // ticks from one look at the node to the next
 	for name, disturb := range map[string]func(w *watched, port func(int)){
 		"a lost packet": func(w *watched, port func(int)) {
 			port(dark.Addr().(*net.TCPAddr).Port)
-			w.looks(1)
+			w.looks(aLook)
 			port(1)
 		},
 		"a slow read of the API server": func(w *watched, _ func(int)) {
@@ -39,7 +40,7 @@ func TestOneLookWithoutARefusalEndsNoChance(t *testing.T) {
 					return c.Get(ctx, key, o, more...)
 				},
 			})
-			w.looks(1)
+			w.looks(aLook)
 			w.live = live
 		},
 	} {
@@ -68,7 +69,7 @@ func TestOneLookWithoutARefusalEndsNoChance(t *testing.T) {
 		disturb(w, port)
 		w.looks(4)
 		if fenced() {
-			t.Errorf("%s: 60 looks were refused, one was not: after %v of silence the machine of a stopped kubelet is fenced, and its chance is %v", name, 92*time.Second, w.Profile.Chance)
+			t.Errorf("%s: the looks of 30 s were refused, one was not: after %v of silence the machine of a stopped kubelet is fenced, and its chance is %v", name, 92*time.Second, w.Profile.Chance)
 		}
 	}
 }

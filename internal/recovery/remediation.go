@@ -25,7 +25,7 @@ import (
 const (
 	// remediateAgain is how often a remediation is looked at that belay works on: the silence of a node is no event.
 	remediateAgain = time.Second
-	// remediateLater is how often one is looked at that belay does not work on.
+	// remediateLater is how often one is looked at that belay does not work on, or that has its outcome.
 	remediateLater = 15 * time.Second
 )
 
@@ -131,7 +131,7 @@ func (r *remediator) Reconcile(ctx context.Context, q reconcile.Request) (reconc
 		return again, nil
 	}
 	after := remediateAgain
-	if !out.processing && !x.own() {
+	if !out.processing { // a change of its Node or its NodeFence is an event
 		after = remediateLater
 	}
 	return reconcile.Result{RequeueAfter: after}, client.IgnoreNotFound(err)
