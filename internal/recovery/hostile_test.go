@@ -192,6 +192,7 @@ func TestHostileBrakeCountsVolumesTakenOneByOne(t *testing.T) {
 	objects := []client.Object{nodeOf("n1", 0)}
 	for i := range 5 {
 		f := &fencingv1.NodeFence{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("other-", i), Finalizers: []string{finalizer}}}
+		f.Spec.NodeName = f.Name
 		f.Status.Phase, f.Status.Missing = fencingv1.Phase(fencing.Fencing), []string{"a power switch"}
 		f.Status.Conditions = []metav1.Condition{{Type: conditionStorageFenced, Status: metav1.ConditionTrue, LastTransitionTime: metav1.Now()}}
 		objects = append(objects, f)
