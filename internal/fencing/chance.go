@@ -9,6 +9,8 @@ const terminatingFor = time.Minute
 type Occupant struct {
 	// Storage is set when it uses a volume whose data is not the node's own.
 	Storage bool
+	// Returns is as in Pod: such a pod moves nowhere. Who claims that of a pod of its own speaks for the volume of no other.
+	Returns bool
 	// Ended is set when its phase says that it does not run any more.
 	Ended bool
 	// Evicted is set when the taint manager has evicted it in this silence: its tolerations of a node that is not Ready have run out.
@@ -24,5 +26,5 @@ func (o Occupant) GivesUp(silent time.Duration) bool {
 	return o.Keeps() && silent >= o.Grace+terminatingFor && (o.Evicted || o.Expired >= terminatingFor)
 }
 
-// Keeps reports whether the pod is a reason to fence its node: what it writes to may be wanted elsewhere.
-func (o Occupant) Keeps() bool { return o.Storage && !o.Ended }
+// Keeps reports whether the pod is a reason to fence its node: what it writes to may be wanted elsewhere, because the pod may run elsewhere.
+func (o Occupant) Keeps() bool { return o.Storage && !o.Ended && !o.Returns }

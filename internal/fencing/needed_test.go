@@ -197,3 +197,30 @@ func TestMayTake(t *testing.T) {
 		}
 	}
 }
+
+// TestActive (hole 17): a fence that has commanded in vain for the window holds back no other, and one that is proven, or has not commanded, does as before.
+func TestActive(t *testing.T) {
+	const window = 10 * time.Minute
+	own, sent := Source{Name: "node-1", SaidOn: boot1, Machine: boot1.Machine}, Intent{Nonce: "1", NotAfter: start}
+	for name, c := range map[string]struct {
+		fence Fence
+		since time.Duration // its first command; zero for none
+		want  bool
+	}{
+		"not commanded":                       {Fence{Boot: boot1, Phase: Fencing}, 0, true},
+		"commanded a moment ago":              {Fence{Boot: boot1, Phase: Fencing, Intent: sent}, time.Second, true},
+		"commanded for nearly the window":     {Fence{Boot: boot1, Phase: Fencing, Intent: sent}, window - 1, true},
+		"commanded for the window":            {Fence{Boot: boot1, Phase: Fencing, Intent: sent}, window, false},
+		"the second answer Off does not come": {Fence{Boot: boot1, Phase: Tainting, Intent: sent}, window, false},
+		"proven, and its pods are deleted":    {Fence{Boot: boot1, Phase: Evicting, Intent: sent}, window, true},
+		"its volumes are detached":            {Fence{Boot: boot1, Phase: Detaching, Intent: sent}, window, false},
+	} {
+		commanded := time.Time{}
+		if c.since > 0 {
+			commanded = start.Add(-c.since)
+		}
+		if got := c.fence.Active(start, own, commanded, window); got != c.want {
+			t.Errorf("%s: %t", name, got)
+		}
+	}
+}

@@ -76,11 +76,19 @@ func (f Fence) InFlight() bool {
 	return !waits && !f.NodeDeleted
 }
 
-// MayTake reports whether the fence counts against Brakes.InFlight: it is in flight, and has a power switch to command, or has commanded it, or is not known
+// MayTake reports whether the fence may come to take something: it is in flight, and has a power switch to command, or has commanded it, or is not known
 // yet to have neither a switch nor a volume that its driver cuts off. One that waits for a switch, or for a person, may wait for weeks. What it has taken
 // counts in the window, as a command does.
 func (f Fence) MayTake(s Source) bool {
 	return f.InFlight() && !f.BesideEarlier && (!f.Waits || f.offSent() || s.answers(f.Boot))
+}
+
+// Active reports whether the fence takes one of the places of Brakes.InFlight, and is a reason to keep other remediators from the node: it may take something,
+// and has not been commanding in vain for as long as a command counts. Commanded is when its first command was sent; zero for none. A switch that never answers
+// holds back neither the fences of other nodes nor another remediator for longer than that.
+func (f Fence) Active(now time.Time, s Source, commanded time.Time, window time.Duration) bool {
+	vain := !commanded.IsZero() && !f.Proven() && now.Sub(commanded) >= window
+	return f.MayTake(s) && !vain
 }
 
 // MayEnd reports whether the fence has taken and commanded nothing, so that who asked for it may have it cancelled.
@@ -127,6 +135,8 @@ type Observed struct {
 	// Earlier is set when VolumeAttachments of the node record another machine, and the component that acts on the taint out-of-service may take all of the
 	// node for those of the one that the Node shows.
 	Earlier bool
+	// Withdrawn is set when the fence began because a remediation asked for it, and none does any more: another remediator works on the machine.
+	Withdrawn bool
 	// Ready is Yes if its condition Ready is True, No otherwise.
 	Ready Knowledge
 	// Silent is set when the lease was not renewed for the node's limit on the clock of this process: a new leader listens first.

@@ -57,7 +57,7 @@ type Brakes struct {
 	// Window is how long a command counts against Fences: the most nodes that may be switched off in it.
 	Window time.Duration
 	Fences int
-	// InFlight is the most fences at a time that Fence.MayTake reports.
+	// InFlight is the most fences at a time that Fence.Active reports.
 	InFlight int
 }
 
@@ -70,7 +70,7 @@ func DefaultBrakes() Brakes {
 type Fleet struct {
 	Nodes []Node
 	// Commanded has the nodes to which a command to switch off was sent in the window, or perhaps was, or from which volumes may have been taken, and when;
-	// InFlight is how many fences may do either (Fence.MayTake).
+	// InFlight is how many fences may do either (Fence.Active).
 	Commanded map[string]time.Time
 	InFlight  int
 	// Fenced has the names of the nodes that have a NodeFence. They count as silent, unless they are in Back: those that are being released.

@@ -5,8 +5,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
+	"time"
 
 	"github.com/google/uuid"
 	corev1 "k8s.io/api/core/v1"
@@ -183,11 +185,20 @@ func (t *turn) command(ctx context.Context, c fencing.Command) error {
 	return t.patchStatus(ctx, func(s *fencingv1.NodeFenceStatus) { s.Intents = lastOf(append(s.Intents, i), maxIntents) })
 }
 
-// nonce returns a new nonce, asked now: before it is stored, so that no answer seems younger than it is.
+// nonce returns a new nonce, asked now: before it is stored, so that no answer seems younger than it is. Those that the record has no more are forgotten: a fence
+// may ask once a second, for weeks.
 func (t *turn) nonce() string {
+	maps.DeleteFunc(t.mem.asked, func(nonce string, at time.Time) bool { return t.now().Sub(at) >= sendWithin && !t.has(nonce) })
 	n := uuid.NewString()
 	t.mem.asked[n] = t.now()
 	return n
+}
+
+// has reports whether the record has a nonce.
+func (t *turn) has(nonce string) bool {
+	q := t.fence.Status.Question
+	return q != nil && q.Nonce == nonce || t.answered(nonce) ||
+		slices.ContainsFunc(t.fence.Status.Intents, func(i fencingv1.Intent) bool { return i.Nonce == nonce })
 }
 
 // patchNode changes the Node, bound to the version that was decided on, and so to its UID.

@@ -42,7 +42,7 @@ type detector struct {
 	unanswered map[string]time.Time
 	// numbered has the epoch of the last of these creates, by node: it may be carried out after the fence of the next one has ended.
 	numbered map[string]int64
-	// asks has the nodes whose fence a remediation asks for, and takes those with a fence that may take something. leases has when this process last took, or
+	// asks has the nodes whose fence a remediation asks for, and takes those with a fence that is active. leases has when this process last took, or
 	// tried to take, the lease of a node.
 	asks   map[string]asker
 	takes  map[string]bool
@@ -51,18 +51,35 @@ type detector struct {
 	mu sync.Mutex
 	// looked has why a node was not fenced at the last look, of those in asks.
 	looked map[string]decision.Reason
-	// answered has when the kubelet of a silent boot last answered, and left when the stop of its machine was last seen to be announced.
+	// answered has what last came from the kubelet's port of a silent boot, and left when the stop of its machine was last seen to be announced.
 	answered map[fencing.Boot]answer
 	left     map[fencing.Boot]time.Time
+	// inspected has the silent boots that were looked at and are not fenced. Reconcile alone uses it.
+	inspected map[fencing.Boot]inspected
 	// noKind has when this cluster was found not to serve the machines of an API group.
 	noKind map[string]time.Time
 }
 
-// answer is an answer of a kubelet's port.
+// answer is what came from a kubelet's port: an answer, or that the machine refused the connection.
 type answer struct {
-	at  time.Time
-	own bool // with the key of the boot's kubelet
+	at      time.Time
+	own     bool // with the key of the boot's kubelet
+	refused bool
 }
+
+// inspected is when a node is looked at again, unless the caches say something else of it by then than they did.
+type inspected struct {
+	again time.Time
+	saw   glance
+}
+
+// glance is what the caches say of a silent node.
+type glance struct {
+	ready, powerOff fencing.Knowledge
+	asked           bool
+}
+
+func glanceAt(n *fencing.Node) glance { return glance{n.Ready, n.PowerOff, n.Asked} }
 
 type hold struct {
 	reason decision.Reason
@@ -118,6 +135,7 @@ func (d *detector) look(ctx context.Context) error {
 			delete(d.held, node.Boot.Node)
 			continue
 		}
+		d.lookAgain(node, s)
 		d.report(ctx, objects[node.Boot.Node], s)
 		d.tellAsker(node, s.Reason)
 		if s.Suspected && !d.DryRun {
@@ -138,8 +156,12 @@ func (d *detector) inspectAll(ctx context.Context, fleet fencing.Fleet) {
 	counts := fleet.Count() // before the first is changed: each choice counts the whole fleet
 	for i := range fleet.Nodes {
 		node := &fleet.Nodes[i]
-		if len(chosen) < inspections && !fleet.Fenced[node.Boot.Node] && closer(fencing.Suspect(d.now(), d.Profile, d.Brakes, counts, *node).Reason) {
+		if len(chosen) < inspections && !fleet.Fenced[node.Boot.Node] && d.due(node) && closer(fencing.Suspect(d.now(), d.Profile, d.Brakes, counts, *node).Reason) {
 			chosen = append(chosen, node)
+			if d.inspected == nil {
+				d.inspected = map[fencing.Boot]inspected{}
+			}
+			d.inspected[node.Boot] = inspected{saw: glanceAt(node)}
 		}
 	}
 	var group sync.WaitGroup
@@ -151,6 +173,20 @@ func (d *detector) inspectAll(ctx context.Context, fleet fencing.Fleet) {
 		})
 	}
 	group.Wait()
+}
+
+// due reports whether it is time to look closer at a node. One that has nothing to lose, or that shows a sign of life, may be silent for months.
+func (d *detector) due(n *fencing.Node) bool {
+	i, known := d.inspected[n.Boot]
+	return !known || !d.now().Before(i.again) || i.saw != glanceAt(n)
+}
+
+// lookAgain keeps when the answer about a node that was just read may change without an event.
+func (d *detector) lookAgain(n *fencing.Node, s fencing.Suspicion) {
+	if i, known := d.inspected[n.Boot]; known && i.again.IsZero() && !n.ReadAt.IsZero() && !s.Suspected {
+		i.again = d.now().Add(s.After)
+		d.inspected[n.Boot] = i
+	}
 }
 
 // closer reports whether a closer look at the node may change the answer.
@@ -168,6 +204,7 @@ func (d *detector) fleet(ctx context.Context) (fencing.Fleet, map[string]*corev1
 		}
 	}
 	maps.DeleteFunc(d.answered, func(_ fencing.Boot, a answer) bool { return d.now().Sub(a.at) >= d.Brakes.Window })
+	maps.DeleteFunc(d.inspected, func(_ fencing.Boot, i inspected) bool { return !d.now().Before(i.again) })
 	maps.DeleteFunc(d.left, func(_ fencing.Boot, at time.Time) bool { return d.now().Sub(at) >= keepAnnouncement })
 	if err := d.listAsks(ctx); err != nil {
 		return fleet, nil, err
@@ -223,11 +260,25 @@ func (d *detector) count(fleet *fencing.Fleet, fences *fencingv1.NodeFenceList, 
 		if s := switches[name]; s != nil {
 			source = boundSource(s)
 		}
-		if fenceState(f).MayTake(source) {
+		if fenceState(f).Active(d.now(), source, firstCommand(f, switches[name], ahead), d.Brakes.Window) {
 			fleet.InFlight++
 			d.takes[name] = true
 		}
 	}
+}
+
+// firstCommand is when the first command of a fence was sent, as the fencer recorded it, or else stored, on the clock of this process; zero if none was.
+func firstCommand(f *fencingv1.NodeFence, source *fencingv1.FenceSource, ahead time.Duration) (first time.Time) {
+	if len(f.Status.Intents) > 0 {
+		first = f.Status.Intents[0].NotAfter.Add(ahead - fencing.IntentFor)
+	}
+	if source == nil || source.Status.Command == nil || source.Status.Command.Fence != string(f.UID) {
+		return first
+	}
+	if sent := source.Status.Command.Time.Add(ahead); first.IsZero() || sent.Before(first) { // the intents are the latest few
+		return sent
+	}
+	return first
 }
 
 // requestLifetime is how long a request without an answer may still be carried out: the API server's --request-timeout.
@@ -300,7 +351,9 @@ func (d *detector) inspect(ctx context.Context, n *fencing.Node) error {
 		defer cancel()
 		return d.absent(ctx, n)
 	}
-	d.answers(ctx, n)
+	if err := d.answers(ctx, n); err != nil {
+		return client.IgnoreNotFound(err)
+	}
 	ctx, cancel := context.WithTimeout(ctx, readWithin)
 	defer cancel()
 	name, at := n.Boot.Node, d.now()
@@ -331,21 +384,33 @@ func (d *detector) inspect(ctx context.Context, n *fencing.Node) error {
 	return nil
 }
 
-// answers asks the kubelet's port. An answer counts for as long as a renewal of the lease does: one that is slow after that is no silence.
-func (d *detector) answers(ctx context.Context, n *fencing.Node) {
-	k, _ := d.askKubelet(ctx, n.Boot.Node)
+// answers asks the kubelet's port. A sign of life counts for as long as a renewal of the lease does, an answer and a refused connection alike: a packet that
+// is lost after that, or an answer that is slow, is no silence. A port that could not be asked is an error: that is no look at the node.
+func (d *detector) answers(ctx context.Context, n *fencing.Node) error {
+	k, _, err := d.askKubelet(ctx, n.Boot.Node)
+	if err != nil {
+		return err
+	}
 	n.Endpoint, n.Refused, n.Own = fencing.Endpoint(k.answers, k.key, n.Key), k.refused, n.Key != "" && k.key == n.Key
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if n.Endpoint == fencing.Yes {
+	a, known := d.answered[n.Boot]
+	known = known && d.now().Sub(a.at) < n.Limit
+	answers := known && !a.refused // it says more than a refusal, for as long as it counts
+	if n.Endpoint == fencing.Yes || n.Refused && !answers {
 		if d.answered == nil {
 			d.answered = map[fencing.Boot]answer{}
 		}
-		d.answered[n.Boot] = answer{d.now(), n.Own}
+		a, known = answer{d.now(), n.Own, n.Refused}, true
+		d.answered[n.Boot] = a
 	}
-	if a, known := d.answered[n.Boot]; known && d.now().Sub(a.at) < n.Limit {
+	switch {
+	case known && a.refused:
+		n.Refused = true
+	case known:
 		n.Endpoint, n.Own = fencing.Yes, a.own
 	}
+	return nil
 }
 
 // report says once why a node that has been silent for too long is not fenced, or that it would be.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -95,6 +96,7 @@ func (f *fencer) Reconcile(ctx context.Context, r reconcile.Request) (reconcile.
 	if f.DryRun {
 		open = nil
 	}
+	state.keep(open)
 	after := lookEvery
 	for _, fence := range open {
 		next, err := f.serve(ctx, state, source, fence)
@@ -131,6 +133,21 @@ func (f *fencer) state(node string) *sourceState {
 		f.sources[node] = s
 	}
 	return s
+}
+
+// keep forgets the answers to what none of the fences asks any more: one may ask once a second, for weeks.
+func (s *sourceState) keep(open []*fencingv1.NodeFence) {
+	asks := map[string]bool{}
+	for _, fence := range open {
+		if q := fence.Status.Question; q != nil {
+			asks[q.Nonce] = true
+		}
+		for i := range fence.Status.Intents {
+			asks[fence.Status.Intents[i].Nonce] = true
+		}
+	}
+	maps.DeleteFunc(s.answered, func(nonce string, _ bool) bool { return !asks[nonce] })
+	maps.DeleteFunc(s.unstored, func(nonce string, _ fencingv1.Evidence) bool { return !asks[nonce] })
 }
 
 // serve does what the record asks, if fencing.Serve allows.
@@ -531,7 +548,7 @@ func (f *fencer) bind(ctx context.Context, source *fencingv1.FenceSource, node *
 // kubeletKey is the key with which the kubelet of a node that lives answers now, or else the one that is recorded for this boot. It is asked for each
 // time, because a kubelet renews its certificate with a new key, and only with the API server: that of a silent node stays what it was.
 func (f *fencer) kubeletKey(ctx context.Context, boot fencing.Boot, before *fencingv1.Bound) string {
-	if k, is := f.askKubelet(ctx, boot.Node); k.answers == fencing.Yes && is == fencing.Yes {
+	if k, is, err := f.askKubelet(ctx, boot.Node); err == nil && k.answers == fencing.Yes && is == fencing.Yes {
 		return k.key
 	}
 	return rememberedKey(&fencingv1.FenceSource{Status: fencingv1.FenceSourceStatus{Bound: before}}, boot)

@@ -7,6 +7,7 @@ import (
 	"crypto/x509"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"net"
 	"net/http"
 	"strconv"
@@ -33,19 +34,25 @@ type kubelet struct {
 	refused bool
 }
 
-// askKubelet asks the port that the Node names, as the API server has it now. The caches do not keep its address. Ready is the Node's condition.
-func (p *parts) askKubelet(ctx context.Context, name string) (k kubelet, is fencing.Knowledge) {
-	ctx, cancel := context.WithTimeout(ctx, kubeletWithin)
+// addressWithin bounds the read of a kubelet's address, so that it takes nothing of the time of the kubelet.
+const addressWithin = 500 * time.Millisecond
+
+// askKubelet asks the port that the Node names, as the API server has it now. The caches do not keep its address. Ready is the Node's condition. An error
+// is of the API server, and says nothing about the kubelet: it was not asked.
+func (p *parts) askKubelet(ctx context.Context, name string) (k kubelet, is fencing.Knowledge, err error) {
+	read, cancel := context.WithTimeout(ctx, addressWithin)
 	defer cancel()
 	node := &corev1.Node{}
-	if p.live.Get(ctx, client.ObjectKey{Name: name}, node) != nil {
-		return kubelet{}, fencing.Unknown
+	if err := p.live.Get(read, client.ObjectKey{Name: name}, node); err != nil {
+		return kubelet{}, fencing.Unknown, fmt.Errorf("read the address of node %s: %w", name, err)
 	}
+	ctx, cancel = context.WithTimeout(ctx, kubeletWithin)
+	defer cancel()
 	ask := askKubelet
 	if p.port != nil {
 		ask = p.port
 	}
-	return ask(ctx, node), ready(node)
+	return ask(ctx, node), ready(node), nil
 }
 
 // askKubelet asks the kubelet's port whether anybody is there. Any answer over HTTP is one, also that the request is not permitted. A

@@ -85,8 +85,8 @@ func (d *detector) takeLease(ctx context.Context, node *corev1.Node) (bool, erro
 	return true, nil
 }
 
-// keepLeases renews the leases of the nodes whose fences may take something, and releases those of others: a machine whose volumes have moved, or about which
-// nothing can be proven, is left to other remediators. One lease a tick, since a tick must not take long.
+// keepLeases renews the leases of the nodes whose fences are active, and releases those of others: a machine whose volumes have moved, or about which nothing
+// can be proven, is left to other remediators. One lease a tick, since a tick must not take long.
 func (d *detector) keepLeases(ctx context.Context) {
 	if d.NodeLeases == "" || d.DryRun {
 		return

@@ -37,6 +37,7 @@ func (t *turn) observe(ctx context.Context) (fencing.Observed, error) {
 	if err := t.readEarlier(ctx, &seen); err != nil {
 		return seen, err
 	}
+	t.readAsker(ctx, &seen)
 	source := &fencingv1.FenceSource{}
 	switch err := t.client.Get(ctx, client.ObjectKey{Name: t.fence.Spec.NodeName}, source); {
 	case err == nil:

@@ -60,7 +60,7 @@ func (d *detector) attached(ctx context.Context, node *corev1.Node) (bool, error
 // occupant returns what a pod says of its node.
 func (d *detector) occupant(pod *corev1.Pod, silent time.Duration) fencing.Occupant {
 	o := fencing.Occupant{
-		Storage: kube.HasStorage(pod), Ended: pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed,
+		Storage: kube.HasStorage(pod), Returns: returns(pod), Ended: pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed,
 		Evicted: slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
 			return evicted(c) && d.serverTime().Sub(c.LastTransitionTime.Time) <= silent // not in another silence
 		}),

@@ -44,6 +44,12 @@ func TestOccupants(t *testing.T) {
 		va.Annotations = map[string]string{kube.BootIDAnnotation: "boot", kube.SystemUUIDAnnotation: uuid}
 		return va
 	}
+	yes := true
+	ofDaemonSet := func(p *corev1.Pod) {
+		p.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "DaemonSet", Name: "agent", UID: "ds", Controller: &yes}}
+	}
+	spiffe := corev1.VolumeSource{CSI: &corev1.CSIVolumeSource{Driver: "csi.spiffe.io", ReadOnly: &yes}}
+	nfs := corev1.VolumeSource{NFS: &corev1.NFSVolumeSource{Server: "192.0.2.1", Path: "/", ReadOnly: true}}
 	for name, c := range map[string]struct {
 		objects []client.Object
 		node    func(*corev1.Node)
@@ -68,6 +74,10 @@ func TestOccupants(t *testing.T) {
 		"a pod was evicted":           {[]client.Object{with(claim, evicted)}, nil, fencing.No, true},
 		"one without a volume was":    {[]client.Object{with(corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}, evicted)}, nil, fencing.Yes, false},
 		"a pod terminates":            {[]client.Object{with(claim, terminating(time.Second))}, nil, fencing.No, false},
+		"a DaemonSet's, inline CSI":   {[]client.Object{with(spiffe, ofDaemonSet)}, nil, fencing.Yes, false}, // kubectl drain leaves it
+		"a DaemonSet's, NFS":          {[]client.Object{with(nfs, ofDaemonSet)}, nil, fencing.Yes, false},
+		"a DaemonSet's is attached":   {[]client.Object{with(claim, ofDaemonSet), fixture.Attachment("va", "disk.test", "n1", "pv")}, nil, fencing.No, false},
+		"a DaemonSet is rolled out":   {[]client.Object{with(spiffe, ofDaemonSet, terminating(2*time.Minute))}, nil, fencing.Yes, false},
 		"it does for two minutes":     {[]client.Object{with(claim, terminating(2*time.Minute))}, nil, fencing.No, true},
 	} {
 		p := partsOver(nil, c.objects...)

@@ -25,7 +25,7 @@ import (
 const (
 	// remediateAgain is how often a remediation is looked at that belay works on: the silence of a node is no event.
 	remediateAgain = time.Second
-	// remediateLater is how often one is looked at that belay does not work on.
+	// remediateLater is how often one is looked at that belay does not work on, or that has its outcome.
 	remediateLater = 15 * time.Second
 )
 
@@ -131,7 +131,7 @@ func (r *remediator) Reconcile(ctx context.Context, q reconcile.Request) (reconc
 		return again, nil
 	}
 	after := remediateAgain
-	if !out.processing && !x.own() {
+	if !out.processing { // a change of its Node or its NodeFence is an event
 		after = remediateLater
 	}
 	return reconcile.Result{RequeueAfter: after}, client.IgnoreNotFound(err)
@@ -189,20 +189,14 @@ func (x *remedied) there() bool {
 }
 
 // withdraw ends the fence of a remediation that was deleted or timed out, if nothing was commanded or taken yet, and no other one asks for it. After that it
-// continues: a machine that may be off is proven off, and its volumes are moved.
+// continues: a machine that may be off is proven off, and its volumes are moved. No other command is sent (Observed.Withdrawn).
 func (r *remediator) withdraw(ctx context.Context, x *remedied) error {
 	gone := x.object.DeletionTimestamp != nil
 	if !x.own() || !x.there() || x.fence.DeletionTimestamp != nil || !gone && !kube.RemediationTimedOut(x.object) || !fenceState(x.fence).MayEnd() {
 		return nil
 	}
-	list := &fencingv1.BelayRemediationList{}
-	if err := r.live.List(ctx, list); err != nil {
-		return fmt.Errorf("list BelayRemediations: %w", err)
-	}
-	for i := range list.Items {
-		if other := &list.Items[i]; kube.RemediatedNode(other) == x.fence.Spec.NodeName && kube.RemediationAsks(other) {
-			return nil
-		}
+	if asks, err := r.remediationAsks(ctx, x.fence.Spec.NodeName); err != nil || asks {
+		return err
 	}
 	err := r.client.Delete(ctx, x.fence, client.Preconditions{UID: &x.fence.UID, ResourceVersion: &x.fence.ResourceVersion})
 	if err != nil {
@@ -210,6 +204,30 @@ func (r *remediator) withdraw(ctx context.Context, x *remedied) error {
 	}
 	log.FromContext(ctx).Info("Ended a fence before its machine was commanded", "fence", x.fence.Name)
 	return r.read(ctx, x)
+}
+
+// remediationAsks reports whether a remediation asks for the fence of a node.
+func (p *parts) remediationAsks(ctx context.Context, node string) (bool, error) {
+	list := &fencingv1.BelayRemediationList{}
+	if err := p.live.List(ctx, list); err != nil {
+		return false, fmt.Errorf("list BelayRemediations: %w", err)
+	}
+	return slices.ContainsFunc(list.Items, func(r fencingv1.BelayRemediation) bool {
+		return kube.RemediatedNode(&r) == node && kube.RemediationAsks(&r)
+	}), nil
+}
+
+// readAsker finds out whether what the fence began for has ended: then another component works on the machine. While that is unknown, none is commanded, and
+// the evidence that there is counts.
+func (t *turn) readAsker(ctx context.Context, seen *fencing.Observed) {
+	if t.fence.Spec.Trigger != fencingv1.TriggerRemediation || fenceState(t.fence).Phase != fencing.Fencing {
+		return
+	}
+	asks, err := t.remediationAsks(ctx, t.fence.Spec.NodeName)
+	if err != nil && !meta.IsNoMatchError(err) { // without the CustomResourceDefinition there are none
+		log.FromContext(ctx).Error(err, "Cannot see whether a remediation still asks for the fence, so no command is sent")
+	}
+	seen.Withdrawn = !asks
 }
 
 // outcome is what a remediation reports.

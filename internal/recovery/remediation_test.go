@@ -14,10 +14,9 @@ import (
 	"belay.dev/belay/internal/kube"
 )
 
-// A remediation has succeeded: the volumes have moved, and the machine is off until a person starts it, perhaps for weeks. Nothing changes until its Node or its
-// NodeFence does, which are watched. Each such remediation is looked at once a second for all of that time, with three reads of the API server at quorum.
-// What must hold: what has an outcome is looked at as one that belay does not work on (remediateLater).
-func TestHostileRemediationThatHasSucceededIsNotPolled(t *testing.T) {
+// TestRemediationThatHasSucceededIsNotPolled: the volumes have moved, and the machine is off until a person starts it, perhaps for weeks. Nothing changes until its
+// Node or its NodeFence does, which are watched: what has an outcome is looked at as one that belay does not work on, and not once a second.
+func TestRemediationThatHasSucceededIsNotPolled(t *testing.T) {
 	r := &fencingv1.BelayRemediation{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "n1", Finalizers: []string{kube.RemediationFinalizer}}}
 	fence := &fencingv1.NodeFence{ObjectMeta: metav1.ObjectMeta{Name: "n1", UID: "fence-1", Finalizers: []string{finalizer}}}
 	fence.Spec = fencingv1.NodeFenceSpec{NodeName: "n1", NodeUID: "uid-n1", BootID: "boot-n1", MachineID: "hw-n1", Epoch: 1, Trigger: fencingv1.TriggerRemediation}

@@ -1,0 +1,87 @@
+package recovery
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+
+	fencingv1 "belay.dev/belay/api/fencing/v1alpha1"
+	"belay.dev/belay/internal/fencing"
+	"belay.dev/belay/internal/kube"
+)
+
+// TestWithdrawnFenceCommandsNoMore: NodeHealthCheck escalates, because belay's machine does not obey, and makes the next remediation, which switches the
+// machine off and on. A fence whose remediations have all timed out or were deleted sends no new command, or it would end each start of the machine. It takes
+// what evidence there is: an Off that another component caused. Another remediation has it command again.
+func TestWithdrawnFenceCommandsNoMore(t *testing.T) {
+	remediation := func(change func(*fencingv1.BelayRemediation)) *fencingv1.BelayRemediation {
+		r := &fencingv1.BelayRemediation{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "n1-1", Finalizers: []string{kube.RemediationFinalizer}}}
+		r.Annotations = map[string]string{kube.NodeNameAnnotation: "n1"}
+		if change != nil {
+			change(r)
+		}
+		return r
+	}
+	timedOut := remediation(func(r *fencingv1.BelayRemediation) { r.Annotations[kube.TimedOutAnnotation] = "2026-01-01T00:00:00Z" })
+	another := remediation(func(r *fencingv1.BelayRemediation) { r.Name = "n1-2" })
+	ofAnother := remediation(func(r *fencingv1.BelayRemediation) { r.Annotations[kube.NodeNameAnnotation] = "n2" })
+	for name, c := range map[string]struct {
+		trigger      fencingv1.Trigger
+		remediations []*fencingv1.BelayRemediation
+		unread       bool
+		commands     bool
+	}{
+		"a remediation asks":           {fencingv1.TriggerRemediation, []*fencingv1.BelayRemediation{remediation(nil)}, false, true},
+		"it has timed out":             {fencingv1.TriggerRemediation, []*fencingv1.BelayRemediation{timedOut}, false, false},
+		"it is gone":                   {fencingv1.TriggerRemediation, nil, false, false},
+		"that of another node asks":    {fencingv1.TriggerRemediation, []*fencingv1.BelayRemediation{ofAnother}, false, false},
+		"another one asks":             {fencingv1.TriggerRemediation, []*fencingv1.BelayRemediation{timedOut, another}, false, true},
+		"they cannot be read":          {fencingv1.TriggerRemediation, []*fencingv1.BelayRemediation{remediation(nil)}, true, false},
+		"the detector began by itself": {fencingv1.TriggerNodeSilent, []*fencingv1.BelayRemediation{timedOut}, false, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newStage(t, fencing.Fencing)
+			for _, r := range c.remediations {
+				must(t, s.client.Create(t.Context(), r.DeepCopy()))
+			}
+			f := s.fence()
+			f.Spec.Trigger = c.trigger
+			must(t, s.client.Update(t.Context(), f))
+			f.Status.Intents = []fencingv1.Intent{{Action: powerOff, Nonce: "first", NotAfter: micro(s.clock.Add(-time.Second))}}
+			must(t, s.client.Status().Update(t.Context(), f))
+			if c.unread {
+				s.live = interceptor.NewClient(s.client.(client.WithWatch), interceptor.Funcs{
+					List: func(ctx context.Context, inner client.WithWatch, list client.ObjectList, o ...client.ListOption) error {
+						if _, ok := list.(*fencingv1.BelayRemediationList); ok {
+							return errors.New("etcdserver: request timed out")
+						}
+						return inner.List(ctx, list, o...)
+					},
+				})
+			}
+			s.turns()
+			s.answers(powerOn)
+			for range 3 {
+				s.clock = s.clock.Add(fencing.AskEvery)
+				s.ear.silences.Tick(s.clock)
+				s.turns()
+			}
+			if n := len(s.fence().Status.Intents); (n > 1) != c.commands {
+				t.Fatalf("%d commands are stored", n)
+			}
+			if c.commands {
+				return
+			}
+			s.answers(powerOff)
+			s.turns()
+			if f := s.fence(); f.Status.Phase != fencingv1.Phase(fencing.Tainting) {
+				t.Errorf("an Off that another component caused is no evidence: it is %s", f.Status.Phase)
+			}
+		})
+	}
+}
