@@ -350,13 +350,13 @@ func reportOf(r *fencingv1.BelayRemediation) string {
 // judgeWithdrawal: what ends a fence for a remediation ends one that was begun for it, and that has commanded nothing; that its Node is gone is no reason.
 func (n *simNHC) judgeWithdrawal(by *process, f *fencingv1.NodeFence) {
 	n.count["withdrawn"]++
-	node := n.node(f.Name)
+	node := n.node(f.Spec.NodeName)
 	switch {
 	case f.Spec.Trigger != fencingv1.TriggerRemediation:
 		n.breaks("withdrawal", "%s ends the fence of %s, which began as %s", by.name, f.Name, f.Spec.Trigger)
 	case len(f.Status.Intents) > 0:
 		n.breaks("withdrawal", "%s ends the fence of %s, whose machine was commanded", by.name, f.Name)
-	case (node == nil || string(node.UID) != f.Spec.NodeUID) && !n.quits[f.Name]:
+	case (node == nil || string(node.UID) != f.Spec.NodeUID) && !n.quits[f.Spec.NodeName]:
 		n.breaks("withdrawal", "%s ends the fence of %s because its Node is gone", by.name, f.Name)
 	}
 }
@@ -368,7 +368,7 @@ func (n *simNHC) judgeLapsed() {
 		return
 	}
 	for _, f := range storedAs[*fencingv1.NodeFence](n.world, "NodeFence") {
-		node, all := n.node(f.Name), n.of(f.Name)
+		node, all := n.node(f.Spec.NodeName), n.of(f.Spec.NodeName)
 		waits := slices.Contains([]fencing.Phase{"", fencing.Suspected, fencing.Isolating, fencing.Fencing}, fencing.Phase(f.Status.Phase)) && f.DeletionTimestamp == nil
 		taken := len(f.Status.Intents) > 0 || meta.IsStatusConditionTrue(f.Status.Conditions, conditionStorageFenced)
 		if !waits || taken || f.Spec.Trigger != fencingv1.TriggerRemediation || node == nil || string(node.UID) != f.Spec.NodeUID || len(all) == 0 {

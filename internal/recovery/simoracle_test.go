@@ -351,7 +351,7 @@ func (w *world) judgePatch(by *process, before, after client.Object) {
 		w.say("%s: %s is %s", by.name, x.Name, to)
 		w.count[string(to)]++
 		if w.nhc != nil && to == fencing.Moved {
-			w.nhc.moved[x.Name] = true
+			w.nhc.moved[x.Spec.NodeName] = true
 		}
 		if x.Spec.Trigger == fencingv1.TriggerNodeDeleted {
 			w.count["deleted "+string(to)]++
