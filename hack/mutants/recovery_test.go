@@ -204,7 +204,6 @@ var holes = []hole{
 	{"1", "a feed that said Off long before the other is not asked again", levelsFile, "last-a.took > fencing.FreshFor", "false", shell, "TestFeedsAreOffTogether"},
 	{"17", "a fence counts only once the cache shows it", detectorFile, "d.count(fleet, fences, byName(sources))", "_ = byName", shell, "TestBrakesWithACacheThatLags"},
 	{"17", "a create without an answer does not count", detectorFile, "d.unanswered[name] = d.now()", "", shell, "TestBrakesWithACreateWithoutAnAnswer"},
-	{"13", "two processes number their fences alike", epoch, "(int64(sum.Sum32()%epochsApart)-next%epochsApart+epochsApart)%epochsApart", "int64(sum.Sum32()%1)", pure, "TestOwnEpoch"},
 	{"4", "two creates have one epoch, of which one is carried out late", detectorFile, "max(place.Epoch, d.numbered[name])", "place.Epoch", shell, "TestEpochOfACreateWithoutAnAnswer"},
 	{"16", "a refused connection is a sign of life for ever", suspect, "speaks && n.PowerOff != Yes && !spent", "speaks && n.PowerOff != Yes", pure, "TestSuspicion"},
 	{"16", "a refused connection counts for one look", detectorFile, "case known && a.refused:\n\t\tn.Refused = true", "case known && a.refused:", shell, "TestOneLookWithoutARefusalEndsNoChance"},

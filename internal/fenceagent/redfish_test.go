@@ -139,7 +139,7 @@ func TestRedfishStatusLineIsRedacted(t *testing.T) {
 			t.Error(err)
 			return
 		}
-		defer c.Close() //nolint:errcheck // of a test
+		defer c.Close()
 		_, _ = c.Write([]byte("HTTP/1.1 403 not with " + password + "\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"))
 	})
 	if _, err := a.Identity(t.Context()); err == nil || strings.Contains(err.Error(), password) || !strings.Contains(err.Error(), "403 not with (secret)") {

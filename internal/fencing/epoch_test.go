@@ -31,13 +31,3 @@ func TestNextEpoch(t *testing.T) {
 		}
 	}
 }
-
-// TestOwnEpoch: two processes that choose at one time choose different numbers, none lower than the next.
-func TestOwnEpoch(t *testing.T) {
-	for next := int64(1); next < 200; next++ {
-		one, other := OwnEpoch(next, "belay-1"), OwnEpoch(next, "belay-2")
-		if one == other || min(one, other) < next || max(one, other) >= next+epochsApart || OwnEpoch(one, "belay-1") != one {
-			t.Errorf("%d: %d and %d", next, one, other)
-		}
-	}
-}

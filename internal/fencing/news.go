@@ -6,8 +6,8 @@ import "time"
 // machine that ignores its command, or a switch that is silent, may stay so for weeks.
 const NoNewsFor = time.Hour
 
-// commandSeldomEvery is how often a fence without news commands its switch: as much more seldom as it asks.
-const commandSeldomEvery = IntentFor * (AskDeletedEvery / AskEvery)
+// commandSeldomEvery is how often a fence without news commands its switch: as much more seldom as it asks, which is AskDeletedEvery in place of AskEvery.
+const commandSeldomEvery = 10 * IntentFor
 
 // sight is what is news when it changes. That the node renews its lease is; each renewal is not.
 type sight struct {

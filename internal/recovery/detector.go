@@ -454,12 +454,11 @@ func (d *detector) suspect(ctx context.Context, n fencing.Node) error {
 	if err != nil || !free {
 		return err
 	}
-	next := fencing.NextEpoch(d.now(), max(place.Epoch, d.numbered[name]), shownEpoch(node))
 	fence := &fencingv1.NodeFence{
 		ObjectMeta: metav1.ObjectMeta{Name: place.Name, Finalizers: []string{finalizer}},
 		Spec: fencingv1.NodeFenceSpec{
 			NodeName: name, NodeUID: n.Boot.NodeUID, BootID: n.Boot.ID, MachineID: n.Boot.Machine,
-			Epoch: fencing.OwnEpoch(next, d.identity), Trigger: trigger, LastRenewal: n.Renewal, Release: fencingv1.ReleaseAuto,
+			Epoch: fencing.NextEpoch(d.now(), max(place.Epoch, d.numbered[name]), shownEpoch(node)), Trigger: trigger, LastRenewal: n.Renewal, Release: fencingv1.ReleaseAuto,
 		},
 	}
 	if err := d.client.Create(ctx, fence); err != nil {

@@ -141,13 +141,8 @@ func Setup(mgr manager.Manager, identity string, o Options) error {
 	if !o.DryRun {
 		o.Proofs.listen(p.ear)
 	}
-	if o.Roles.Actor || o.Roles.Detector {
-		if err := mgr.GetFieldIndexer().IndexField(context.Background(), &storagev1.VolumeAttachment{}, byNode, nodeOfAttachment); err != nil {
-			return fmt.Errorf("index VolumeAttachments by node: %w", err)
-		}
-	}
-	if err := mgr.GetFieldIndexer().IndexField(context.Background(), &fencingv1.NodeFence{}, byNode, nodeOfFence); err != nil {
-		return fmt.Errorf("index NodeFences by node: %w", err)
+	if err := p.index(mgr.GetFieldIndexer()); err != nil {
+		return err
 	}
 	d := &detector{parts: p, held: map[string]hold{}, leases: map[string]time.Time{}}
 	err := build(mgr, "recovery-detector", 1).WatchesRawSource(start()).Complete(d)
@@ -165,6 +160,18 @@ func Setup(mgr manager.Manager, identity string, o Options) error {
 	}
 	if err != nil {
 		return fmt.Errorf("set up recovery: %w", err)
+	}
+	return nil
+}
+
+func (p *parts) index(indexer client.FieldIndexer) error {
+	if p.Roles.Actor || p.Roles.Detector {
+		if err := indexer.IndexField(context.Background(), &storagev1.VolumeAttachment{}, byNode, nodeOfAttachment); err != nil {
+			return fmt.Errorf("index VolumeAttachments by node: %w", err)
+		}
+	}
+	if err := indexer.IndexField(context.Background(), &fencingv1.NodeFence{}, byNode, nodeOfFence); err != nil {
+		return fmt.Errorf("index NodeFences by node: %w", err)
 	}
 	return nil
 }

@@ -72,7 +72,7 @@ func TestEpoch(t *testing.T) {
 		{now, []client.Object{shows("9223372036854775807")}}, {now, []client.Object{shows("99999999999999999999999")}}, {now, []client.Object{shows("-9")}},
 		{now, []client.Object{shows("8 or so")}}, {9, []client.Object{shows("9223372036854775807"), old.DeepCopy()}},
 	} {
-		want := fencing.OwnEpoch(c.want, "test")
+		want := c.want
 		p := partsOver(nil, c.objects...)
 		p.now = func() time.Time { return time.Unix(now, 0) }
 		d := &detector{parts: p, held: map[string]hold{}}
@@ -101,7 +101,7 @@ func TestEpochOfARecreatedNode(t *testing.T) {
 	must(t, d.suspect(t.Context(), fencing.Node{Boot: bootOf(again)}))
 	f := &fencingv1.NodeFence{}
 	must(t, p.client.Get(t.Context(), client.ObjectKey{Name: "n1"}, f))
-	if f.Spec.Epoch != fencing.OwnEpoch(9, "test") {
+	if f.Spec.Epoch != 9 {
 		t.Errorf("epoch %d after 8", f.Spec.Epoch)
 	}
 }

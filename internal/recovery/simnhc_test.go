@@ -38,10 +38,11 @@ type simNHC struct {
 	restarted   map[string]bool
 
 	// The oracle's: when each remediation was withdrawn or timed out, not because its Node is gone; the nodes of which one was, since they were healthy; the
-	// nodes of which a fence has Moved.
-	quit  map[types.UID]time.Time
-	quits map[string]bool
-	moved map[string]bool
+	// nodes of which a fence has Moved; the numbers of fences that were withdrawn.
+	quit    map[types.UID]time.Time
+	quits   map[string]bool
+	moved   map[string]bool
+	numbers map[int64]bool
 }
 
 const (
@@ -66,7 +67,7 @@ func (w *world) opensDoors(seed uint64) {
 	}
 	w.nhc = &simNHC{
 		world: w, dice: dice, since: map[string]time.Time{}, idle: map[string]time.Time{}, restarted: map[string]bool{},
-		quit: map[types.UID]time.Time{}, quits: map[string]bool{}, moved: map[string]bool{},
+		quit: map[types.UID]time.Time{}, quits: map[string]bool{}, moved: map[string]bool{}, numbers: map[int64]bool{},
 	}
 	w.nhc.after = time.Duration(500*dice.IntN(10)) * time.Millisecond
 	w.nhc.limit = time.Duration(2+dice.IntN(18)) * time.Second
@@ -350,6 +351,7 @@ func reportOf(r *fencingv1.BelayRemediation) string {
 // judgeWithdrawal: what ends a fence for a remediation ends one that was begun for it, and that has commanded nothing; that its Node is gone is no reason.
 func (n *simNHC) judgeWithdrawal(by *process, f *fencingv1.NodeFence) {
 	n.count["withdrawn"]++
+	n.numbers[f.Spec.Epoch] = true
 	node := n.node(f.Spec.NodeName)
 	switch {
 	case f.Spec.Trigger != fencingv1.TriggerRemediation:

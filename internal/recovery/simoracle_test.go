@@ -166,6 +166,7 @@ func (w *world) judgeCreate(object client.Object) {
 	switch {
 	case f.Spec.Epoch != w.epochs[f.Spec.NodeName]:
 	case w.restores > 0 && w.excuse(excuse.Restored):
+	case w.nhc != nil && w.nhc.numbers[f.Spec.Epoch] && w.excuse(excuse.LateFence):
 	default:
 		w.breaks("epoch", "epoch %d of %s again", f.Spec.Epoch, f.Name)
 	}
