@@ -245,7 +245,7 @@ func (w *world) judgeOffAnswer(s simSwitch) {
 		if q.node != node || answered {
 			continue
 		}
-		q.off, q.took = true, min(time.Since(q.at), time.Since(s.begun))
+		q.off, q.took = true, max(q.took, min(time.Since(q.at), time.Since(s.begun))) // a later answer takes nothing from an earlier one that is not stored yet
 	}
 }
 
