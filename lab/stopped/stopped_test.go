@@ -120,7 +120,7 @@ func (r *rig) evicted() {
 
 // startedAgain starts a stopped kubelet again at moments of its fence.
 func (r *rig) startedAgain() {
-	seed := uint64(labtest.Number(r.T, "BELAY_STOPPED_SEED", int(time.Now().Unix()))) //nolint:gosec // it is not negative
+	seed := uint64(labtest.Number(r.T, "BELAY_STOPPED_SEED", int(time.Now().Unix())))
 	plans := Plans(seed, labtest.Number(r.T, "BELAY_STOPPED_RESTARTS", len(moments())), r.silence())
 	skipped := min(labtest.Number(r.T, "BELAY_STOPPED_SKIP", 0), len(plans))
 	r.Logf("seed %d; restart N again: BELAY_STOPPED_SEED=%d BELAY_STOPPED_RESTARTS=N BELAY_STOPPED_SKIP=N-1 go test -count=1 -v -timeout 80m -run '^%s$' ./stopped",
