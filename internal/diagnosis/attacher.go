@@ -116,7 +116,7 @@ func (x *state) removed(driver string) bool {
 	return gone
 }
 
-// isRemoved is removed, looked for once for each driver.
+// isRemoved does the work of removed, which asks once for each driver.
 func (x *state) isRemoved(driver string) bool {
 	if _, fresh := x.lastWord(driver); fresh {
 		return false

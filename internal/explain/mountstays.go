@@ -22,7 +22,7 @@ func kubeletLog(s Situation, word string) string {
 // aName matches what can be put into a script: the name of an object, or a UID.
 var aName = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$`)
 
-// inPaths is what the mounts of a volume that stays mounted have in their paths (k/k v1.36.3 pkg/kubelet/config/defaults.go pods, volumes): the UID of the
+// inPaths is what the mounts of a volume that stays mounted have in their paths (k/k v1.36.3 pkg/kubelet/kubeletconfig/defaults.go:21-22): the UID of the
 // pod, or the PersistentVolume.
 func inPaths(s Situation) string {
 	for _, name := range []string{s.UID, s.Volume} {

@@ -184,7 +184,7 @@ func (d *decider) evidence() {
 	}
 }
 
-// besideEarlier waits while the taint would be about the volumes of an earlier machine of the name too, of which nothing is proven.
+// besideEarlier waits while the taint would also release the volumes of an earlier machine of the name, which may still run.
 func (d *decider) besideEarlier() bool {
 	if !d.seen.Earlier || !d.sameMachine() {
 		return false

@@ -35,10 +35,10 @@ func TestSilentSwitchIsolatesNoLivingNode(t *testing.T) {
 				change func(*stand)
 				want   bool
 			}{
-				"lives":                 {func(*stand) {}, true},
-				"is not Ready":          {func(s *stand) { s.seen.Ready = No }, false},
-				"is silent again":       {func(s *stand) { s.seen.Silent = true }, false},
-				"of which nothing came": {func(s *stand) { s.seen.AliveSince = time.Time{} }, false},
+				"lives":             {func(*stand) {}, true},
+				"is not Ready":      {func(s *stand) { s.seen.Ready = No }, false},
+				"is silent again":   {func(s *stand) { s.seen.Silent = true }, false},
+				"has never renewed": {func(s *stand) { s.seen.AliveSince = time.Time{} }, false},
 			} {
 				s := newStand(t)
 				reach(s)

@@ -1,7 +1,6 @@
 package kube
 
 import (
-	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"slices"
@@ -40,17 +39,12 @@ func StandingFence(fences []*fencingv1.NodeFence, shown fencing.Boot) *fencingv1
 
 // LatestFence returns the fence of a node that is not over, or else the record of one that is: the one with the highest epoch. nil for none.
 func LatestFence(fences []*fencingv1.NodeFence, node string) (latest *fencingv1.NodeFence) {
-	rank := func(f *fencingv1.NodeFence) int {
-		if FenceFinished(f) {
-			return 0
-		}
-		return 1
-	}
 	for _, f := range fences {
 		if f.Spec.NodeName != node {
 			continue
 		}
-		if latest == nil || cmp.Or(cmp.Compare(rank(f), rank(latest)), cmp.Compare(f.Spec.Epoch, latest.Spec.Epoch)) > 0 {
+		over := FenceFinished(f)
+		if latest == nil || over == FenceFinished(latest) && f.Spec.Epoch > latest.Spec.Epoch || !over && FenceFinished(latest) {
 			latest = f
 		}
 	}

@@ -292,12 +292,14 @@ func (v *volume) unpublishStale(a Attachment) {
 // restored from a backup, and the pods still run. A publish that was repeated makes no difference.
 func (v *volume) cleanUp(a Attachment) {
 	left, waits := v.left(a, a.Call.publishedTo())
-	released := a.takenOver()
-	if waits && !released {
+	switch {
+	case a.takenOver():
+		v.do(Forget{target{a.UID}})
+		return
+	case waits:
 		v.waitForPlace(a)
 		return
-	}
-	if released || len(left) == 0 || planted.S5 && a.unpublished() {
+	case len(left) == 0, planted.S5 && a.unpublished():
 		v.do(Forget{target{a.UID}})
 		return
 	}

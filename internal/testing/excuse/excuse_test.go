@@ -14,7 +14,7 @@ import (
 	"strings"
 	"testing"
 
-	"belay.dev/belay/internal/testing/markdown"
+	"belay.dev/belay/docs"
 )
 
 const root = "../../.."
@@ -84,7 +84,7 @@ func TestTableNamesAllCases(t *testing.T) {
 	sections := map[string]string{}
 	for part := range strings.SplitSeq(text, "\n## ") {
 		heading, body, _ := strings.Cut(part, "\n")
-		anchor := "#" + markdown.Anchor(heading)
+		anchor := "#" + docs.Anchor(heading)
 		for _, match := range regexp.MustCompile(`(?m)^- \*\*(\d+)\. `).FindAllStringSubmatch(body, -1) {
 			sections[match[1]] = anchor
 		}

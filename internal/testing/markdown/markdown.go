@@ -4,7 +4,8 @@ package markdown
 import (
 	"regexp"
 	"strings"
-	"unicode"
+
+	"belay.dev/belay/docs"
 )
 
 // Fenced is a block of code.
@@ -16,24 +17,11 @@ var named = regexp.MustCompile(`<a id="([^"]+)"></a>`)
 func Anchors(text string) (names []string) {
 	for line := range strings.Lines(Fenced.ReplaceAllString(text, "")) {
 		if title := strings.TrimLeft(line, "#"); title != line && strings.HasPrefix(title, " ") {
-			names = append(names, Anchor(title))
+			names = append(names, docs.Anchor(title))
 		}
 		for _, match := range named.FindAllStringSubmatch(line, -1) {
 			names = append(names, match[1])
 		}
 	}
 	return names
-}
-
-// Anchor is the fragment of a heading, as GitHub makes it.
-func Anchor(heading string) string {
-	return strings.Map(func(r rune) rune {
-		switch {
-		case r == ' ':
-			return '-'
-		case r == '-' || r == '_' || unicode.IsLetter(r) || unicode.IsDigit(r):
-			return r
-		}
-		return -1
-	}, strings.ToLower(strings.TrimSpace(heading)))
 }
