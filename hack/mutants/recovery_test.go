@@ -206,6 +206,7 @@ var holes = []hole{
 	{"17", "a create without an answer does not count", detectorFile, "d.unanswered[name] = d.now()", "", shell, "TestBrakesWithACreateWithoutAnAnswer"},
 	{"4", "two creates have one epoch, of which one is carried out late", detectorFile, "max(place.Epoch, d.numbered[name])", "place.Epoch", shell, "TestEpochOfACreateWithoutAnAnswer"},
 	{"16", "a refused connection is a sign of life for ever", suspect, "speaks && n.PowerOff != Yes && !spent", "speaks && n.PowerOff != Yes && (!spent || true)", pure, "TestSuspicion"},
+	{"16", "a machine is switched off whose kubelet is restarted", suspect, "n.Endpoint == Yes || n.Refused || n.Leaving", "n.Endpoint == Yes || n.Refused && p.Name == Default.Name || n.Leaving", pure, "TestChanceOfAStoppedKubelet"},
 	{"16", "a refused connection counts for one look", detectorFile, "case known && a.refused:\n\t\tn.Refused = true", "case known && a.refused:", shell, "TestOneLookWithoutARefusalEndsNoChance"},
 	{"16", "a kubelet that could not be asked is silent", detectorFile, "if err := d.answers(ctx, n); err != nil {\n", "if err := d.answers(ctx, n); err != nil && false {\n", shell, "TestOneLookWithoutARefusalEndsNoChance"},
 	{"16", "a machine that runs is fenced because a time has passed, although its own kubelet answers", suspect, "n.Endpoint == Yes && n.Own || n.chance(p)", "n.chance(p)", pure, "TestSuspicion"},

@@ -15,8 +15,6 @@ type Profile struct {
 	// RequestTimeout bounds a request of the kubelet: the smaller of nodeStatusUpdateFrequency and the lease. One connection that hangs
 	// delays a renewal by that much.
 	RequestTimeout time.Duration
-	// RefusedIsAlive: a machine that refuses a connection to the kubelet's port runs, with a kubelet that is being restarted.
-	RefusedIsAlive bool
 	// Chance is how long a silent node is given a chance, at most, because something speaks for it (Node.chance). Zero is without a bound, unless the cluster
 	// gives the node up.
 	Chance time.Duration
@@ -26,7 +24,7 @@ type Profile struct {
 var (
 	// Default is for kubelets with default settings.
 	Default = Profile{
-		Name: "default", Silence: 25 * time.Second, LeaseDuration: 40 * time.Second, RequestTimeout: 10 * time.Second, RefusedIsAlive: true, Chance: 5 * time.Minute,
+		Name: "default", Silence: 25 * time.Second, LeaseDuration: 40 * time.Second, RequestTimeout: 10 * time.Second, Chance: 5 * time.Minute,
 	}
 	// Fast is for kubelets with nodeLeaseDurationSeconds: 10, nodeStatusUpdateFrequency: 1s and nodeStatusReportFrequency: 5m.
 	Fast = Profile{Name: "fast", Silence: 10 * time.Second, LeaseDuration: 10 * time.Second, RequestTimeout: time.Second, Chance: 5 * time.Minute}

@@ -56,7 +56,7 @@ func TestSuspicion(t *testing.T) {
 		"silent, the port answers":             {func(n *Node) { n.Endpoint = Yes }, Default, SignOfLife},
 		"silent, refuses connections":          {func(n *Node) { n.Refused = true }, Default, SignOfLife},
 		"it refuses, and is switched off":      {func(n *Node) { n.Refused, n.PowerOff = true, Yes }, Default, Settled},
-		"the fast profile on refusal":          {func(n *Node) { n.Refused = true }, Fast, Settled},
+		"the fast profile on refusal":          {func(n *Node) { n.Refused = true }, Fast, SignOfLife},
 		"its own key answers, given up":        {func(n *Node) { n.Endpoint, n.Own, n.GivenUp, n.Silent = Yes, true, true, time.Hour }, Default, SignOfLife},
 		"its own key answers, switched off":    {func(n *Node) { n.Endpoint, n.Own, n.PowerOff = Yes, true, Yes }, Default, SignOfLife},
 		"an unknown key answers, switched off": {func(n *Node) { n.Endpoint, n.PowerOff = Yes, Yes }, Default, Settled},
