@@ -251,6 +251,8 @@ var holes = []hole{
 	{"18", "a fence is cancelled after the first delete", decide, "case d.seen.restarted(d.fence): // its kubelet does the rest", "case d.cancels():\n\tcase d.seen.restarted(d.fence):", pure, "TestNoCancelAfterDelete"},
 	{"18", "the record does not say that upstream's timer runs", "internal/recovery/act.go", "case p == fencing.Evicting:", "case false:", shell, "TestUpstreamForces"},
 	{"19", "a switch that refuses is asked without an end", loginsFile, "r.Times < maxLogins", "true", shell, "TestLogins"},
+	{"19", "a switch that starts again is locked after three seconds", loginsFile, "l.now.Sub(s.refusedAt) < refusedFor", "false", shell, "TestRestartOfABMCLocksNothing"},
+	{"19", "a command that no level was asked with counts as sent", fencerFile, "if len(logins.mayAsk()) == 0 {", "if false {", shell, "TestRestartOfABMCLocksNothing"},
 	{"19", "an answer does not forget the refusals before it", loginsFile, "case !r.refused: // a clear answer", "case record != nil && !r.refused && false:", shell, "TestLogins"},
 	{"19", "no answer locks a switch", levelsFile, "failed: true, refused: errors.Is(err, ErrRefused)}", "failed: true, refused: true}", shell, "TestNoAnswerLocksNothing"},
 	{"19", "a level that did not answer is left out", loginsFile, "min(exerciseEvery<<min(max(s.missed-2, 0), 8), limit)", "1000*limit", shell, "TestNoAnswerLocksNothing"},

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -256,6 +257,9 @@ func (f *fencer) call(ctx context.Context, state *sourceState, source *fencingv1
 	if len(logins.open()) == 0 {
 		setFenceReady(source, metav1.ConditionFalse, reasonLocked, lockedMessage)
 		return errors.Join(f.storeSource(ctx, source, before), f.answer(ctx, state, fence, nonce, reply{raw: lockedMessage}))
+	}
+	if len(logins.mayAsk()) == 0 { // nothing is sent, so no command counts
+		return f.answer(ctx, state, fence, nonce, reply{raw: strings.Join(logins.refused(), "; ")})
 	}
 	var command *order
 	if off {
