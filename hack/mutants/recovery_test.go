@@ -81,6 +81,8 @@ var holes = []hole{
 	{"5", "a fence ends while a command may still be carried out", decide, "case intent.open(d.now):\n\t\td.wait(IntentOpen, intent.NotAfter.Sub(d.now))\n\tcase source.answers", "case source.answers", pure, "TestHostileDeletedFenceOfALiveNodeEndsWithoutItsSwitch"},
 	{"5", "a silent switch isolates a node that lives", decide, "return d.now.Sub(since) >= EnduresFor", "return false", pure, "TestSilentSwitchIsolatesNoLivingNode"},
 	{"5", "a node is released at its first sign of life after the command", decide, "return d.now.Sub(since) >= EnduresFor", "return true", pure, "TestSilentSwitchIsolatesNoLivingNode"},
+	{"5", "a node that flaps has lived on since its first sign of life", "internal/recovery/observe.go", "again.After(t.mem.alive) && seen.Renewed", "false && again.After(t.mem.alive)", shell, "TestFlappingNodeStaysIsolated"},
+	{"5", "a silence that was over before anything looked is none", "internal/fencing/silence.go", "h.alive = now", "_ = h.alive", pure, "TestAliveSince"},
 	{"5", "a command that is still open counts as long ago", decide, "since.Before(ended) {", "false && since.Before(ended) {", pure, "TestSilentSwitchIsolatesNoLivingNode"},
 	{"5", "a fence ends without the state of the machine after the command", evidence, "s.Status.Power != PowerUnknown && s.Status.Asked.After(after)", "s.Status.Asked.After(after)", pure, "TestLastSignOfLife"},
 	{"5", "a live node waits for a switch that is not asked", decide, "case source.answers(d.fence.Boot) && !d.fence.Deleting", "case source.Name != \"\" && !d.fence.Deleting", pure, "TestHostileLiveNodeWaitsForASwitchThatIsNotAsked"},

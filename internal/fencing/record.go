@@ -144,7 +144,7 @@ type Observed struct {
 	// Renewed is set when the lease was renewed since the fence was created, or since the node was found silent again, as this process saw. It
 	// says nothing about which boot renewed it: Now does.
 	Renewed bool
-	// AliveSince is when this process first saw that; zero if it was not renewed.
+	// AliveSince is since when this process has seen that, without another silence of the node's limit; zero if it was not renewed.
 	AliveSince time.Time
 	// OptedOut and Maintenance are as in Node.
 	OptedOut, Maintenance bool

@@ -52,6 +52,9 @@ func (p Profile) Limit(lease time.Duration) time.Duration {
 // Silences measures how long each node has not renewed its lease, on the clock of the detector: the time in a lease is another machine's.
 // The zero value knows no node.
 type Silences struct {
+	// Profile says which silence is too long, for AliveSince.
+	Profile Profile
+
 	tick  time.Time
 	heard map[string]heard
 }
@@ -61,6 +64,7 @@ type heard struct {
 	since   time.Time
 	lease   time.Duration
 	renewed time.Time // when the lease last changed under the eyes of this process; zero if it did not
+	alive   time.Time // since when it has been renewed without a silence that is too long; zero if no such silence was heard
 }
 
 // Tick says that the detector runs and its watch of leases is connected. It must be called at least once in MaxTickGap; after a longer
@@ -84,15 +88,22 @@ func (s *Silences) Renewed(now time.Time, node, renewal string, lease time.Durat
 		s.heard = map[string]heard{}
 	}
 	h, known := s.heard[node]
-	h.lease = lease
 	if known && h.renewal != renewal {
 		h.renewed = now
+		if now.Sub(h.since) >= s.Profile.Limit(h.lease) {
+			h.alive = now
+		}
 	}
+	h.lease = lease
 	if !known || h.renewal != renewal {
 		h.renewal, h.since = renewal, now
 	}
 	s.heard[node] = h
 }
+
+// AliveSince returns when the node was heard again after it had last been silent for its limit, whether that was noticed meanwhile or not; zero if this process knows no
+// such silence.
+func (s *Silences) AliveSince(node string) time.Time { return s.heard[node].alive }
 
 // Missing returns the nodes that were heard and whose leases are not there any more.
 func (s *Silences) Missing(there map[string]bool) (missing []string) {

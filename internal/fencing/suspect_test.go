@@ -260,6 +260,39 @@ func TestSilences(t *testing.T) {
 	}
 }
 
+// TestAliveSince: a node that flaps lives since it was heard again, also if its silence was over before anything looked at it.
+func TestAliveSince(t *testing.T) {
+	const lease = 40 * time.Second
+	s := Silences{Profile: Default}
+	now := start
+	renews := func(after time.Duration) time.Time {
+		now = now.Add(after)
+		s.Renewed(now, "a", now.String(), lease)
+		return s.AliveSince("a")
+	}
+	if got := renews(0); !got.IsZero() {
+		t.Errorf("a node that was seen once: %v", got)
+	}
+	for range 20 {
+		if got := renews(Default.Limit(lease) - time.Millisecond); !got.IsZero() {
+			t.Fatalf("a node that is slow: %v", got)
+		}
+	}
+	again := renews(Default.Limit(lease))
+	if again != now {
+		t.Errorf("heard again at %v: %v", now, again)
+	}
+	if got := renews(10 * time.Second); got != again {
+		t.Errorf("it lives on since %v: %v", again, got)
+	}
+	if got := renews(5 * time.Minute); got != now {
+		t.Errorf("it flaps: heard again at %v: %v", now, got)
+	}
+	if s.Forget("a"); !s.AliveSince("a").IsZero() {
+		t.Error("it was forgotten")
+	}
+}
+
 // TestDecisionsOnASilentFleetAreLinear: a fault that silences a third of a large fleet is decided on within a tick: after a longer one the silence of all
 // nodes would count from the beginning (MaxTickGap). Ten times the nodes cost each of them ten times as much if each decision counts them all: both
 // sides are the best of several.

@@ -55,7 +55,7 @@ type memory struct {
 	tainted     time.Time
 	taintedWith string
 	ended       bool
-	// alive is when this process first saw that the lease was renewed since the fence was created, under the Node object aliveAs.
+	// alive is since when this process has seen that the lease was renewed since the fence was created, under the Node object aliveAs, and without a silence.
 	alive   time.Time
 	aliveAs string
 	// news is since when nothing of the fence has changed.
