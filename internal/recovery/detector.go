@@ -256,29 +256,11 @@ func (d *detector) count(fleet *fencing.Fleet, fences *fencingv1.NodeFenceList, 
 			fleet.Fenced[name] = true
 			fleet.Back[name] = f.Status.Phase == fencingv1.Phase(fencing.Releasing)
 		}
-		source := fencing.Source{}
-		if s := switches[name]; s != nil {
-			source = boundSource(s)
-		}
-		if fenceState(f).Active(d.now(), source, firstCommand(f, switches[name], ahead), d.Brakes.Window) {
+		if kube.FenceActive(f, switches[name], d.serverTime(), d.Brakes.Window) {
 			fleet.InFlight++
 			d.takes[name] = true
 		}
 	}
-}
-
-// firstCommand is when the first command of a fence was sent, as the fencer recorded it, or else stored, on the clock of this process; zero if none was.
-func firstCommand(f *fencingv1.NodeFence, source *fencingv1.FenceSource, ahead time.Duration) (first time.Time) {
-	if len(f.Status.Intents) > 0 {
-		first = f.Status.Intents[0].NotAfter.Add(ahead - fencing.IntentFor)
-	}
-	if source == nil || source.Status.Command == nil || source.Status.Command.Fence != string(f.UID) {
-		return first
-	}
-	if sent := source.Status.Command.Time.Add(ahead); first.IsZero() || sent.Before(first) { // the intents are the latest few
-		return sent
-	}
-	return first
 }
 
 // requestLifetime is how long a request without an answer may still be carried out: the API server's --request-timeout.

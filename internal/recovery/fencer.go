@@ -37,8 +37,8 @@ const (
 // Reasons of the condition FenceReady.
 const (
 	reasonReady      = "SaidOn"
-	reasonShared     = "SharedSwitch"
-	reasonLocked     = "TooManyFailures"
+	reasonShared     = kube.SourceShared
+	reasonLocked     = kube.SourceLocked
 	reasonNoAnswer   = "NoAnswer"
 	reasonOtherNode  = "OtherMachine"
 	reasonNoIdentity = "NoIdentity"
