@@ -250,6 +250,7 @@ var holes = []hole{
 	{"16", "a person asks for the power-off of a node that is Ready", "internal/diagnosis/poweroff.go", "x.isSilent(n, nil), notReady(n), power}", "x.isSilent(n, nil), power}", "internal/kubectl", "TestPowerOff"},
 	{"17", "the fencer forgets what an earlier one commanded", "internal/recovery/brake.go", "c != nil && c.Time.After(", "c != nil && false && c.Time.After(", shell, "TestFencerDecidesItself"},
 	{"17", "the fencer switches off a node of the control plane", "internal/fencing/serve.go", " || r.ControlPlane", "", shell, "TestFencerDecidesItself"},
+	{"18", "the end of a fence does not say that its machine may be off", "internal/explain/fencing.go", "if !commanded {", "if true {", "internal/explain", "TestEndAfterACommand"},
 	{"17", "diagnosis counts fences in flight that the detector does not", "internal/diagnosis/heldback.go", "return kube.FenceActive(object, x.sources[object.Spec.NodeName], x.Now, fencing.DefaultBrakes().Window)", "return kube.FenceState(object).InFlight()", "internal/diagnosis", "TestEventsThatTheObjectsContradict"},
 	{"18", "a fence is cancelled after the first delete", decide, "case d.seen.restarted(d.fence): // its kubelet does the rest", "case d.cancels():\n\tcase d.seen.restarted(d.fence):", pure, "TestNoCancelAfterDelete"},
 	{"18", "the record does not say that upstream's timer runs", "internal/recovery/act.go", "case p == fencing.Evicting:", "case false:", shell, "TestUpstreamForces"},

@@ -112,6 +112,9 @@ func (f Fence) stated(now time.Time) bool {
 	return f.Statement.holds(now, f.Boot) && (f.SilentAgain.IsZero() || f.Statement.Made.After(f.SilentAgain))
 }
 
+// Commanded reports whether a command to switch off was stored, so that the machine may be off whatever became of the fence.
+func (f Fence) Commanded() bool { return f.offSent() }
+
 // offSent reports whether a command to switch off may have been sent.
 func (f Fence) offSent() bool { return f.Intent.Nonce != "" }
 

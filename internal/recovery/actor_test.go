@@ -246,6 +246,31 @@ func TestFlappingNodeStaysIsolated(t *testing.T) {
 	}
 }
 
+// TestCancelledAfterACommand: the event of a fence that ends after its command says that the machine may be off.
+func TestCancelledAfterACommand(t *testing.T) {
+	for _, commanded := range []bool{false, true} {
+		s := newStage(t, fencing.Fencing)
+		if commanded {
+			f := s.fence()
+			f.Status.Intents = []fencingv1.Intent{{Action: powerOff, Nonce: "n", NotAfter: micro(s.clock.Add(-time.Second))}}
+			must(t, s.client.Status().Update(t.Context(), f))
+			must(t, s.client.Delete(t.Context(), f))
+		}
+		s.changeNode(func(n *corev1.Node) { n.Annotations = map[string]string{kube.FenceOptOutAnnotation: "true"} })
+		s.turns()
+		close(s.said.Events)
+		var said string
+		for e := range s.said.Events {
+			if strings.Contains(e, string(fencing.Cancelled)) {
+				said = e
+			}
+		}
+		if said == "" || strings.Contains(said, "the machine may be off") != commanded {
+			t.Errorf("commanded: %t: %q", commanded, said)
+		}
+	}
+}
+
 // TestTaintIsRecorded: the condition Tainted says what the Node has, also if the process that set or removed the taint ended before it wrote that.
 func TestTaintIsRecorded(t *testing.T) {
 	s := newStage(t, fencing.Moved)
