@@ -252,6 +252,7 @@ var holes = []hole{
 	{"17", "the fencer switches off a node of the control plane", "internal/fencing/serve.go", " || r.ControlPlane", "", shell, "TestFencerDecidesItself"},
 	{"18", "the end of a fence does not say that its machine may be off", "internal/explain/fencing.go", "if !commanded {", "if true {", "internal/explain", "TestEndAfterACommand"},
 	{"17", "diagnosis counts fences in flight that the detector does not", "internal/diagnosis/heldback.go", "return kube.FenceActive(object, x.sources[object.Spec.NodeName], x.Now, fencing.DefaultBrakes().Window)", "return kube.FenceState(object).InFlight()", "internal/diagnosis", "TestEventsThatTheObjectsContradict"},
+	{"4", "the actor does not know since when nothing has changed", "internal/recovery/actor.go", "seen.News = t.mem.news.Since(t.now(), state, seen)", "_ = t.mem.news.Since(t.now(), state, seen)", shell, "TestActorKnowsWhatIsNews"},
 	{"18", "a fence is cancelled after the first delete", decide, "case d.seen.restarted(d.fence): // its kubelet does the rest", "case d.cancels():\n\tcase d.seen.restarted(d.fence):", pure, "TestNoCancelAfterDelete"},
 	{"18", "the record does not say that upstream's timer runs", "internal/recovery/act.go", "case p == fencing.Evicting:", "case false:", shell, "TestUpstreamForces"},
 	{"19", "a switch that refuses is asked without an end", loginsFile, "r.Times < maxLogins", "true", shell, "TestLogins"},
