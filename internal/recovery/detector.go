@@ -221,8 +221,20 @@ func (d *detector) fleet(ctx context.Context) (fencing.Fleet, map[string]*corev1
 		objects[n.Boot.Node] = nodeRef(n.Boot)
 	}
 	fleet.Nodes = append(fleet.Nodes, deleted...)
+	if err == nil {
+		d.forget(objects)
+	}
 	d.count(&fleet, fences, switches)
 	return fleet, objects, err
+}
+
+// forget drops what is kept of nodes that are not there any more. What a process keeps of an object goes with it: so it is for the FenceSource of a node (fencer) and
+// for a NodeFence (actor), and a fleet that is scaled up and down for months costs no memory.
+func (d *detector) forget(there map[string]*corev1.Node) {
+	maps.DeleteFunc(d.held, func(name string, _ hold) bool { return there[name] == nil })
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	maps.DeleteFunc(d.looked, func(name string, _ decision.Reason) bool { return there[name] == nil })
 }
 
 // count has the fleet count the fences of a list, and what was taken from nodes: the commands that the fencer recorded before it sent them, which no other

@@ -86,6 +86,9 @@ type sourceState struct {
 func (f *fencer) Reconcile(ctx context.Context, r reconcile.Request) (reconcile.Result, error) {
 	source := &fencingv1.FenceSource{}
 	if err := f.client.Get(ctx, client.ObjectKey{Name: r.Name}, source); err != nil {
+		if apierrors.IsNotFound(err) {
+			f.forget(r.Name)
+		}
 		f.Metrics.SourceGone(r.Name)
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
@@ -134,6 +137,13 @@ func (f *fencer) state(node string) *sourceState {
 		f.sources[node] = s
 	}
 	return s
+}
+
+// forget drops what is known about a switch whose FenceSource was deleted. One that is created again is bound again before it is used.
+func (f *fencer) forget(node string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.sources, node)
 }
 
 // keep forgets the answers to what none of the fences asks any more: one may ask once a second, for weeks.
