@@ -52,10 +52,10 @@ func documentedEvents(t *testing.T) map[string]bool {
 // TestReasonsOfFenceReadyAreDocumented: `kubectl belay evidence` shows the reason of the condition of a FenceSource, and docs/recovery/power-switches.md
 // what it means. Where a person can do something about it, the command says what.
 func TestReasonsOfFenceReadyAreDocumented(t *testing.T) {
-	const file = "internal/recovery/fencer.go"
+	const file, shared = "internal/recovery/fencer.go", "internal/kube/fencesource.go"
 	page, found := read(t, filepath.Join(root, "docs", "recovery", "power-switches.md")), 0
-	constant := regexp.MustCompile(`(?m)^\treason\w+\s+= "(\w+)"$`)
-	for _, match := range constant.FindAllStringSubmatch(read(t, filepath.Join(root, file)), -1) {
+	constant := regexp.MustCompile(`(?m)^\t(?:reason|Source)\w+\s+= "(\w+)"$`)
+	for _, match := range constant.FindAllStringSubmatch(read(t, filepath.Join(root, file))+read(t, filepath.Join(root, shared)), -1) {
 		found++
 		if !strings.Contains(page, "\n| `"+match[1]+"` |") {
 			t.Errorf("docs/recovery/power-switches.md has no row for %s", match[1])
@@ -65,6 +65,6 @@ func TestReasonsOfFenceReadyAreDocumented(t *testing.T) {
 		}
 	}
 	if found < 8 {
-		t.Errorf("%s has only %d reasons: the test looks at too little", file, found)
+		t.Errorf("%s and %s have only %d reasons: the test looks at too little", file, shared, found)
 	}
 }

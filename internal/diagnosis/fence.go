@@ -310,7 +310,7 @@ func (x *state) recoveryFacts(node string) []Fact {
 		return nil
 	}
 	phase := fencing.Phase(object.Status.Phase)
-	text := string(phase) + ": " + explain.FencePhase(phase, "") + after("; it was ", x.provenBy(object))
+	text := string(phase) + ": " + explain.FencePhase(phase, "", kube.FenceState(object).Commanded()) + after("; it was ", x.provenBy(object))
 	return []Fact{{Component: "recovery", Message: text, At: timePointer(conditionSince(object, kube.ConditionEnded))}}
 }
 

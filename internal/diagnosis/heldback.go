@@ -58,9 +58,13 @@ func (x *state) contradicts(r decision.Reason, name string) bool {
 	return false
 }
 
-// inFlight reports whether a fence counts against the brake for those that are under way.
+// inFlight reports whether a fence may count against the brake for those that are under way, as the detector counts them. No object shows whether
+// --recovery-fence-window is another one than by default, so that a fence that has commanded in vain for that long is not known to count.
 func (x *state) inFlight(object *fencingv1.NodeFence) bool {
-	return !kube.FenceFinished(object) && kube.FenceState(object).InFlight()
+	if !slices.Contains(x.Whole, FenceSources) { // a switch that was not read may be asked
+		return !kube.FenceFinished(object) && kube.FenceState(object).InFlight()
+	}
+	return kube.FenceActive(object, x.sources[object.Spec.NodeName], x.Now, fencing.DefaultBrakes().Window)
 }
 
 // othersHeard reports whether all other nodes renew their leases, and none of them counts as silent because it is fenced. Beside a Node that exists no

@@ -26,7 +26,7 @@ func (s scene) reports(reasons ...decision.Reason) {
 
 // silent makes node a silent, where recovery runs and node b is heard.
 func (s scene) silent() {
-	s.Whole = append(s.Whole, Fences)
+	s.Whole = append(s.Whole, Fences, FenceSources)
 	s.a.Status.Conditions[0].Status = corev1.ConditionUnknown
 	s.a.Status.NodeInfo.BootID, s.a.Status.NodeInfo.SystemUUID, s.a.UID = "boot", "machine", "a"
 	lease := func(namespace, name string, ago time.Duration) {
@@ -41,12 +41,24 @@ func (s scene) silent() {
 
 // TestEventsThatTheObjectsContradict: an event in the name of recovery gives a reason only where no object says otherwise.
 func TestEventsThatTheObjectsContradict(t *testing.T) {
-	fenceB := func(phase fencing.Phase) func(scene) {
+	waits := func(s scene) { s.Fences[0].Status.Missing = []string{"an answer of the power switch"} }
+	beside := func(s scene) {
+		s.Fences[0].Status.Conditions = []metav1.Condition{{Type: kube.ConditionBesideEarlier, Status: metav1.ConditionTrue}}
+	}
+	commands := func(ago time.Duration) func(scene) {
+		return func(s scene) {
+			s.Fences[0].Status.Intents = []fencingv1.Intent{{Nonce: "n", NotAfter: metav1.NewMicroTime(s.Now.Add(fencing.IntentFor - ago))}}
+		}
+	}
+	fenceB := func(phase fencing.Phase, more ...func(scene)) func(scene) {
 		return func(s scene) {
 			s.Fences = []*fencingv1.NodeFence{{
 				ObjectMeta: metav1.ObjectMeta{Name: "b", Finalizers: []string{kube.FenceFinalizer}}, Spec: fencingv1.NodeFenceSpec{NodeName: "b"},
 				Status: fencingv1.NodeFenceStatus{Phase: fencingv1.Phase(phase)},
 			}}
+			for _, m := range more {
+				m(s)
+			}
 		}
 	}
 	for name, one := range map[string]struct {
@@ -67,6 +79,11 @@ func TestEventsThatTheObjectsContradict(t *testing.T) {
 		"no fence":                             {fencing.TooManyInFlight, nil, false},
 		"a fence that waits for others":        {fencing.TooManyInFlight, fenceB(fencing.Moved), false},
 		"a fence":                              {fencing.TooManyInFlight, fenceB(fencing.Fencing), true},
+		"a fence without a switch":             {fencing.TooManyInFlight, fenceB(fencing.Fencing, waits), false},
+		"a fence whose switch was not read":    {fencing.TooManyInFlight, fenceB(fencing.Fencing, waits, func(s scene) { s.Whole = []Resource{Fences} }), true},
+		"a fence beside an earlier machine":    {fencing.TooManyInFlight, fenceB(fencing.Fencing, beside), false},
+		"a fence that commands":                {fencing.TooManyInFlight, fenceB(fencing.Fencing, waits, commands(9*time.Minute)), true},
+		"a fence that commands in vain":        {fencing.TooManyInFlight, fenceB(fencing.Fencing, waits, commands(10*time.Minute)), false},
 		"the others are heard":                 {fencing.TooManySilent, nil, false},
 		"the others of the zone are heard":     {fencing.ZoneSilent, nil, false},
 		"another is silent":                    {fencing.TooManySilent, func(s scene) { s.Leases[2].Spec.RenewTime.Time = s.Now.Add(-time.Minute) }, true},

@@ -99,6 +99,7 @@ func (x *state) withdraw(p *FencePlan, f *fence) {
 	p.Does = []string{
 		"deletes the NodeFence; recovery sends no other command, and cancels the fence when the one that was sent can no longer be carried out",
 		"if the power switch says Off before that, recovery moves the volumes, because it may have stopped the machine",
+		"the machine may be off after that: recovery starts none",
 	}
 }
 

@@ -47,3 +47,22 @@ func TestFenceWaitsAreExplained(t *testing.T) {
 		t.Error("an unknown text has a reason")
 	}
 }
+
+// TestEndAfterACommand: a fence that ended after its command says that the machine may be off, and that nothing starts it. One that commanded nothing does not.
+func TestEndAfterACommand(t *testing.T) {
+	sent := fencing.Fence{Intent: fencing.Intent{Nonce: "n"}, NodeDeleted: true}
+	for text, want := range map[string]bool{
+		FencePhase(fencing.Cancelled, "", true):                                              true,
+		FencePhase(fencing.Cancelled, "", false):                                             false,
+		FencePhase(fencing.Released, "", true):                                               false,
+		FenceWithoutNode(fencing.Cancelled, "", sent):                                        true,
+		FenceWithoutNode(fencing.Cancelled, "", fencing.Fence{}):                             false,
+		RemediationEnded(fencing.Cancelled, true):                                            true,
+		RemediationEnded(fencing.Cancelled, false):                                           false,
+		FenceRequested(fencing.Cancelled, "a", "b", FencePhase(fencing.Cancelled, "", true)): true,
+	} {
+		if got := strings.Contains(text, "may be off") && strings.Contains(text, "start it"); got != want {
+			t.Errorf("%t, want %t: %s", got, want, text)
+		}
+	}
+}

@@ -103,8 +103,8 @@ func FenceHeld(r decision.Reason) string {
 		"The actor asks again", r, why)
 }
 
-// FencePhase is the event of a phase.
-func FencePhase(p fencing.Phase, class fencing.Class) string {
+// FencePhase is the event of a phase. commanded is set if a command to switch the machine off was stored, and perhaps sent.
+func FencePhase(p fencing.Phase, class fencing.Class, commanded bool) string {
 	switch p {
 	case fencing.Suspected:
 		return "The node is silent"
@@ -125,7 +125,7 @@ func FencePhase(p fencing.Phase, class fencing.Class) string {
 	case fencing.Released:
 		return "The node is released"
 	case fencing.Cancelled:
-		return "The fence is cancelled: the node showed a sign of life, is opted out or under maintenance, or the NodeFence was deleted; no pod was deleted"
+		return "The fence is cancelled: the node showed a sign of life, is opted out or under maintenance, or the NodeFence was deleted; no pod was deleted" + mayBeOff(commanded)
 	}
 	return string(p)
 }
@@ -158,11 +158,19 @@ func FenceWithoutNode(p fencing.Phase, class fencing.Class, f fencing.Fence) str
 	case p == fencing.Fencing && f.NodeDeleted:
 		return "The Node was deleted: the power switch of its machine is asked, and the machine is not switched off"
 	case p == fencing.Cancelled && !f.Deleting:
-		return "The Node was deleted, and nothing of it is left that would have to be moved"
+		return "The Node was deleted, and nothing of it is left that would have to be moved" + mayBeOff(f.Commanded())
 	case p == fencing.Moved:
 		return "No volume is attached to the machine of the deleted Node any more"
 	}
-	return FencePhase(p, class)
+	return FencePhase(p, class, f.Commanded())
+}
+
+// mayBeOff is what is left of a fence that ended after its command.
+func mayBeOff(commanded bool) string {
+	if !commanded {
+		return ""
+	}
+	return ". A command to switch its machine off was stored, so the machine may be off: recovery starts none, so look whether it runs, and start it"
 }
 
 // UpstreamForces is the message of the condition of that name.

@@ -31,8 +31,8 @@ func RemediationFenced(p fencing.Phase) string {
 }
 
 // RemediationEnded is the message of a fence that ended without having moved anything.
-func RemediationEnded(p fencing.Phase) string {
-	return fmt.Sprintf("The NodeFence of the node is %s: nothing was moved", p)
+func RemediationEnded(p fencing.Phase, commanded bool) string {
+	return fmt.Sprintf("The NodeFence of the node is %s: nothing was moved", p) + mayBeOff(commanded)
 }
 
 // RemediationWithoutEvidence is the message of a fence that waits for a person.

@@ -112,6 +112,9 @@ func (f Fence) stated(now time.Time) bool {
 	return f.Statement.holds(now, f.Boot) && (f.SilentAgain.IsZero() || f.Statement.Made.After(f.SilentAgain))
 }
 
+// Commanded reports whether a command to switch off was stored, so that the machine may be off whatever became of the fence.
+func (f Fence) Commanded() bool { return f.offSent() }
+
 // offSent reports whether a command to switch off may have been sent.
 func (f Fence) offSent() bool { return f.Intent.Nonce != "" }
 
@@ -144,7 +147,7 @@ type Observed struct {
 	// Renewed is set when the lease was renewed since the fence was created, or since the node was found silent again, as this process saw. It
 	// says nothing about which boot renewed it: Now does.
 	Renewed bool
-	// AliveSince is when this process first saw that; zero if it was not renewed.
+	// AliveSince is since when this process has seen that, without another silence of the node's limit; zero if it was not renewed.
 	AliveSince time.Time
 	// OptedOut and Maintenance are as in Node.
 	OptedOut, Maintenance bool

@@ -15,8 +15,6 @@ type Profile struct {
 	// RequestTimeout bounds a request of the kubelet: the smaller of nodeStatusUpdateFrequency and the lease. One connection that hangs
 	// delays a renewal by that much.
 	RequestTimeout time.Duration
-	// RefusedIsAlive: a machine that refuses a connection to the kubelet's port runs, with a kubelet that is being restarted.
-	RefusedIsAlive bool
 	// Chance is how long a silent node is given a chance, at most, because something speaks for it (Node.chance). Zero is without a bound, unless the cluster
 	// gives the node up.
 	Chance time.Duration
@@ -26,7 +24,7 @@ type Profile struct {
 var (
 	// Default is for kubelets with default settings.
 	Default = Profile{
-		Name: "default", Silence: 25 * time.Second, LeaseDuration: 40 * time.Second, RequestTimeout: 10 * time.Second, RefusedIsAlive: true, Chance: 5 * time.Minute,
+		Name: "default", Silence: 25 * time.Second, LeaseDuration: 40 * time.Second, RequestTimeout: 10 * time.Second, Chance: 5 * time.Minute,
 	}
 	// Fast is for kubelets with nodeLeaseDurationSeconds: 10, nodeStatusUpdateFrequency: 1s and nodeStatusReportFrequency: 5m.
 	Fast = Profile{Name: "fast", Silence: 10 * time.Second, LeaseDuration: 10 * time.Second, RequestTimeout: time.Second, Chance: 5 * time.Minute}
@@ -54,6 +52,9 @@ func (p Profile) Limit(lease time.Duration) time.Duration {
 // Silences measures how long each node has not renewed its lease, on the clock of the detector: the time in a lease is another machine's.
 // The zero value knows no node.
 type Silences struct {
+	// Profile says which silence is too long, for AliveSince.
+	Profile Profile
+
 	tick  time.Time
 	heard map[string]heard
 }
@@ -63,6 +64,7 @@ type heard struct {
 	since   time.Time
 	lease   time.Duration
 	renewed time.Time // when the lease last changed under the eyes of this process; zero if it did not
+	alive   time.Time // since when it has been renewed without a silence that is too long; zero if no such silence was heard
 }
 
 // Tick says that the detector runs and its watch of leases is connected. It must be called at least once in MaxTickGap; after a longer
@@ -86,15 +88,22 @@ func (s *Silences) Renewed(now time.Time, node, renewal string, lease time.Durat
 		s.heard = map[string]heard{}
 	}
 	h, known := s.heard[node]
-	h.lease = lease
 	if known && h.renewal != renewal {
 		h.renewed = now
+		if now.Sub(h.since) >= s.Profile.Limit(h.lease) {
+			h.alive = now
+		}
 	}
+	h.lease = lease
 	if !known || h.renewal != renewal {
 		h.renewal, h.since = renewal, now
 	}
 	s.heard[node] = h
 }
+
+// AliveSince returns when the node was heard again after it had last been silent for its limit, whether that was noticed meanwhile or not; zero if this process knows no
+// such silence.
+func (s *Silences) AliveSince(node string) time.Time { return s.heard[node].alive }
 
 // Missing returns the nodes that were heard and whose leases are not there any more.
 func (s *Silences) Missing(there map[string]bool) (missing []string) {

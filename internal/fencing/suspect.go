@@ -172,7 +172,7 @@ func (n Node) alive(p Profile) bool { return n.Endpoint == Yes && n.Own || n.cha
 // It counts for as long as the cluster itself gives the node a chance, or for Profile.Chance, and until a remediation asks for the fence. After that, a node
 // that is not Ready is silent as any other: its containers may run on, so its machine is switched off before a volume moves.
 func (n Node) chance(p Profile) bool {
-	speaks := n.Endpoint == Yes || p.RefusedIsAlive && n.Refused || n.Leaving
+	speaks := n.Endpoint == Yes || n.Refused || n.Leaving
 	spent := n.Ready == No && (n.Asked || n.GivenUp || p.Chance > 0 && n.Silent >= p.Chance)
 	return speaks && n.PowerOff != Yes && !spent
 }

@@ -56,7 +56,7 @@ func TestSuspicion(t *testing.T) {
 		"silent, the port answers":             {func(n *Node) { n.Endpoint = Yes }, Default, SignOfLife},
 		"silent, refuses connections":          {func(n *Node) { n.Refused = true }, Default, SignOfLife},
 		"it refuses, and is switched off":      {func(n *Node) { n.Refused, n.PowerOff = true, Yes }, Default, Settled},
-		"the fast profile on refusal":          {func(n *Node) { n.Refused = true }, Fast, Settled},
+		"the fast profile on refusal":          {func(n *Node) { n.Refused = true }, Fast, SignOfLife},
 		"its own key answers, given up":        {func(n *Node) { n.Endpoint, n.Own, n.GivenUp, n.Silent = Yes, true, true, time.Hour }, Default, SignOfLife},
 		"its own key answers, switched off":    {func(n *Node) { n.Endpoint, n.Own, n.PowerOff = Yes, true, Yes }, Default, SignOfLife},
 		"an unknown key answers, switched off": {func(n *Node) { n.Endpoint, n.PowerOff = Yes, Yes }, Default, Settled},
@@ -257,6 +257,39 @@ func TestSilences(t *testing.T) {
 	s.Forget("a")
 	if _, _, known := s.Of(now, Default, "a"); known {
 		t.Error("a node is known without a lease")
+	}
+}
+
+// TestAliveSince: a node that flaps lives since it was heard again, also if its silence was over before anything looked at it.
+func TestAliveSince(t *testing.T) {
+	const lease = 40 * time.Second
+	s := Silences{Profile: Default}
+	now := start
+	renews := func(after time.Duration) time.Time {
+		now = now.Add(after)
+		s.Renewed(now, "a", now.String(), lease)
+		return s.AliveSince("a")
+	}
+	if got := renews(0); !got.IsZero() {
+		t.Errorf("a node that was seen once: %v", got)
+	}
+	for range 20 {
+		if got := renews(Default.Limit(lease) - time.Millisecond); !got.IsZero() {
+			t.Fatalf("a node that is slow: %v", got)
+		}
+	}
+	again := renews(Default.Limit(lease))
+	if again != now {
+		t.Errorf("heard again at %v: %v", now, again)
+	}
+	if got := renews(10 * time.Second); got != again {
+		t.Errorf("it lives on since %v: %v", again, got)
+	}
+	if got := renews(5 * time.Minute); got != now {
+		t.Errorf("it flaps: heard again at %v: %v", now, got)
+	}
+	if s.Forget("a"); !s.AliveSince("a").IsZero() {
+		t.Error("it was forgotten")
 	}
 }
 

@@ -246,6 +246,13 @@ var fencedScenes = map[string]struct {
 		s.waits(fencing.NotOff)
 		s.fence.Spec.Statement = &fencingv1.Statement{By: "alice", Reason: "pulled both plugs", MachineID: uuidOfA, Expires: metav1.NewTime(fencedNow.Add(time.Hour))}
 	}, diagnosis.Fenceable, diagnosis.Clear, diagnosis.Blocked, explain.HeldByRunningPod},
+	"cancelled-after-command": {func(s fencedScene) { // opted out while the command was sent
+		s.node.Annotations[kube.FenceOptOutAnnotation] = "true"
+		s.fence.Status.Phase, s.fence.Finalizers = fencingv1.Phase(fencing.Cancelled), nil
+		s.is(kube.ConditionEnded, string(fencing.Cancelled), 15*time.Second)
+		s.intends(-20 * time.Second)
+		s.answers("Off", 20*time.Second)
+	}, diagnosis.NotFenceable, diagnosis.Blocked, diagnosis.Unsafe, explain.NodeNotReady},
 	"ready": {fencedScene.evicts, diagnosis.ProvenOff, diagnosis.InProgress, diagnosis.InProgress, fencing.AwaitingPods},
 	"releasing": {func(s fencedScene) {
 		s.answers("Off", 3*time.Minute)
@@ -384,7 +391,7 @@ func texted(t *testing.T, e diagnosis.Explanation) string {
 
 func checkFenceText(t *testing.T, name, got string) {
 	t.Helper()
-	if strings.Contains(got, "bmc-password") || strings.Contains(got, "out-of-service=") && name != "held" {
+	if strings.Contains(got, "bmc-password") || strings.Contains(got, "out-of-service=") && name != "held" && name != "cancelled-after-command" {
 		t.Errorf("it names a Secret, or advises to set the taint by hand while recovery fences:\n%s", got)
 	}
 	file := filepath.Join("testdata", "fences", name+".txt")

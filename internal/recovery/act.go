@@ -108,7 +108,7 @@ func (t *turn) enter(ctx context.Context, s fencing.Enter) error {
 	}
 	log.FromContext(ctx).Info("Fence entered phase", "phase", s.Phase, "from", before, "evidence", s.Evidence, "epoch", t.fence.Spec.Epoch)
 	t.Metrics.Entered(t.fence.Name, s.Phase, t.now().Sub(t.fence.CreationTimestamp.Time))
-	text := explain.FencePhase(s.Phase, s.Evidence)
+	text := explain.FencePhase(s.Phase, s.Evidence, fenceState(t.fence).Commanded())
 	if t.node == nil {
 		text = explain.FenceWithoutNode(s.Phase, s.Evidence, fenceState(t.fence))
 	}

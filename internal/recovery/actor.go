@@ -49,13 +49,15 @@ type lastEpoch struct {
 
 // memory is what this process knows about a fence and does not store: what authorizes must be its own (fencing.FreshFor).
 type memory struct {
+	// fence is the name of the NodeFence.
+	fence string
 	// asked has when this process made each nonce, to store it.
 	asked map[string]time.Time
 	// tainted is when this process first saw the taint out-of-service of this value.
 	tainted     time.Time
 	taintedWith string
 	ended       bool
-	// alive is when this process first saw that the lease was renewed since the fence was created, under the Node object aliveAs.
+	// alive is since when this process has seen that the lease was renewed since the fence was created, under the Node object aliveAs, and without a silence.
 	alive   time.Time
 	aliveAs string
 	// news is since when nothing of the fence has changed.
@@ -98,6 +100,9 @@ type turn struct {
 func (a *actor) Reconcile(ctx context.Context, r reconcile.Request) (reconcile.Result, error) {
 	t := &turn{actor: a, fence: &fencingv1.NodeFence{}}
 	err := a.live.Get(ctx, client.ObjectKey{Name: r.Name}, t.fence)
+	if err == nil || apierrors.IsNotFound(err) {
+		a.forgetOthers(r.Name, t.fence.UID)
+	}
 	if apierrors.IsNotFound(err) {
 		a.Metrics.Forget(r.Name)
 		a.Proofs.decided(r.Name, fencing.Decision{})
@@ -113,7 +118,7 @@ func (a *actor) Reconcile(ctx context.Context, r reconcile.Request) (reconcile.R
 		a.forget(t.fence.UID)
 		return reconcile.Result{}, nil
 	}
-	t.mem = a.remember(t.fence.UID)
+	t.mem = a.remember(t.fence)
 	t.mem.left = nil
 	for range maxDecisions {
 		d, done, err := t.decide(ctx)
@@ -192,15 +197,22 @@ func (t *turn) result(d fencing.Decision) reconcile.Result {
 	return reconcile.Result{RequeueAfter: max(after, time.Millisecond)}
 }
 
-func (a *actor) remember(uid types.UID) *memory {
+func (a *actor) remember(f *fencingv1.NodeFence) *memory {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	m := a.known[uid]
+	m := a.known[f.UID]
 	if m == nil {
-		m = &memory{asked: map[string]time.Time{}}
-		a.known[uid] = m
+		m = &memory{fence: f.Name, asked: map[string]time.Time{}}
+		a.known[f.UID] = m
 	}
 	return m
+}
+
+// forgetOthers drops what is known about NodeFences that had the name before: one whose finalizer a client has removed ends without the actor.
+func (a *actor) forgetOthers(fence string, uid types.UID) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	maps.DeleteFunc(a.known, func(other types.UID, m *memory) bool { return m.fence == fence && other != uid })
 }
 
 // latestEpoch returns the highest epoch of the NodeFences of a boot that this process saw lately, which includes this one: for as long as a create that

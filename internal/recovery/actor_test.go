@@ -206,6 +206,71 @@ func TestContradictionOfTheNextBoot(t *testing.T) {
 	}
 }
 
+// TestFlappingNodeStaysIsolated (hole 5): a machine was commanded, its switch is silent, and its node renews its lease for a moment every few minutes. It gets pods once it
+// has lived on for five minutes, not five minutes after its first sign of life: a late Off of the switch would crash what runs there.
+func TestFlappingNodeStaysIsolated(t *testing.T) {
+	s := newStage(t, fencing.Fencing)
+	f := s.fence()
+	f.Status.Intents = []fencingv1.Intent{{Action: powerOff, Nonce: "n", NotAfter: micro(s.clock.Add(fencing.IntentFor)), Renewal: f.Spec.LastRenewal}}
+	must(t, s.client.Status().Update(t.Context(), f))
+	s.changeNode(func(n *corev1.Node) { setReady(n, corev1.ConditionTrue) })
+	lives := func(of time.Duration) {
+		t.Helper()
+		for end := s.clock.Add(of); s.clock.Before(end); s.clock = s.clock.Add(500 * time.Millisecond) {
+			s.renews()
+			s.ear.silences.Tick(s.clock)
+			s.turns()
+		}
+	}
+	silent := func(of time.Duration) {
+		t.Helper()
+		for end := s.clock.Add(of); s.clock.Before(end); s.clock = s.clock.Add(500 * time.Millisecond) {
+			s.ear.silences.Tick(s.clock)
+		}
+	}
+	phase := func() fencing.Phase { return fencing.Phase(s.fence().Status.Phase) }
+	for i := range 4 {
+		lives(2 * time.Second)
+		if phase() != fencing.Fencing {
+			t.Fatalf("flap %d: %s, and it has lived for two seconds", i+1, phase())
+		}
+		silent(3 * time.Minute)
+	}
+	lives(fencing.EnduresFor - 5*time.Second)
+	if phase() != fencing.Fencing {
+		t.Errorf("%s before it has lived for %v", phase(), fencing.EnduresFor)
+	}
+	lives(10 * time.Second)
+	if phase() != fencing.Cancelled {
+		t.Errorf("%s after it has lived for %v", phase(), fencing.EnduresFor)
+	}
+}
+
+// TestCancelledAfterACommand: the event of a fence that ends after its command says that the machine may be off.
+func TestCancelledAfterACommand(t *testing.T) {
+	for _, commanded := range []bool{false, true} {
+		s := newStage(t, fencing.Fencing)
+		if commanded {
+			f := s.fence()
+			f.Status.Intents = []fencingv1.Intent{{Action: powerOff, Nonce: "n", NotAfter: micro(s.clock.Add(-time.Second))}}
+			must(t, s.client.Status().Update(t.Context(), f))
+			must(t, s.client.Delete(t.Context(), f))
+		}
+		s.changeNode(func(n *corev1.Node) { n.Annotations = map[string]string{kube.FenceOptOutAnnotation: "true"} })
+		s.turns()
+		close(s.said.Events)
+		var said string
+		for e := range s.said.Events {
+			if strings.Contains(e, string(fencing.Cancelled)) {
+				said = e
+			}
+		}
+		if said == "" || strings.Contains(said, "the machine may be off") != commanded {
+			t.Errorf("commanded: %t: %q", commanded, said)
+		}
+	}
+}
+
 // TestTaintIsRecorded: the condition Tainted says what the Node has, also if the process that set or removed the taint ended before it wrote that.
 func TestTaintIsRecorded(t *testing.T) {
 	s := newStage(t, fencing.Moved)

@@ -87,6 +87,7 @@ func (f *fencer) heard(ctx context.Context) (fencing.Fleet, error) {
 	for i := range nodes.Items {
 		fleet.Nodes = append(fleet.Nodes, f.describe(&nodes.Items[i]))
 	}
+	maps.DeleteFunc(f.commanded, func(_ string, at time.Time) bool { return f.now().Sub(at) >= f.Brakes.Window }) // they count no more
 	fleet.Commanded = maps.Clone(f.commanded)
 	for i := range sources.Items {
 		if c := sources.Items[i].Status.Command; c != nil && c.Time.After(fleet.Commanded[sources.Items[i].Name]) {

@@ -5,7 +5,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	fencingv1 "belay.dev/belay/api/fencing/v1alpha1"
@@ -55,7 +54,7 @@ const (
 )
 
 // Conditions of a FenceSource. conditionHeld is there while a command is held back.
-const conditionFenceReady, conditionHeld = kube.ConditionFenceReady, "SwitchOffHeld"
+const conditionFenceReady, conditionHeld = kube.ConditionFenceReady, kube.ConditionSwitchOffHeld
 
 // taintValue is the value of the taints of a fence.
 func taintValue(epoch int64) string { return kube.FenceTaint(epoch) }
@@ -66,21 +65,8 @@ func shownEpoch(node *corev1.Node) int64 {
 	return epoch
 }
 
-// sourceState returns what a FenceSource says about a node's switch.
-func boundSource(s *fencingv1.FenceSource) fencing.Source {
-	source := fencing.Source{Name: s.Name, Levels: len(s.Spec.Levels)}
-	for _, c := range s.Status.Conditions {
-		if c.Type == conditionFenceReady {
-			source.Shared, source.Locked = c.Reason == reasonShared, c.Reason == reasonLocked
-		}
-	}
-	if b := s.Status.Bound; b != nil && b.Generation == s.Generation {
-		source.SaidOn = fencing.Boot{Node: s.Name, NodeUID: b.NodeUID, ID: b.BootID, Machine: b.MachineID}
-		source.Machine = b.HardwareID
-	}
-	source.Held = meta.IsStatusConditionTrue(s.Status.Conditions, conditionHeld)
-	return source
-}
+// boundSource is kube.BoundSource.
+func boundSource(s *fencingv1.FenceSource) fencing.Source { return kube.BoundSource(s) }
 
 // powerOf is the power state of an answer.
 func powerOf(e *fencingv1.Evidence) fencing.Power {

@@ -221,8 +221,20 @@ func (d *detector) fleet(ctx context.Context) (fencing.Fleet, map[string]*corev1
 		objects[n.Boot.Node] = nodeRef(n.Boot)
 	}
 	fleet.Nodes = append(fleet.Nodes, deleted...)
+	if err == nil {
+		d.forget(objects)
+	}
 	d.count(&fleet, fences, switches)
 	return fleet, objects, err
+}
+
+// forget drops what is kept of nodes that are not there any more. What a process keeps of an object goes with it: so it is for the FenceSource of a node (fencer) and
+// for a NodeFence (actor), and a fleet that is scaled up and down for months costs no memory.
+func (d *detector) forget(there map[string]*corev1.Node) {
+	maps.DeleteFunc(d.held, func(name string, _ hold) bool { return there[name] == nil })
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	maps.DeleteFunc(d.looked, func(name string, _ decision.Reason) bool { return there[name] == nil })
 }
 
 // count has the fleet count the fences of a list, and what was taken from nodes: the commands that the fencer recorded before it sent them, which no other
@@ -256,29 +268,11 @@ func (d *detector) count(fleet *fencing.Fleet, fences *fencingv1.NodeFenceList, 
 			fleet.Fenced[name] = true
 			fleet.Back[name] = f.Status.Phase == fencingv1.Phase(fencing.Releasing)
 		}
-		source := fencing.Source{}
-		if s := switches[name]; s != nil {
-			source = boundSource(s)
-		}
-		if fenceState(f).Active(d.now(), source, firstCommand(f, switches[name], ahead), d.Brakes.Window) {
+		if kube.FenceActive(f, switches[name], d.serverTime(), d.Brakes.Window) {
 			fleet.InFlight++
 			d.takes[name] = true
 		}
 	}
-}
-
-// firstCommand is when the first command of a fence was sent, as the fencer recorded it, or else stored, on the clock of this process; zero if none was.
-func firstCommand(f *fencingv1.NodeFence, source *fencingv1.FenceSource, ahead time.Duration) (first time.Time) {
-	if len(f.Status.Intents) > 0 {
-		first = f.Status.Intents[0].NotAfter.Add(ahead - fencing.IntentFor)
-	}
-	if source == nil || source.Status.Command == nil || source.Status.Command.Fence != string(f.UID) {
-		return first
-	}
-	if sent := source.Status.Command.Time.Add(ahead); first.IsZero() || sent.Before(first) { // the intents are the latest few
-		return sent
-	}
-	return first
 }
 
 // requestLifetime is how long a request without an answer may still be carried out: the API server's --request-timeout.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -36,8 +37,8 @@ const (
 // Reasons of the condition FenceReady.
 const (
 	reasonReady      = "SaidOn"
-	reasonShared     = "SharedSwitch"
-	reasonLocked     = "TooManyFailures"
+	reasonShared     = kube.SourceShared
+	reasonLocked     = kube.SourceLocked
 	reasonNoAnswer   = "NoAnswer"
 	reasonOtherNode  = "OtherMachine"
 	reasonNoIdentity = "NoIdentity"
@@ -85,6 +86,9 @@ type sourceState struct {
 func (f *fencer) Reconcile(ctx context.Context, r reconcile.Request) (reconcile.Result, error) {
 	source := &fencingv1.FenceSource{}
 	if err := f.client.Get(ctx, client.ObjectKey{Name: r.Name}, source); err != nil {
+		if apierrors.IsNotFound(err) {
+			f.forget(r.Name)
+		}
 		f.Metrics.SourceGone(r.Name)
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
@@ -133,6 +137,13 @@ func (f *fencer) state(node string) *sourceState {
 		f.sources[node] = s
 	}
 	return s
+}
+
+// forget drops what is known about a switch whose FenceSource was deleted. One that is created again is bound again before it is used.
+func (f *fencer) forget(node string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.sources, node)
 }
 
 // keep forgets the answers to what none of the fences asks any more: one may ask once a second, for weeks.
@@ -256,6 +267,9 @@ func (f *fencer) call(ctx context.Context, state *sourceState, source *fencingv1
 	if len(logins.open()) == 0 {
 		setFenceReady(source, metav1.ConditionFalse, reasonLocked, lockedMessage)
 		return errors.Join(f.storeSource(ctx, source, before), f.answer(ctx, state, fence, nonce, reply{raw: lockedMessage}))
+	}
+	if len(logins.mayAsk()) == 0 { // nothing is sent, so no command counts
+		return f.answer(ctx, state, fence, nonce, reply{raw: strings.Join(logins.refused(), "; ")})
 	}
 	var command *order
 	if off {

@@ -169,8 +169,7 @@ type order struct {
 
 // ask asks the levels in order until one gives a clear answer. With an order, its switches are switched off before that.
 func (l levels) ask(ctx context.Context, of logins, off *order, known []int32) reply {
-	var said []string
-	begun := time.Now()
+	begun, said := time.Now(), of.refused()
 	for _, i := range of.inOrder() {
 		r := askLevel(ctx, l[i], off, slices.Contains(known, int32(i)))
 		of.note(i, r)

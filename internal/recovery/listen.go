@@ -92,6 +92,7 @@ func (l *listener) renewed(now time.Time, lease *coordinationv1.Lease) {
 	if s := lease.Spec.LeaseDurationSeconds; s != nil {
 		duration = time.Duration(*s) * time.Second
 	}
+	l.silences.Profile = l.Profile
 	l.silences.Renewed(now, lease.Name, renewal(lease), duration)
 }
 
@@ -100,6 +101,13 @@ func (l *listener) of(node string) (silent, limit time.Duration, known bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.silences.Of(l.now(), l.Profile, node)
+}
+
+// aliveSince returns since when a node has not been silent for its limit; zero if it never was.
+func (l *listener) aliveSince(node string) time.Time {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.silences.AliveSince(node)
 }
 
 // life returns that the boot which a Node shows runs, if its lease says so.

@@ -13,6 +13,12 @@ const (
 	// maxLogins is how often a level may refuse the login, in a row and with one version of its Secrets, before it is not asked any more: BMCs lock the
 	// accounts of those who guess (hole 19). No answer is no refusal: a level that gives none is asked less often, and never left out for good.
 	maxLogins = 3
+	// refusedFor is how long a level that refused the login is not asked. A BMC may answer 401 for a while although user and password are right
+	// (github.com/dsx-ai-factory/infra-controller#69: HPE's do "even when site-wide credentials are already set and manual curls with those credentials
+	// succeed"; #5349: NVIDIA's too), and an iDRAC that starts again needs two minutes (redhat-performance/jetlag#778: "up to ~2 minutes before its Redfish
+	// Systems endpoint responds again"), which three logins span so. It is also the time in which an iDRAC counts failures in the example of its manual
+	// ("five login attempts in a one-minute period", iDRAC6 User's Guide, page 293): no minute has two.
+	refusedFor = time.Minute
 	// longAnswer is from when on a level that gives no answer costs the others their time.
 	longAnswer = 5 * time.Second
 	// restFor is how long such a level is asked after the others.
@@ -33,6 +39,8 @@ type levelState struct {
 	missedAt time.Time
 	// worked is set once it has given one.
 	worked bool
+	// refusedAt is when it last refused the login, unless it has given a clear answer since.
+	refusedAt time.Time
 }
 
 // logins are the levels of a source as they are asked now: what is recorded of their logins, and what this process knows.
@@ -79,11 +87,30 @@ func (l logins) open() (levels []int) {
 	return levels
 }
 
-// inOrder are the levels that may be asked, in the order in which they are. One that has just taken long to give no answer comes after the others:
+// waits reports whether a level has just refused the login.
+func (l logins) waits(level int) bool {
+	s := l.state(level)
+	return !s.refusedAt.IsZero() && l.now.Sub(s.refusedAt) < refusedFor
+}
+
+// mayAsk are the levels that may be asked now.
+func (l logins) mayAsk() []int { return slices.DeleteFunc(l.open(), l.waits) }
+
+// refused are the texts about the levels that are not asked, because they have just refused the login.
+func (l logins) refused() (texts []string) {
+	for _, i := range l.open() {
+		if l.waits(i) {
+			texts = append(texts, fmt.Sprintf("spec.levels[%d] refused the login, and is not asked for a minute after that", i))
+		}
+	}
+	return texts
+}
+
+// inOrder are the levels that may be asked now, in the order in which they are. One that has just taken long to give no answer comes after the others:
 // what it takes is what the next one lacks, and a command is carried out in fencing.IntentFor or not at all.
 func (l logins) inOrder() (levels []int) {
 	var resting []int
-	for _, i := range l.open() {
+	for _, i := range l.mayAsk() {
 		if s := l.state(i); !s.silent.IsZero() && l.now.Sub(s.silent) < restFor {
 			resting = append(resting, i)
 			continue
@@ -95,7 +122,7 @@ func (l logins) inOrder() (levels []int) {
 
 // due are the levels that are exercised now.
 func (l logins) due() (levels []int) {
-	for _, i := range l.open() {
+	for _, i := range l.mayAsk() {
 		s, limit := l.state(i), maxGuess
 		if s.worked {
 			limit = maxRest
@@ -113,6 +140,9 @@ func (l logins) note(level int, r reply) {
 	s, record := l.state(level), l.record(level)
 	if r.power == fencing.PowerUnknown && r.took >= longAnswer {
 		s.silent = l.now.Add(r.took)
+	}
+	if r.refused {
+		s.refusedAt = l.now
 	}
 	if r.power == fencing.PowerUnknown && !r.refused {
 		return

@@ -94,11 +94,18 @@ func (d *desk) isFenced(times int) []int {
 	d.t.Helper()
 	return d.counted(func() {
 		for range times {
-			must(d.t, d.client.Get(d.t.Context(), client.ObjectKey{Name: "n1"}, d.fence))
-			must(d.t, d.call(d.t.Context(), d.state("n1"), d.source(), d.fence, fencing.Requested{}, uuid.NewString(), false))
-			d.clock = d.clock.Add(30 * time.Second)
+			d.asks(false)
+			d.clock = d.clock.Add(refusedFor)
 		}
 	})
+}
+
+// asks stands for one question or command of a fence.
+func (d *desk) asks(off bool) {
+	d.t.Helper()
+	must(d.t, d.client.Get(d.t.Context(), client.ObjectKey{Name: "n1"}, d.fence))
+	r := fencing.Requested{Fence: fencing.Fence{Intent: fencing.Intent{NotAfter: time.Now().Add(fencing.IntentFor)}}}
+	must(d.t, d.call(d.t.Context(), d.state("n1"), d.source(), d.fence, r, uuid.NewString(), off))
 }
 
 func (d *desk) counted(do func()) (asked []int) {
@@ -139,6 +146,52 @@ func TestLogins(t *testing.T) {
 	bmc.failing = errRefused
 	if n := d.isFenced(5); n[0] != maxLogins {
 		t.Errorf("asked %d times after the login had worked once", n[0])
+	}
+}
+
+// TestRestartOfABMCLocksNothing (hole 19): a BMC that starts again refuses each login for a while, as with the status 401, and a fence asks it once a second. No
+// minute has two logins, it is not locked, and the next level is asked meanwhile. A command that could not be sent counts nowhere. With a wrong password there are
+// three logins.
+func TestRestartOfABMCLocksNothing(t *testing.T) {
+	for _, lasts := range []time.Duration{5 * time.Second, 50 * time.Second, 110 * time.Second} {
+		bmc := &machine{uuid: "hw-n1", failing: errRefused}
+		d := newDesk(t, bmc)
+		began := d.clock
+		n := d.counted(func() {
+			for d.clock.Sub(began) < lasts {
+				d.asks(false)
+				d.clock = d.clock.Add(time.Second)
+			}
+		})
+		if most := 1 + int((lasts-time.Second)/refusedFor); n[0] != most {
+			t.Errorf("a BMC that refuses for %v was asked %d times, want %d", lasts, n[0], most)
+		}
+		if d.asks(true); d.source().Status.Command != nil {
+			t.Errorf("%v: a command that was not sent is recorded as sent", lasts)
+		}
+		bmc.failing, bmc.power = nil, fencing.PowerOn
+		for range int(refusedFor / time.Second) {
+			d.asks(false)
+			d.clock = d.clock.Add(time.Second)
+		}
+		if last := lastOf(d.fence.Status.Evidence, 1)[0]; last.Power != powerOn || d.ready() == reasonLocked || len(d.source().Status.Refused) > 0 {
+			t.Errorf("a minute after it refused for %v it says %s (%s), %s, %+v", lasts, last.Power, last.Raw, d.ready(), d.source().Status.Refused)
+		}
+	}
+	wrong, pdu := &machine{uuid: "hw-n1", failing: errRefused}, &machine{uuid: "hw-n1", power: fencing.PowerOn}
+	d := newDesk(t, wrong, pdu)
+	var logins []time.Time
+	n := d.counted(func() {
+		for range 600 {
+			before := wrong.logins
+			if d.asks(false); wrong.logins > before {
+				logins = append(logins, d.clock)
+			}
+			d.clock = d.clock.Add(time.Second)
+		}
+	})
+	if n[0] != maxLogins || n[1] != 600 || logins[2].Sub(logins[0]) < 2*refusedFor {
+		t.Errorf("asked %v times; the BMC that refuses at %v", n, logins)
 	}
 }
 

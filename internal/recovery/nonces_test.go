@@ -27,7 +27,7 @@ func TestNoncesAreBounded(t *testing.T) {
 		s.clock = s.clock.Add(fencing.AskEvery)
 		s.ear.silences.Tick(s.clock)
 	}
-	if n := len(s.remember("fence-1").asked); n > most {
+	if n := len(s.remember(s.fence()).asked); n > most {
 		t.Errorf("after %d seconds the actor remembers %d questions", questions, n)
 	}
 	f, bmc, _, fence := commanded(t)

@@ -144,6 +144,9 @@ func (t *turn) readLease(ctx context.Context, seen *fencing.Observed) {
 	} else if t.mem.alive.IsZero() || t.mem.aliveAs != seen.Now.NodeUID { // a kubelet that registers again has not listed its mounts yet
 		t.mem.alive, t.mem.aliveAs = t.now(), seen.Now.NodeUID
 	}
+	if again := t.ear.aliveSince(t.fence.Spec.NodeName); again.After(t.mem.alive) && seen.Renewed { // a node that flaps has not lived on meanwhile
+		t.mem.alive = again
+	}
 	seen.AliveSince = t.mem.alive
 	silent, limit, known := t.ear.of(t.fence.Spec.NodeName)
 	seen.Silent = known && silent >= limit

@@ -257,7 +257,7 @@ func (r *remediator) outcome(x *remedied) outcome {
 	case meta.IsStatusConditionTrue(x.fence.Status.Conditions, conditionVolumesReleased):
 		return outcome{false, metav1.ConditionTrue, string(fencing.Moved), explain.RemediationMoved}
 	case finished(x.fence):
-		return failed(string(state.Phase), explain.RemediationEnded(state.Phase))
+		return failed(string(state.Phase), explain.RemediationEnded(state.Phase, state.Commanded()))
 	case kube.RemediationTimedOut(x.object) && (state.MayEnd() || !x.own()):
 		return failed(explain.RemediationStopped, explain.RemediationTimedOut)
 	case state.InFlight() && !state.MayTake(x.source):

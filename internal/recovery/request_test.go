@@ -54,7 +54,7 @@ func TestRequestedPowerOff(t *testing.T) {
 	}
 	refuses.workload()
 	must(t, s.client.Delete(t.Context(), fixture.Pod("default", "n7-keeps", "", ""), client.GracePeriodSeconds(0)))
-	s.run(func(o *Options) { o.Profile.RefusedIsAlive, o.Profile.Chance = true, 0 })
+	s.run(func(o *Options) { o.Profile.Chance = 0 })
 	refuses.bound()
 	drained.bound()
 	refuses.port = 1 // nothing listens there

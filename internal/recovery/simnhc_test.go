@@ -63,7 +63,7 @@ func (w *world) opensDoors(seed uint64) {
 	}
 	if dice.IntN(100) < 60 || about {
 		w.ports = true
-		w.profile.RefusedIsAlive, w.profile.Chance = dice.IntN(4) > 0, time.Duration(8+dice.IntN(20))*time.Second
+		w.profile.Chance = time.Duration(8+dice.IntN(20)) * time.Second
 	}
 	w.nhc = &simNHC{
 		world: w, dice: dice, since: map[string]time.Time{}, idle: map[string]time.Time{}, restarted: map[string]bool{},
@@ -73,7 +73,7 @@ func (w *world) opensDoors(seed uint64) {
 	w.nhc.limit = time.Duration(2+dice.IntN(18)) * time.Second
 	if about {
 		w.nhc.about, w.troubles = true, min(w.troubles, 2)
-		w.profile.RefusedIsAlive, w.nhc.after, w.nhc.limit = true, w.nhc.after/8, w.nhc.limit/4
+		w.nhc.after, w.nhc.limit = w.nhc.after/8, w.nhc.limit/4
 		if dice.IntN(100) < 60 {
 			w.losses = 0
 		}
@@ -404,7 +404,7 @@ func (n *simNHC) judgeReport(by *process, before, after *fencingv1.BelayRemediat
 
 // judgeChance: a node whose kubelet was stopped, and whose kernel refuses since, has the chance that the profile gives it (ADR 33), unless it is asked for.
 func (w *world) judgeChance(f *fencingv1.NodeFence) {
-	if !w.ports || !w.profile.RefusedIsAlive || w.losses > 0 || f.Spec.Trigger != fencingv1.TriggerNodeSilent {
+	if !w.ports || w.losses > 0 || f.Spec.Trigger != fencingv1.TriggerNodeSilent {
 		return
 	}
 	m := w.byUUID(f.Spec.MachineID)

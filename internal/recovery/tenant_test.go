@@ -68,7 +68,7 @@ func TestOnlyAFenceOutdatesAFence(t *testing.T) {
 // One that comes later, as the next pod of a DaemonSet, stays, until the taint is set again.
 func TestPodsOfTheBoot(t *testing.T) {
 	s := newStage(t, fencing.Evicting)
-	turn := &turn{actor: s.actor, fence: s.fence(), mem: s.remember("fence-1")}
+	turn := &turn{actor: s.actor, fence: s.fence(), mem: s.remember(s.fence())}
 	add := func(name string, of *corev1.Pod) {
 		t.Helper()
 		of.UID = types.UID(name)

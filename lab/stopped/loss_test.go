@@ -70,9 +70,7 @@ func (r *rig) lose() *loss {
 		}
 		return errors.Join(problems...)
 	})
-	if r.profile.RefusedIsAlive {
-		r.tolerates(new(evictedAfter))
-	}
+	r.tolerates(new(evictedAfter))
 	l.pod, l.began = r.WriterPod(), time.Now()
 	r.Must(r.Scene.Cluster.StopAgent(l.from))
 	return l
@@ -190,7 +188,7 @@ func (l *loss) judge(phase fencing.Phase) {
 	suspected, _ := l.fences.reached(l.from, Suspected, l.began)
 	off := l.SwitchedOff(l.from, l.began)
 	renewal := l.profile.LeaseDuration / 4 // the silence began with the last one, before the kubelet was stopped
-	early := phase == noFence && l.started.Sub(l.began) < l.silence()-renewal-startsWithin
+	early := phase == noFence && l.started.Sub(l.began) < givenUpAfter-renewal-startsWithin
 	if early && (!suspected.IsZero() || !off.IsZero()) {
 		l.Errorf("%s was fenced at %v and switched off at %v, and its kubelet had been started at %v", l.from, suspected, off, l.started)
 	}

@@ -25,7 +25,8 @@ const (
 	fleet = 4
 	// evictedAfter is how long the writer tolerates a node that does not answer, where it is to be evicted. Without it, it would be five minutes.
 	evictedAfter = int64(1)
-	// givenUpAfter is the grace period of the writer and a minute: before that, no pod that was evicted gives its node up (fencing.Occupant).
+	// givenUpAfter is the grace period of the writer and a minute: before that, no pod that was evicted gives its node up (fencing.Occupant), and none is
+	// suspected whose machine refuses connections.
 	givenUpAfter = 65 * time.Second
 	// backWithin bounds the wait for a node whose kubelet runs again: a command that is open, another silence and another fence.
 	backWithin = 5 * time.Minute
@@ -51,14 +52,6 @@ func open(t *testing.T, name, kind string, profile fencing.Profile) *rig {
 func (r *rig) of(t *testing.T) *rig {
 	t.Helper()
 	return &rig{Site: r.Of(t), profile: r.profile, fences: r.fences}
-}
-
-// silence is how long a node is silent until it is suspected: with the profile default, until the cluster has given it up.
-func (r *rig) silence() time.Duration {
-	if r.profile.RefusedIsAlive {
-		return givenUpAfter
-	}
-	return r.profile.Silence
 }
 
 // tolerates has the writer's pod tolerate a node that does not answer for so many seconds; without an end if seconds is nil.
