@@ -191,6 +191,7 @@ func (x *state) ofClaimants(namespace, name string) (found []Finding, others str
 }
 
 func (x *state) ofPersistentVolume(pv *corev1.PersistentVolume) (found []Finding, clear string) {
+	x.explained[pv] = true
 	if key, ok := kube.KeyOfVolume(pv); ok {
 		found, clear = x.ofKey(key, pv)
 	} else {

@@ -34,9 +34,18 @@ func (x *state) keysOf(pod *corev1.Pod) []volumeOfPod {
 }
 
 // ofMounted returns what is wrong with the volumes of a pod whose containers have started: its node is lost, or a volume was
-// detached under its mount.
+// detached under its mount. The pod, its claim, its volumes and their VolumeAttachments all ask.
 func (x *state) ofMounted(pod *corev1.Pod) []Finding {
-	var found []Finding
+	found, known := x.underPod[pod]
+	if !known {
+		found = x.findMounted(pod)
+		x.underPod[pod] = found
+	}
+	return found
+}
+
+// findMounted does the work of ofMounted, which asks once for each pod.
+func (x *state) findMounted(pod *corev1.Pod) (found []Finding) {
 	for _, v := range x.keysOf(pod) {
 		if !x.attachRequired(v.key.Driver) || kube.NoAttacher(v.key.Driver) {
 			continue

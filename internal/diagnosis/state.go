@@ -31,22 +31,24 @@ type state struct {
 	fences      map[string]*fencingv1.NodeFence  // by node
 	sources     map[string]*fencingv1.FenceSource
 
-	byKey    map[attachment.VolumeKey][]*corev1.PersistentVolume
-	attached map[attachment.VolumeKey][]*storagev1.VolumeAttachment
-	uses     map[attachment.VolumeKey][]use
-	byClaim  map[string][]*corev1.Pod
-	events   map[string][]*corev1.Event             // by UID of the object, else by resource/namespace/name; newest first
-	listed   map[string][]string                    // the nodes that report or use a volume, by its unique name
-	hidden   map[string]bool                        // names that must not appear in an output
-	carriers map[kube.Identity][]string             // the nodes that have an identity; nil until it is asked for
-	byNodeID map[driverID][]string                  // the nodes for which a driver has registered an ID; nil until it is asked for
-	latest   map[string]*storagev1.VolumeAttachment // the latest that a driver has attached; nil until it is asked for
-	reported map[*corev1.Pod][]report               // what node agents report of the volumes of those that were asked for
-	slotsOf  map[string]filled                      // how far the slots of the drivers that were asked for are taken
-	words    map[string]time.Time                   // when an attacher of each driver last wrote an error; nil until it is asked for
-	leases   map[string]*coordinationv1.Lease       // of the attachers of those drivers that were asked for
-	gone     map[string]bool                        // whether a driver is not installed any more, of those that were asked for
-	never    map[string]bool                        // whether no attacher has ever worked for a driver, of those that were asked for
+	byKey     map[attachment.VolumeKey][]*corev1.PersistentVolume
+	attached  map[attachment.VolumeKey][]*storagev1.VolumeAttachment
+	uses      map[attachment.VolumeKey][]use
+	byClaim   map[string][]*corev1.Pod
+	events    map[string][]*corev1.Event             // by UID of the object, else by resource/namespace/name; newest first
+	listed    map[string][]string                    // the nodes that report or use a volume, by its unique name
+	hidden    map[string]bool                        // names that must not appear in an output
+	carriers  map[kube.Identity][]string             // the nodes that have an identity; nil until it is asked for
+	byNodeID  map[driverID][]string                  // the nodes for which a driver has registered an ID; nil until it is asked for
+	latest    map[string]*storagev1.VolumeAttachment // the latest that a driver has attached; nil until it is asked for
+	reported  map[*corev1.Pod][]report               // what node agents report of the volumes of those that were asked for
+	underPod  map[*corev1.Pod][]Finding              // what is wrong with the volumes of those that were asked for
+	explained map[*corev1.PersistentVolume]bool      // those that ofPersistentVolume was asked for
+	slotsOf   map[string]filled                      // how far the slots of the drivers that were asked for are taken
+	words     map[string]time.Time                   // when an attacher of each driver last wrote an error; nil until it is asked for
+	leases    map[string]*coordinationv1.Lease       // of the attachers of those drivers that were asked for
+	gone      map[string]bool                        // whether a driver is not installed any more, of those that were asked for
+	never     map[string]bool                        // whether no attacher has ever worked for a driver, of those that were asked for
 }
 
 // use is a pod that needs a volume on its node.
@@ -64,7 +66,7 @@ func newState(s *Snapshot) *state {
 		byKey:    map[attachment.VolumeKey][]*corev1.PersistentVolume{},
 		attached: map[attachment.VolumeKey][]*storagev1.VolumeAttachment{},
 		uses:     map[attachment.VolumeKey][]use{}, byClaim: map[string][]*corev1.Pod{}, events: map[string][]*corev1.Event{},
-		listed: map[string][]string{}, reported: map[*corev1.Pod][]report{}, never: map[string]bool{}, slotsOf: map[string]filled{},
+		listed: map[string][]string{}, reported: map[*corev1.Pod][]report{}, underPod: map[*corev1.Pod][]Finding{}, explained: map[*corev1.PersistentVolume]bool{}, never: map[string]bool{}, slotsOf: map[string]filled{},
 		leases: map[string]*coordinationv1.Lease{}, gone: map[string]bool{},
 	}
 	x.chooseFences()
@@ -187,13 +189,14 @@ func (x *state) volumeOf(va *storagev1.VolumeAttachment) (attachment.VolumeKey, 
 			kube.Named(volumesOf(node))(yield)
 		}
 	})
-	if i := slices.IndexFunc(keys, func(key attachment.VolumeKey) bool { return kube.IsAttachmentOf(va, key) }); i > 0 {
-		return keys[i], true
-	}
-	if len(keys) > 0 {
+	switch len(keys) {
+	case 0:
+		return x.namedAfter(va)
+	case 1:
 		return keys[0], true
 	}
-	return x.namedAfter(va)
+	named := slices.IndexFunc(keys, func(key attachment.VolumeKey) bool { return kube.IsAttachmentOf(va, key) })
+	return keys[max(named, 0)], true
 }
 
 // fewVolumes limits the volumes whose names are compared with those of VolumeAttachments.

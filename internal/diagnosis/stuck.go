@@ -92,7 +92,9 @@ func (x *state) found(namespace string) (all []Finding) {
 		}
 	}
 	for _, pv := range x.Volumes {
-		ask(Ref{Resource: Volumes, Name: pv.Name})
+		if !x.explained[pv] { // else its claim has all of it
+			ask(Ref{Resource: Volumes, Name: pv.Name})
+		}
 	}
 	for _, va := range x.Attachments {
 		ask(Ref{Resource: Attachments, Name: va.Name})

@@ -13,6 +13,8 @@ import (
 	"reflect"
 	"slices"
 
+	"google.golang.org/protobuf/encoding/protowire"
+	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -125,6 +127,9 @@ func readList[T any](m *messages, size int, use func(*T)) (next string, err erro
 			if !ok {
 				return "", fmt.Errorf("%T has no protobuf", object)
 			}
+			if _, kept := any(object).(*storagev1.VolumeAttachment); !kept {
+				hideManagedFields(message)
+			}
 			if err = decoder.Unmarshal(message); err == nil {
 				use(object)
 			}
@@ -138,6 +143,32 @@ func readList[T any](m *messages, size int, use func(*T)) (next string, err erro
 	}
 	return next, nil
 }
+
+// hideManagedFields gives the managed fields of an object a number that no field has: they are up to half of it, and of those that are read in pages
+// only a VolumeAttachment keeps them. An object has its ObjectMeta in its field 1, and that has them in its field 17 (k8s.io/apimachinery v0.36.3
+// pkg/apis/meta/v1/generated.proto ObjectMeta).
+func hideManagedFields(object []byte) {
+	number, _, n := protowire.ConsumeTag(object)
+	if number != 1 {
+		return
+	}
+	meta, _ := protowire.ConsumeBytes(object[n:])
+	for len(meta) > 0 {
+		number, _, n := protowire.ConsumeField(meta)
+		if n < 0 {
+			return // the decoder says what is wrong
+		}
+		if number == managedFields {
+			copy(meta, noField)
+		}
+		meta = meta[n:]
+	}
+}
+
+const managedFields = 17
+
+// noField is as long as the tag of managedFields.
+var noField = protowire.AppendTag(nil, 2047, protowire.BytesType)
 
 // messages reads protobuf's wire format.
 type messages struct {

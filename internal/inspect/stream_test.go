@@ -18,6 +18,7 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	apiruntime "k8s.io/apimachinery/pkg/runtime"
@@ -111,6 +112,30 @@ func TestReadPage(t *testing.T) {
 		if pods, next, err := podsOf(page(t, inProtobuf, &corev1.PodList{})); err != nil || next != "" || len(pods) > 0 {
 			t.Errorf("protobuf %t: an empty page has %d pods, then %q (%v)", inProtobuf, len(pods), next, err)
 		}
+	}
+}
+
+// TestManagedFieldsAreNotRead: of a page in protobuf, only VolumeAttachments have them; nothing else of an object changes.
+func TestManagedFieldsAreNotRead(t *testing.T) {
+	meta := metav1.ObjectMeta{Name: "a", Labels: map[string]string{"b": "c"}, Finalizers: []string{"d"}}
+	for _, manager := range []string{"first", "second"} {
+		meta.ManagedFields = append(meta.ManagedFields, metav1.ManagedFieldsEntry{Manager: manager, FieldsType: "FieldsV1", FieldsV1: metav1.NewFieldsV1(`{"f:spec":{}}`)})
+	}
+	pod := corev1.Pod{ObjectMeta: meta, Spec: corev1.PodSpec{NodeName: "e"}}
+	pods, _, err := podsOf(page(t, true, &corev1.PodList{Items: []corev1.Pod{pod}}))
+	if pod.ManagedFields = nil; err != nil || !reflect.DeepEqual(pods, []corev1.Pod{pod}) {
+		t.Errorf("read %+v (%v), want %+v", pods, err, pod)
+	}
+	list := &storagev1.VolumeAttachmentList{Items: []storagev1.VolumeAttachment{{ObjectMeta: meta}}}
+	list.SetGroupVersionKind(storagev1.SchemeGroupVersion.WithKind("VolumeAttachmentList"))
+	var body bytes.Buffer
+	if err := protobuf.NewSerializer(scheme.Scheme, scheme.Scheme).Encode(list, &body); err != nil {
+		t.Fatal(err)
+	}
+	var read []storagev1.VolumeAttachment
+	_, err = readPage(bufio.NewReader(&body), func(va *storagev1.VolumeAttachment) { read = append(read, *va) })
+	if err != nil || !reflect.DeepEqual(read, list.Items) {
+		t.Errorf("read %+v (%v), want %+v", read, err, list.Items)
 	}
 }
 

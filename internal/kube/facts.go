@@ -141,7 +141,7 @@ func VolumeOfAttachment(va *storagev1.VolumeAttachment) (attachment.VolumeKey, b
 // IsAttachmentOf reports whether the VolumeAttachment has the name that kubelet and attach/detach controllers compute for the volume
 // and its node.
 func IsAttachmentOf(va *storagev1.VolumeAttachment, key attachment.VolumeKey) bool {
-	return va.Spec.Attacher == AttacherOf(key.Driver) && va.Name == AttachmentName(key.Handle, key.Driver, va.Spec.NodeName)
+	return va.Spec.Attacher == AttacherOf(key.Driver) && IsAttachmentNameOf(va.Name, key.Handle, key.Driver, va.Spec.NodeName)
 }
 
 // ClaimName returns the claim of a pod's volume, or "".

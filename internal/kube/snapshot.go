@@ -132,7 +132,7 @@ func VolumesOf(va *storagev1.VolumeAttachment, pv *corev1.PersistentVolume, othe
 	if pv != nil {
 		add(KeyOfVolume(pv))
 	}
-	if !IsAttachmentName(va.Name) || slices.ContainsFunc(keys, func(key attachment.VolumeKey) bool { return IsAttachmentOf(va, key) }) {
+	if slices.ContainsFunc(keys, func(key attachment.VolumeKey) bool { return IsAttachmentOf(va, key) }) || !IsAttachmentName(va.Name) {
 		return keys
 	}
 	for key := range others {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -32,7 +31,6 @@ func (p *plugin) clusterWith(ctx context.Context, namespace string, sources bool
 		return nil, err
 	}
 	reader.Sources = sources
-	heap.Tune(garbage, os.Getenv("GOGC"))
 	shown := newProgress(p.ErrOut, p.redraws)
 	reader.Progress = shown.report
 	answered := p.waitsForServer()

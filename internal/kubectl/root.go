@@ -14,6 +14,7 @@ import (
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 
 	"belay.dev/belay/internal/diagnosis"
+	"belay.dev/belay/internal/heap"
 	"belay.dev/belay/internal/inspect"
 	"belay.dev/belay/internal/printable"
 	"belay.dev/belay/internal/usage"
@@ -117,6 +118,7 @@ func (p *plugin) reader() (*inspect.Reader, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read the kubeconfig: %w", err)
 	}
+	heap.Tune(garbage, os.Getenv("GOGC"))
 	return inspect.New(config)
 }
 
