@@ -119,6 +119,7 @@ var fenceTitles = map[decision.Reason]struct {
 	fencing.SettlingAfterTaint:   {"The node is released and gets no pods for a minute", "", pageRecovery},
 	fencing.AwaitingUnmount:      {"The node is back and unmounts volumes that may have been taken from it", "", pageRecovery},
 	fencing.AwaitingReturn:       {"The fence is to end, and the machine may still have volumes mounted that were taken from it", Unsafe, pageRecovery},
+	fencing.RequestWithdrawn:     {"The request for the fence was withdrawn, so no command is sent", Unsafe, pagePowerSwitch},
 	fencing.SwitchOffHeld:        {"The fencer holds back the command to switch off", Unsafe, pagePowerSwitch},
 	fencing.NodeDeletedMachineOn: {"The Node was deleted, and its machine still runs", Unsafe, pagePowerSwitch},
 	fencing.EarlierMachine:       {"Volumes of an earlier machine of the name are left", Unsafe, pagePowerSwitch},
@@ -177,6 +178,11 @@ func FenceNext(r decision.Reason, node string) []Step {
 		steps = []Step{{Text: "Start the machine: a new boot has no old mounts."}, statePoweredOff(node)}
 	case fencing.NotOff:
 		steps = []Step{{Text: "Switch the machine off yourself. Recovery asks the power switch again every second, and continues when it says Off."}}
+	case fencing.RequestWithdrawn:
+		steps = []Step{
+			{Text: "If no other remediator works on the node, end the fence of the request. A fence of recovery's own may begin after that.", Command: "kubectl belay unfence " + node},
+			{Text: "If none begins, ask for the power-off yourself.", Command: "kubectl belay fence " + node + " --power-off"},
+		}
 	default:
 		if _, advice := FenceWait(r); advice != "" {
 			steps = []Step{{Text: strings.ReplaceAll(advice, "NODE", node)}}
@@ -192,20 +198,22 @@ func FenceNext(r decision.Reason, node string) []Step {
 func FenceClock(r decision.Reason) string { return fenceClocks[r] }
 
 var fenceClocks = map[decision.Reason]string{
-	fencing.NoEvidence:           "recovery does nothing more until a power switch is configured or reachable, or a person makes a statement: time alone changes nothing",
-	fencing.SourceLocked:         "recovery does nothing more until the Secret or the FenceSource changes, or a person makes a statement: time alone changes nothing",
-	fencing.AwaitingSource:       "recovery asks the power switch, and continues with its answer",
-	fencing.SourceSilent:         "recovery asks the power switch again and again, and continues when it answers",
-	fencing.IntentOpen:           "recovery continues when the command can no longer be carried out, at most 30 s after it was stored",
-	fencing.NotOff:               "recovery asks the power switch again every second, and continues when it says Off",
-	fencing.Contradicted:         "recovery deletes nothing more until the node shows another boot, or a person decides",
-	fencing.AwaitingPods:         "a volume is detached once the pods that use it are gone, and waits for no other pod",
-	fencing.AwaitingDetach:       "the volumes are detached because of the fence, without an unmount",
-	fencing.AwaitingBoot:         "recovery releases the node when its machine has started again and the node is Ready",
-	fencing.AwaitingRelease:      "recovery does nothing more until the NodeFence is deleted",
-	fencing.SettlingAfterTaint:   "recovery lets pods be scheduled to the node a minute after the out-of-service taint was removed",
-	fencing.AwaitingUnmount:      "recovery lets pods be scheduled to the node when it lists no volume in use that is not attached to it, or has started again",
-	fencing.AwaitingReturn:       "recovery lets pods be scheduled to the node when its machine is back and has unmounted these volumes, has started again, or is proven off: time alone changes nothing",
+	fencing.NoEvidence:         "recovery does nothing more until a power switch is configured or reachable, or a person makes a statement: time alone changes nothing",
+	fencing.SourceLocked:       "recovery does nothing more until the Secret or the FenceSource changes, or a person makes a statement: time alone changes nothing",
+	fencing.AwaitingSource:     "recovery asks the power switch, and continues with its answer",
+	fencing.SourceSilent:       "recovery asks the power switch again and again, and continues when it answers",
+	fencing.IntentOpen:         "recovery continues when the command can no longer be carried out, at most 30 s after it was stored",
+	fencing.NotOff:             "recovery asks the power switch again every second, and continues when it says Off",
+	fencing.Contradicted:       "recovery deletes nothing more until the node shows another boot, or a person decides",
+	fencing.AwaitingPods:       "a volume is detached once the pods that use it are gone, and waits for no other pod",
+	fencing.AwaitingDetach:     "the volumes are detached because of the fence, without an unmount",
+	fencing.AwaitingBoot:       "recovery releases the node when its machine has started again and the node is Ready",
+	fencing.AwaitingRelease:    "recovery does nothing more until the NodeFence is deleted",
+	fencing.SettlingAfterTaint: "recovery lets pods be scheduled to the node a minute after the out-of-service taint was removed",
+	fencing.AwaitingUnmount:    "recovery lets pods be scheduled to the node when it lists no volume in use that is not attached to it, or has started again",
+	fencing.AwaitingReturn:     "recovery lets pods be scheduled to the node when its machine is back and has unmounted these volumes, has started again, or is proven off: time alone changes nothing",
+	fencing.RequestWithdrawn: "recovery sends no command for this fence unless a BelayRemediation asks again; it continues when the power switch says Off, and begins a fence of its own when the node " +
+		"has something to lose, shows no sign of life and no other component holds its lease",
 	fencing.SwitchOffHeld:        "the fencer sends the command when its own brakes allow it, and recovery continues when the power switch says Off",
 	fencing.NodeDeletedMachineOn: "recovery asks the power switch again every 10 s, and moves the volumes when it says Off; it does not switch the machine off because its Node was deleted",
 	fencing.EarlierMachine:       "recovery continues when no VolumeAttachment of the earlier machine is left",

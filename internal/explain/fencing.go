@@ -253,6 +253,11 @@ var fenceWaits = map[decision.Reason]struct{ missing, advice string }{
 	},
 	fencing.IntentOpen: {"the end of the time in which a command to switch off may still be carried out", ""},
 	fencing.NotOff:     {"the power switch to say Off", "Switch the machine off yourself; belay asks the power switch again every second. "},
+	fencing.RequestWithdrawn: {
+		"the power switch to say Off: the BelayRemediation that asked for the fence has timed out or was deleted, so no command is sent any more",
+		"If no other remediator works on the node, end this fence with kubectl belay unfence NODE, and ask for the power-off with kubectl belay fence NODE --power-off; or switch the machine off " +
+			"yourself. belay fences the node with its own evidence as soon as its rules allow.",
+	},
 	fencing.SwitchOffHeld: {
 		"the fencer to switch the machine off: it holds the command back, because it hears the node, or too many others are silent or were switched off lately",
 		"The event SwitchOffHeld of the node names the cause: look at the other silent nodes. Or switch the machine off yourself; belay asks the power switch again and again.",

@@ -18,6 +18,8 @@ const (
 const (
 	RemediationMoved         = "The machine is proven off, and nothing of its boot is left on the node: its volumes may be used elsewhere"
 	RemediationTimedOut      = "NodeHealthCheck continues with another remediator, and nothing was commanded"
+	RemediationOver          = "NodeHealthCheck continues with another remediator; the fence that this remediation asked for is over"
+	RemediationLapsed        = "The machine was commanded before the timeout, and no other command is sent: the NodeFence continues when the machine is off, or the detector's own replaces it"
 	RemediationNodeNotFound  = "There is no Node of this name"
 	RemediationReady         = "The node is Ready, and a Ready node is never fenced"
 	RemediationAlive         = "The node renews its lease, so that no evidence of its end is possible"

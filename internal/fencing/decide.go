@@ -220,6 +220,8 @@ func (d *decider) gather() {
 		d.wait(SourceLocked, 0)
 	case !source.bound(d.fence.Boot):
 		d.wait(NoEvidence, 0)
+	case source.Running && d.lapsed():
+		d.awaitAnswer()
 	case source.Running && d.stale() && d.fence.offSent() && source.Status.Power == PowerOn: // the wait does not change with each question
 		d.wait(NotOff, AskEvery)
 	case source.Running:
@@ -260,7 +262,9 @@ func (d *decider) switchOff() {
 		d.askAgain(AwaitingSource)
 	case intent.open(d.now) && source.Held:
 		d.askAgain(SwitchOffHeld)
-	case intent.open(d.now) || d.seen.Withdrawn: // an Off that another component causes is evidence as any other
+	case d.lapsed(): // an Off that another component causes is evidence as any other
+		d.askAgain(RequestWithdrawn)
+	case intent.open(d.now):
 		d.askAgain(NotOff)
 	case d.commandsSeldom():
 		d.askAgain(NotOff)
@@ -272,6 +276,9 @@ func (d *decider) switchOff() {
 	}
 }
 
+// lapsed reports whether no command is sent any more, because no remediation asks for the fence.
+func (d *decider) lapsed() bool { return d.seen.Withdrawn && !d.fence.Intent.open(d.now) }
+
 // awaitAnswer waits for an agent. A switch that did not answer, or whose agent takes as long as AskEvery, is asked again at once, so that there is
 // no other wait in which a person could read that the switch does not answer, or that the machine ignores the command.
 func (d *decider) awaitAnswer() {
@@ -279,6 +286,8 @@ func (d *decider) awaitAnswer() {
 	switch {
 	case source.Held && intent.open(d.now):
 		d.wait(SwitchOffHeld, AskEvery)
+	case d.lapsed() && !source.Status.Asked.IsZero():
+		d.wait(RequestWithdrawn, AskEvery)
 	case !source.Status.Asked.IsZero() && source.Status.Power == PowerUnknown:
 		d.wait(SourceSilent, AskEvery)
 	case intent.open(d.now) && source.saysOn(intent.NotAfter.Add(-IntentFor)): // asked after the command was stored
@@ -293,7 +302,7 @@ func (d *decider) askAgain(reason decision.Reason) {
 	every, status := AskEvery, d.seen.Source.Status
 	if d.stale() {
 		every = AskDeletedEvery
-		if !status.Asked.IsZero() && status.Power == PowerUnknown && reason != SwitchOffHeld {
+		if !status.Asked.IsZero() && status.Power == PowerUnknown && reason != SwitchOffHeld && reason != RequestWithdrawn {
 			reason = SourceSilent
 		}
 	}

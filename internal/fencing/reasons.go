@@ -55,6 +55,8 @@ const (
 	IntentOpen decision.Reason = "IntentOpen"
 	// NotOff: the command was sent, and the machine is not off.
 	NotOff decision.Reason = "NotOff"
+	// RequestWithdrawn: the fence began because a remediation asked for it, and none does any more, so that no command is sent.
+	RequestWithdrawn decision.Reason = "RequestWithdrawn"
 	// SwitchOffHeld: the command is stored, and the fencer holds it back: it hears the node itself, or its own brakes hold.
 	SwitchOffHeld decision.Reason = "SwitchOffHeld"
 	// NodeDeletedMachineOn: the Node was deleted, and its machine is not off. It is not commanded.
@@ -89,6 +91,7 @@ var Exits = decision.Exits{
 	SourceSilent:         {By: "the power switch answers, a person makes a statement, or the node is Ready and has renewed its lease for five minutes after the last command", Timed: true},
 	IntentOpen:           {By: "the time of the intent", Timed: true},
 	NotOff:               {By: "the switch is asked again", Timed: true},
+	RequestWithdrawn:     {By: "the switch says Off when it is asked again, a remediation asks, or the detector replaces the fence with its own", Timed: true},
 	SwitchOffHeld:        {By: "the fencer sends the command, or the switch is asked again", Timed: true},
 	NodeDeletedMachineOn: {By: "the switch says Off when it is asked again, or the node registers again", Timed: true},
 	EarlierMachine:       {By: "the VolumeAttachments of the earlier machine are deleted, by its own fence or a person", Timed: true},

@@ -96,6 +96,11 @@ func (f Fence) MayEnd() bool {
 	return slices.Contains([]Phase{Suspected, Isolating, Fencing}, f.Phase) && !f.offSent() && !f.StorageProven
 }
 
+// Idles reports whether the fence looks for evidence and has neither taken anything nor a command that may still be carried out.
+func (f Fence) Idles(now time.Time) bool {
+	return slices.Contains([]Phase{Suspected, Isolating, Fencing}, f.Phase) && !f.Intent.open(now) && !f.StorageProven
+}
+
 // Proven reports whether the fence has been through the bracket, after which it cannot be cancelled: its boot has ended.
 func (f Fence) Proven() bool {
 	return slices.Contains([]Phase{Evicting, Detaching, Moved, Releasing, Released}, f.Phase)

@@ -237,6 +237,12 @@ var fencedScenes = map[string]struct {
 		s.fence.Status.Phase = fencingv1.Phase(fencing.Detaching)
 		s.waits(fencing.Contradicted)
 	}, diagnosis.Contradicted, diagnosis.Unsafe, diagnosis.Unsafe, fencing.Contradicted},
+	"request-withdrawn": {func(s fencedScene) {
+		s.fence.Spec.Trigger = fencingv1.TriggerRemediation
+		s.intends(-20 * time.Second)
+		s.answers("On", 4*time.Second)
+		s.waits(fencing.RequestWithdrawn)
+	}, diagnosis.BeingFenced, diagnosis.Blocked, diagnosis.Unsafe, fencing.RequestWithdrawn},
 	"cancelled": {func(s fencedScene) {
 		s.node.Status.Conditions[0].Status = corev1.ConditionTrue
 		s.lease.Spec.RenewTime = &metav1.MicroTime{Time: fencedNow.Add(-2 * time.Second)}

@@ -264,7 +264,7 @@ func (d *detector) count(fleet *fencing.Fleet, fences *fencingv1.NodeFenceList, 
 		if finished(f) {
 			continue
 		}
-		if kube.FenceStands(f, shown[name]) || shown[name].Node == "" {
+		if (kube.FenceStands(f, shown[name]) || shown[name].Node == "") && !d.lapsed(f) {
 			fleet.Fenced[name] = true
 			fleet.Back[name] = f.Status.Phase == fencingv1.Phase(fencing.Releasing)
 		}
@@ -513,8 +513,8 @@ func (d *detector) replace(ctx context.Context, boot fencing.Boot) (kube.FencePl
 		return kube.FencePlace{}, false, fmt.Errorf("list NodeFences: %w", err)
 	}
 	place, free := kube.PlaceFence(pointers(fences), boot)
-	if !free { // the cache does not have it yet
-		return place, false, nil
+	if !free { // the cache does not have it yet, or it has lapsed
+		return place, false, d.endLapsed(ctx, kube.StandingFence(pointers(fences), boot))
 	}
 	for _, old := range place.Over {
 		if err := d.client.Delete(ctx, old, client.Preconditions{UID: &old.UID, ResourceVersion: &old.ResourceVersion}); err != nil {

@@ -230,6 +230,34 @@ func (t *turn) readAsker(ctx context.Context, seen *fencing.Observed) {
 	seen.Withdrawn = !asks
 }
 
+// lapsed reports whether a fence began for a remediation, none asks for it any more, and it commands nothing more: what it commanded is carried out, or lost.
+// What was withdrawn is the request, and not what the detector knows. So it looks at the node as at any other, which another component's lease holds back as
+// ever, and a fence of its own takes the place of this one. One that has taken something, or has evidence or a statement, continues.
+func (d *detector) lapsed(f *fencingv1.NodeFence) bool {
+	if _, asked := d.asks[f.Spec.NodeName]; asked || f.Spec.Trigger != fencingv1.TriggerRemediation || f.DeletionTimestamp != nil || f.Spec.Statement != nil {
+		return false
+	}
+	return fenceState(f).Idles(d.now())
+}
+
+// endLapsed deletes the fence of a boot if it has lapsed, so that the detector's own can begin. It is bound to its version: no command is stored in between.
+func (d *detector) endLapsed(ctx context.Context, f *fencingv1.NodeFence) error {
+	if f == nil || !d.lapsed(f) {
+		return nil
+	}
+	if d.NodeLeases != "" {
+		if asks, err := d.remediationAsks(ctx, f.Spec.NodeName); err != nil || asks {
+			return err
+		}
+	}
+	err := d.client.Delete(ctx, f, client.Preconditions{UID: &f.UID, ResourceVersion: &f.ResourceVersion})
+	if err != nil {
+		return client.IgnoreNotFound(fmt.Errorf("delete NodeFence %s, for which no remediation asks any more: %w", f.Name, err))
+	}
+	log.FromContext(ctx).Info("Ended a fence for which no remediation asks: the detector begins its own", "fence", f.Name, "node", f.Spec.NodeName)
+	return nil
+}
+
 // outcome is what a remediation reports.
 type outcome struct {
 	processing bool
@@ -258,7 +286,9 @@ func (r *remediator) outcome(x *remedied) outcome {
 		return outcome{false, metav1.ConditionTrue, string(fencing.Moved), explain.RemediationMoved}
 	case finished(x.fence):
 		return failed(string(state.Phase), explain.RemediationEnded(state.Phase, state.Commanded()))
-	case kube.RemediationTimedOut(x.object) && (state.MayEnd() || !x.own()):
+	case kube.RemediationTimedOut(x.object) && !x.own():
+		return failed(explain.RemediationStopped, explain.RemediationOver)
+	case kube.RemediationTimedOut(x.object) && state.MayEnd():
 		return failed(explain.RemediationStopped, explain.RemediationTimedOut)
 	case state.InFlight() && !state.MayTake(x.source):
 		missing := ""
@@ -266,6 +296,9 @@ func (r *remediator) outcome(x *remedied) outcome {
 			missing = x.fence.Status.Missing[0]
 		}
 		return failed(string(fencing.NoEvidence), explain.RemediationWithoutEvidence(missing))
+	}
+	if kube.RemediationTimedOut(x.object) && state.Phase == fencing.Fencing {
+		return working(string(fencing.RequestWithdrawn), explain.RemediationLapsed)
 	}
 	return working(string(state.Phase), explain.RemediationFenced(state.Phase))
 }

@@ -3,9 +3,11 @@ package recovery
 import (
 	"context"
 	"errors"
+	"maps"
 	"testing"
 	"time"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
@@ -13,6 +15,7 @@ import (
 	fencingv1 "belay.dev/belay/api/fencing/v1alpha1"
 	"belay.dev/belay/internal/fencing"
 	"belay.dev/belay/internal/kube"
+	"belay.dev/belay/internal/testing/fixture"
 )
 
 // TestWithdrawnFenceCommandsNoMore: NodeHealthCheck escalates, because belay's machine does not obey, and makes the next remediation, which switches the
@@ -84,4 +87,86 @@ func TestWithdrawnFenceCommandsNoMore(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestDetectorReplacesAWithdrawnFence: what a remediation withdraws is its request, and not what the detector knows. A fence that commands nothing more makes
+// room for one of the detector's own, as soon as the detector's rules would fence the node: it is silent, has something to lose, and no other component has its
+// lease. Without that a node whose switch is repaired after the timeout would wait until a person comes.
+func TestDetectorReplacesAWithdrawnFence(t *testing.T) {
+	timedOut := map[string]string{kube.NodeNameAnnotation: "n1", kube.TimedOutAnnotation: "2026-01-01T00:00:00Z"}
+	for name, c := range map[string]struct {
+		change   func(w *watched, f *fencingv1.NodeFence, r *fencingv1.BelayRemediation)
+		replaces bool
+	}{
+		"the remediation has timed out": {func(*watched, *fencingv1.NodeFence, *fencingv1.BelayRemediation) {}, true},
+		"it asks": {func(_ *watched, _ *fencingv1.NodeFence, r *fencingv1.BelayRemediation) {
+			delete(r.Annotations, kube.TimedOutAnnotation)
+		}, false},
+		"another component has the lease": {func(w *watched, _ *fencingv1.NodeFence, _ *fencingv1.BelayRemediation) {
+			w.leasedTo("n1", "NodeHealthCheck-workers")
+		}, false},
+		"there is nothing to lose": {func(w *watched, _ *fencingv1.NodeFence, _ *fencingv1.BelayRemediation) { w.empties("n1") }, false},
+		"the command may be carried out": {func(w *watched, f *fencingv1.NodeFence, _ *fencingv1.BelayRemediation) {
+			f.Status.Intents[0].NotAfter = micro(w.clock.Add(time.Minute))
+		}, false},
+		"volumes were taken one by one": {func(_ *watched, f *fencingv1.NodeFence, _ *fencingv1.BelayRemediation) {
+			setCondition(&f.Status, conditionStorageFenced, metav1.ConditionTrue, "x", "x")
+		}, false},
+		"a person has stated something": {func(w *watched, f *fencingv1.NodeFence, _ *fencingv1.BelayRemediation) {
+			f.Spec.Statement = &fencingv1.Statement{Expires: metav1.NewTime(w.clock.Add(time.Hour))}
+		}, false},
+		"it has evidence": {func(_ *watched, f *fencingv1.NodeFence, _ *fencingv1.BelayRemediation) {
+			f.Status.Phase = fencingv1.Phase(fencing.Tainting)
+		}, false},
+		"the detector began it": {func(_ *watched, f *fencingv1.NodeFence, _ *fencingv1.BelayRemediation) {
+			f.Spec.Trigger = fencingv1.TriggerNodeSilent
+		}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := watch(t, fencing.Brakes{Share: 1, ZoneShare: 1, Window: 10 * time.Minute, Fences: 5, InFlight: 2}, "n1", "n2", "n3")
+			w.stamps()
+			w.ear.silences.Forget("n2")
+			w.ear.silences.Forget("n3")
+			w.NodeLeases, w.leases = nodeLeases, map[string]time.Time{}
+			f := &fencingv1.NodeFence{ObjectMeta: metav1.ObjectMeta{Name: "n1", Finalizers: []string{finalizer}}}
+			f.Spec = fencingv1.NodeFenceSpec{NodeName: "n1", NodeUID: "uid-n1", BootID: "boot-n1", MachineID: "hw-n1", Epoch: 1, Trigger: fencingv1.TriggerRemediation}
+			f.Status.Phase = fencingv1.Phase(fencing.Fencing)
+			f.Status.Intents = []fencingv1.Intent{{Action: powerOff, Nonce: "first", NotAfter: micro(w.clock.Add(-time.Second))}}
+			r := &fencingv1.BelayRemediation{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "n1-1", Finalizers: []string{kube.RemediationFinalizer}, Annotations: maps.Clone(timedOut)}}
+			c.change(w, f, r)
+			status := f.Status
+			must(t, w.client.Create(t.Context(), f))
+			f.Status = status
+			must(t, w.client.Status().Update(t.Context(), f))
+			must(t, w.client.Create(t.Context(), r))
+			w.looks(3)
+			must(t, w.live.Get(t.Context(), client.ObjectKeyFromObject(f), f))
+			if deleted := f.DeletionTimestamp != nil; deleted != c.replaces {
+				t.Fatalf("the fence is deleted: %t; the detector said %v", deleted, w.said)
+			}
+			if !c.replaces {
+				return
+			}
+			f.Finalizers = nil // as the actor ends it
+			must(t, w.client.Update(t.Context(), f))
+			w.looks(3)
+			next := &fencingv1.NodeFence{}
+			must(t, w.live.Get(t.Context(), client.ObjectKey{Name: "n1"}, next))
+			if next.UID == f.UID || next.Spec.Trigger != fencingv1.TriggerNodeSilent || next.Spec.Epoch <= f.Spec.Epoch {
+				t.Errorf("the next fence is %+v", next.Spec)
+			}
+		})
+	}
+}
+
+// leasedTo: another component has the lease of the node.
+func (w *watched) leasedTo(name, holder string) {
+	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: nodeLeases, Name: kube.NodeLeaseName(name)}}
+	kube.HoldNodeLease(lease, holder, w.clock, time.Hour)
+	must(w.t, w.client.Create(w.t.Context(), lease))
+}
+
+// empties: the node has no pod with a volume.
+func (w *watched) empties(name string) {
+	must(w.t, w.client.Delete(w.t.Context(), fixture.Pod("default", "db-of-"+name, name, "data")))
 }
