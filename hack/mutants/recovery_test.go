@@ -48,6 +48,7 @@ var holes = []hole{
 	{"3", "a machine counts as silent because an earlier one of its name is fenced", detectorFile, `if kube.FenceStands(f, shown[name]) || shown[name].Node == "" {`, "if true {", shell, "TestReplacedMachineCountsByItsLease"},
 	{"3", "a machine has to lose what an earlier one of its name has", "internal/recovery/occupants.go", "return !shown.Replaces(kube.RecordedBoot(&va))", "return true || shown.Complete()", shell, "TestOccupants"},
 	{"3", "the switch of a machine that has a fence is asked for no other one", fencerFile, "state.earlier && !f.replaced(ctx, r.Name, open)", "state.earlier", shell, "TestSwitchOfAnEarlierMachine"},
+	{"6", "the outlet of a machine that was replaced is switched off for it", sameName, "if replaced || r.Now.Replaces(fenced) {", "if false {", shell, "TestOutletOfAMachineThatWasReplaced"},
 	{"3", "a machine that takes a Node over stays isolated", decide, "case d.seen.Isolated && d.replaced() && !d.fence.StorageProven:", "case false:", pure, "TestMachineThatTakesANodeOver"},
 	{"3", "a machine whose volumes were taken finds its Node without the isolation", decide, "d.seen.Isolated && d.replaced() && !d.fence.StorageProven:", "d.seen.Isolated && d.replaced():", pure, "TestMachineThatTakesANodeOver"},
 	{"3", "two fences take turns at one Node", decide, "!d.seen.Isolated && !shared", "!d.seen.Isolated && (!shared || true)", pure, "TestTwoFencesTakeNoTurns"},

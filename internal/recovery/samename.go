@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
@@ -124,6 +125,17 @@ func (t *turn) readEarlier(ctx context.Context, seen *fencing.Observed) error {
 		return va.DeletionTimestamp == nil && kube.FencedBoot(t.fence).Replaces(kube.RecordedBoot(&va))
 	})
 	return nil
+}
+
+// speaksOf are the levels that count for a fence although their hardware gives no identity: none of them while the Node shows another machine. An outlet stays
+// where it is when a server is replaced, and feeds the next one.
+func (f *fencer) speaksOf(ctx context.Context, source *fencingv1.FenceSource, r *fencing.Requested) []int32 {
+	node, fenced := &corev1.Node{}, r.Fence.Boot
+	replaced := f.client.Get(ctx, client.ObjectKey{Name: fenced.Node}, node) == nil && bootOf(node).Replaces(fenced)
+	if replaced || r.Now.Replaces(fenced) {
+		return nil
+	}
+	return knownLevels(source)
 }
 
 // open returns the fences of a node that are not over, as the API server has them now, that of the boot to which the switch is bound first.
