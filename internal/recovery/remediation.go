@@ -179,6 +179,16 @@ func (x *remedied) own() bool {
 	return x.fence != nil && !finished(x.fence) && x.fence.Spec.Trigger == fencingv1.TriggerRemediation
 }
 
+// over returns the outcome of a remediation that was about one failure of its node, and has ended with it: the volumes have moved, or the node was Ready. NHC
+// deletes it then. Another author may leave it, and the next failure of the node is one that nothing has found to last.
+func (x *remedied) over() *metav1.Condition {
+	c := meta.FindStatusCondition(x.object.Status.Conditions, kube.ConditionSucceeded)
+	if c == nil || c.Status != metav1.ConditionTrue && (c.Status != metav1.ConditionFalse || c.Reason != explain.RemediationNodeReady) {
+		return nil
+	}
+	return c
+}
+
 // there reports whether the Node is the one that the fence is about. NHC deletes a remediation whose Node is gone (node-healthcheck-operator v0.12.0
 // internal/controller/nodehealthcheck_controller.go:466): that says nothing about the machine, and releases nothing.
 func (x *remedied) there() bool {
@@ -231,6 +241,9 @@ func failed(reason, message string) outcome {
 // outcome derives what the remediation reports. Where nothing that belay does can end in evidence, it has failed at once, so that NHC tries its next
 // remediator (node-healthcheck-operator v0.12.0 internal/controller/nodehealthcheck_controller.go:867).
 func (r *remediator) outcome(x *remedied) outcome {
+	if c := x.over(); c != nil && !x.own() && !kube.RemediationTimedOut(x.object) {
+		return outcome{false, c.Status, c.Reason, c.Message}
+	}
 	if x.fence == nil {
 		return r.unfenced(x)
 	}

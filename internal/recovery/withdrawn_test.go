@@ -6,12 +6,17 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	fencingv1 "belay.dev/belay/api/fencing/v1alpha1"
+	"belay.dev/belay/internal/decision"
+	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/fencing"
 	"belay.dev/belay/internal/kube"
 )
@@ -133,6 +138,33 @@ func TestUnaskedFenceEnds(t *testing.T) {
 		}
 		if c.trigger == fencingv1.TriggerRemediation && !c.ends && after > unaskedWithin {
 			t.Errorf("%s: looked at again after %v", name, after)
+		}
+	}
+}
+
+// TestRemediationIsAboutOneFailure: a remediation that was made without NodeHealthCheck, or that outlives it, asks for no other fence once its node was Ready, or
+// its volumes have moved: it is not about the next failure of the node, of which no health check has found that it lasts.
+func TestRemediationIsAboutOneFailure(t *testing.T) {
+	for _, over := range []metav1.Condition{
+		{Type: kube.ConditionSucceeded, Status: metav1.ConditionFalse, Reason: explain.RemediationNodeReady},
+		{Type: kube.ConditionSucceeded, Status: metav1.ConditionTrue, Reason: string(fencing.Moved)},
+		{Type: kube.ConditionSucceeded, Status: metav1.ConditionUnknown, Reason: string(fencing.SilenceTooShort)},
+	} {
+		node := nodeOf("n1", 0)
+		node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionFalse}}
+		r := &fencingv1.BelayRemediation{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "n1"}}
+		r.Status.Conditions = []metav1.Condition{over}
+		p := partsOver(nil)
+		c := fake.NewClientBuilder().WithScheme(scheme).WithObjects(node, r).WithStatusSubresource(r, node).Build()
+		p.client, p.live = c, c
+		x := &remediator{parts: p, looked: func(string) decision.Reason { return "" }}
+		for range 2 {
+			_, err := x.Reconcile(t.Context(), reconcile.Request{NamespacedName: client.ObjectKeyFromObject(r)})
+			must(t, err)
+		}
+		must(t, c.Get(t.Context(), client.ObjectKeyFromObject(r), r))
+		if asks, open := kube.RemediationAsks(r), over.Status == metav1.ConditionUnknown; asks != open {
+			t.Errorf("%s %s: asks %t, conditions %+v", over.Status, over.Reason, asks, r.Status.Conditions)
 		}
 	}
 }
