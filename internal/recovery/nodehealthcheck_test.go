@@ -339,9 +339,10 @@ func TestNodeHealthCheckWithoutASwitch(t *testing.T) {
 	}
 	n.deletes(cr)
 	n.cleansUp(cr, "n1")
-	if f := m.past(fencing.Fencing); f.Spec.Trigger != fencingv1.TriggerNodeSilent {
-		t.Errorf("the detector's own fence has the trigger %s", f.Spec.Trigger)
-	}
+	wait.Until(t, "the detector's own fence is there", func() bool {
+		f := m.fence()
+		return f != nil && f.Spec.Trigger == fencingv1.TriggerNodeSilent && f.Status.Phase == fencingv1.Phase(fencing.Fencing)
+	})
 }
 
 // TestNodeHealthCheckTimesOutAfterTheOff: once the machine was commanded, a timeout stops nothing, and neither does the end of the NodeHealthCheck.

@@ -372,7 +372,7 @@ func (n *simNHC) judgeLapsed() {
 		node, all := n.node(f.Spec.NodeName), n.of(f.Spec.NodeName)
 		waits := slices.Contains([]fencing.Phase{"", fencing.Suspected, fencing.Isolating, fencing.Fencing}, fencing.Phase(f.Status.Phase)) && f.DeletionTimestamp == nil
 		taken := len(f.Status.Intents) > 0 || meta.IsStatusConditionTrue(f.Status.Conditions, conditionStorageFenced)
-		if !waits || taken || f.Spec.Trigger != fencingv1.TriggerRemediation || node == nil || string(node.UID) != f.Spec.NodeUID || len(all) == 0 {
+		if !waits || taken || f.Spec.Trigger != fencingv1.TriggerRemediation || node == nil || string(node.UID) != f.Spec.NodeUID {
 			continue
 		}
 		last := f.CreationTimestamp.Time
