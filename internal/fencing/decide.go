@@ -260,7 +260,7 @@ func (d *decider) switchOff() {
 		d.askAgain(AwaitingSource)
 	case intent.open(d.now) && source.Held:
 		d.askAgain(SwitchOffHeld)
-	case intent.open(d.now) || d.seen.Withdrawn || d.seen.spared(): // an Off that another component causes is evidence as any other
+	case intent.open(d.now) || d.seen.Withdrawn: // an Off that another component causes is evidence as any other
 		d.askAgain(NotOff)
 	case d.commandsSeldom():
 		d.askAgain(NotOff)

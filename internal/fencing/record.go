@@ -213,10 +213,9 @@ func (o Observed) outdates(f Fence) bool { return o.Epoch >= max(f.Epoch, 1) || 
 // spared reports whether the owner of the Node wants the machine left alone that it shows.
 func (o Observed) spared() bool { return o.OptedOut || o.Maintenance }
 
-// leavesAlone reports whether the owner of the node wants it left alone, or a client has deleted the fence. What is said of a Node that shows another machine is
-// said of that one.
+// leavesAlone reports whether the owner of the node wants it left alone, or a client has deleted the fence.
 func (o Observed) leavesAlone(f Fence) bool {
-	return o.spared() && !o.Now.Replaces(f.Boot) || f.Deleting
+	return o.spared() || f.Deleting
 }
 
 // alive reports whether the boot that is to be fenced shows a sign of life.

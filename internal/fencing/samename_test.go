@@ -119,25 +119,3 @@ func TestSilentAgainInRelease(t *testing.T) {
 		}
 	}
 }
-
-// TestOptOutOfTheMachineThatCameInItsPlace: what the owner says of a Node is about the machine that it shows. It does not end the fence of an earlier machine of the
-// name, which nothing would begin again; while it stands, that one is not commanded, and evidence counts.
-func TestOptOutOfTheMachineThatCameInItsPlace(t *testing.T) {
-	for _, says := range []func(*stand){func(s *stand) { s.seen.OptedOut = true }, func(s *stand) { s.seen.Maintenance = true }} {
-		s := newStand(t)
-		s.until(Fencing)
-		s.seen.Now, s.seen.Ready = other, Yes
-		says(s)
-		if s.waits(); s.fence.Phase != Fencing || count[Command](s) != 0 {
-			t.Errorf("the fence is %s after %d commands", s.fence.Phase, count[Command](s))
-		}
-		s.power = PowerOff
-		s.until(Moved)
-		s = newStand(t)
-		s.until(Fencing)
-		says(s)
-		if s.waits(); s.fence.Phase != Cancelled || count[Command](s) != 0 {
-			t.Errorf("its own Node is opted out: the fence is %s after %d commands", s.fence.Phase, count[Command](s))
-		}
-	}
-}
