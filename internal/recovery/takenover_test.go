@@ -12,7 +12,7 @@ import (
 )
 
 // TestOutletOfAMachineThatWasReplaced (hole 6): a server died while its PDU gave no answer, and another one was put in its place, at the same outlet and under the
-// same name. The outlet gives no identity: it neither switches the new machine off for the fence of the first one, nor speaks of the first one, which may run
+// same name. The outlet gives no identity: it neither switches the new machine off for the fence of the first one, nor says anything about the first one, which may run
 // elsewhere by now. Hardware that says who it is still does.
 func TestOutletOfAMachineThatWasReplaced(t *testing.T) {
 	for name, c := range map[string]struct {
