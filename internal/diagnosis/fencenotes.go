@@ -31,6 +31,9 @@ func (x *state) endedBy(f *fence) string {
 		return ""
 	}
 	node, lease := x.nodes[f.node()], x.heartbeats[f.node()]
+	if x.replaced(f) { // Node and lease are another machine's
+		node, lease = nil, nil
+	}
 	switch {
 	case node != nil && kube.FenceOptedOut(node):
 		return explain.NotFencedBecause(fencing.NodeOptedOut)

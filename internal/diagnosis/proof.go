@@ -26,7 +26,7 @@ func (x *state) provenBy(object *fencingv1.NodeFence) string {
 		}
 	}
 	if class == fencing.PoweredOff {
-		p.Switch = switchesOf(x.sources[object.Name])
+		p.Switch = switchesOf(x.sources[object.Spec.NodeName])
 	}
 	return explain.ProvenBy(p)
 }

@@ -83,7 +83,7 @@ func (x *state) cancel(p *FencePlan, f *fence) {
 		p.Does = append(p.Does, "recovery also sets the annotation belay.dev/unfenced-boot on the VolumeAttachments of the machine, so that no other fence begins for this boot. "+
 			"To take that back: kubectl annotate volumeattachment NAME belay.dev/unfenced-boot-")
 	}
-	if n := x.node(f.node()); node != nil && !kube.FenceOptedOut(node) && (n.State != NodeReady || x.silentNode(n)) {
+	if n := x.node(f.node()); node != nil && !x.replaced(f) && !kube.FenceOptedOut(node) && (n.State != NodeReady || x.silentNode(n)) {
 		p.Risks = []string{fmt.Sprintf("node %s is still %s: recovery suspects it again as long as it is silent, and begins another fence", n.Name, n.State)}
 		p.Next = []explain.Step{{
 			Text:    "To keep recovery from the node, set this annotation. It also cancels the fence by itself.",

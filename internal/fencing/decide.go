@@ -105,10 +105,10 @@ func (d *decider) isolates() bool {
 // leftAlone is Observed.leavesAlone.
 func (d *decider) leftAlone() bool { return d.seen.leavesAlone(d.fence) }
 
-// Needless reports whether a fence that has commanded nothing is to end: the node lives, is left alone by its owner, a client deleted the fence, or
-// it is outdated. Such a fence is cancelled, and none is begun.
+// Needless reports whether a fence that has commanded nothing is to end: the node lives, is left alone by its owner, a client deleted the fence, it
+// is outdated, or nothing asks for it any more. Such a fence is cancelled, and none is begun. One that takes single volumes needs no author.
 func Needless(f Fence, seen Observed) bool {
-	return seen.outdates(f) || seen.alive(f) || seen.restarted(f) || seen.leavesAlone(f)
+	return seen.outdates(f) || seen.alive(f) || seen.restarted(f) || seen.leavesAlone(f) || seen.Unasked && !f.StorageProven
 }
 
 // cancelled before anything irreversible was done.
@@ -116,7 +116,7 @@ func (d *decider) cancels() bool {
 	switch {
 	case d.fence.offSent() || !Needless(d.fence, d.seen):
 		return false
-	case d.seen.outdates(d.fence): // it has isolated nothing
+	case d.seen.outdates(d.fence): // what isolates the Node is another fence's to keep
 	case !d.unmounted():
 		return d.fence.Phase == Fencing // it waits there, isolated
 	}

@@ -50,12 +50,12 @@ func TestContradictedIsDecidedAgain(t *testing.T) {
 	}
 }
 
-// A fence whose create was carried out after a later fence had begun and ended does nothing (hole 13). None is begun that would be cancelled.
+// A fence whose create was carried out after a later fence, or another one of its number, had begun and ended does nothing (hole 13). None is begun that would be cancelled.
 func TestOutdatedFence(t *testing.T) {
 	for _, phase := range []Phase{Suspected, Isolating, Fencing} {
 		s := newStand(t)
 		s.until(phase)
-		for later, want := range map[int64]bool{0: false, s.fence.Epoch: false, s.fence.Epoch + 1: true} {
+		for later, want := range map[int64]bool{0: false, s.fence.Epoch: true, s.fence.Epoch + 1: true} {
 			s.seen.Epoch = later // also if there is no Node
 			d := Decide(s.now, s.fence, s.seen)
 			cancels := len(d.Steps) == 1 && d.Steps[0] == Step(Enter{Phase: Cancelled, Evidence: s.fence.Evidence})

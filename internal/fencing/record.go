@@ -133,7 +133,7 @@ type Observed struct {
 	Version string
 	Renewal string
 	ReadAt  time.Time
-	// Epoch is the highest of the NodeFences of the boot that this process has seen lately. What the Node shows does not count: a kubelet can
+	// Epoch is the highest of the other NodeFences of the boot that this process has seen lately. What the Node shows does not count: a kubelet can
 	// write it.
 	Epoch int64
 	// Doubled is set when another fence is about the same machine, and was there first.
@@ -145,6 +145,8 @@ type Observed struct {
 	Earlier bool
 	// Withdrawn is set when the fence began because a remediation asked for it, and none does any more: another remediator works on the machine.
 	Withdrawn bool
+	// Unasked is set when that is known, and the Node is there that the fence is about: its author deletes a remediation whose Node is gone.
+	Unasked bool
 	// Ready is Yes if its condition Ready is True, No otherwise.
 	Ready Knowledge
 	// Silent is set when the lease was not renewed for the node's limit on the clock of this process: a new leader listens first.
@@ -214,10 +216,15 @@ type Attachment struct {
 
 // outdates reports whether a later fence of the boot has begun, and ended since: the request that created this one was carried out late. So it is if
 // another fence of the machine was there first.
-func (o Observed) outdates(f Fence) bool { return o.Epoch > f.Epoch || o.Doubled }
+func (o Observed) outdates(f Fence) bool { return o.Epoch >= max(f.Epoch, 1) || o.Doubled }
+
+// spared reports whether the owner of the Node wants the machine left alone that it shows.
+func (o Observed) spared() bool { return o.OptedOut || o.Maintenance }
 
 // leavesAlone reports whether the owner of the node wants it left alone, or a client has deleted the fence.
-func (o Observed) leavesAlone(f Fence) bool { return o.OptedOut || o.Maintenance || f.Deleting }
+func (o Observed) leavesAlone(f Fence) bool {
+	return o.spared() || f.Deleting
+}
 
 // alive reports whether the boot that is to be fenced shows a sign of life.
 func (o Observed) alive(f Fence) bool {

@@ -56,7 +56,7 @@ type FencePlace struct {
 	Name string
 	// Epoch is the highest of the node's fences so far, zero for none.
 	Epoch int64
-	// Over are the records of fences of the node that are over: that of this name makes room, and none of the others is of use.
+	// Over are the records of fences of the node, or of the name, that are over: that of the name makes room, and none of the others is of use.
 	Over []*fencingv1.NodeFence
 }
 
@@ -79,6 +79,11 @@ func PlaceFence(fences []*fencingv1.NodeFence, boot fencing.Boot) (FencePlace, b
 	for _, name := range FenceNames(boot) {
 		if place.Name == "" && !taken[name] {
 			place.Name = name
+		}
+	}
+	for _, f := range fences { // the name of a node may be that of a fence of another one: dots and digits are allowed in both
+		if f.Name == place.Name && f.Spec.NodeName != boot.Node {
+			place.Over = append(place.Over, f)
 		}
 	}
 	return place, place.Name != ""

@@ -26,6 +26,8 @@ func TestPlaceFence(t *testing.T) {
 	}
 	another := fence(names[0], "hw-1", 9, fencing.Fencing)
 	another.Spec.NodeName = "n1.other"
+	record := fence(names[0], "hw-1", 9, fencing.Released)
+	record.Spec.NodeName = "n1.other"
 	for name, c := range map[string]struct {
 		fences []*fencingv1.NodeFence
 		want   string // empty for none
@@ -39,6 +41,7 @@ func TestPlaceFence(t *testing.T) {
 		"of an earlier boot":          {[]*fencingv1.NodeFence{fence(names[0], "hw-2", 7, fencing.Moved)}, "", 0, 0},
 		"its own, beside an earlier":  {[]*fencingv1.NodeFence{fence(names[0], "hw-1", 7, fencing.Fencing), fence(names[1], "hw-2", 8, fencing.Fencing)}, "", 0, 0},
 		"another node's has the name": {[]*fencingv1.NodeFence{another}, names[1], 0, 0},
+		"and that one is over":        {[]*fencingv1.NodeFence{record}, names[0], 0, 1},
 	} {
 		place, free := PlaceFence(c.fences, boot)
 		if free != (c.want != "") || free && (place.Name != c.want || place.Epoch != c.epoch || len(place.Over) != c.over) {

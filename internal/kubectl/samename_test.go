@@ -64,6 +64,27 @@ func TestFencesOfTwoMachines(t *testing.T) {
 	}
 }
 
+// TestTextsOfTheOtherMachine: what is printed about a fence whose name is not that of the node names its power switch, and nothing of the other machine.
+func TestTextsOfTheOtherMachine(t *testing.T) {
+	s, second := twoMachines()
+	second.Status.Phase, second.Status.Missing = fencingv1.Phase(fencing.Moved), nil
+	second.Status.Conditions = []metav1.Condition{{Type: kube.ConditionProven, Status: metav1.ConditionTrue, Reason: string(fencing.PoweredOff), LastTransitionTime: before(time.Minute)}}
+	second.Status.Evidence = []fencingv1.Evidence{{
+		Class: string(fencing.PoweredOff), Power: "Off", Source: "a", BootID: bootOfB, MachineID: uuidOfB, Nonce: "n", Time: metav1.NewMicroTime(fencedNow.Add(-time.Minute)), Raw: "Status: OFF",
+	}}
+	s.Fences = append(s.Fences, second)
+	e, err := diagnosis.Evidence(s.Snapshot, "a")
+	if agent := s.source.Spec.Levels[0].Feeds[0].Agent; err != nil || !strings.Contains(e.Summary, agent) {
+		t.Errorf("%v: %q does not name the switch, %s", err, e.Summary, agent)
+	}
+	s, second = twoMachines()
+	s.Fences = append(s.Fences, second)
+	p, err := diagnosis.PlanUnfence(s.Snapshot, "a", uuidOfA, diagnosis.Author{Name: "jo", May: decision.Yes})
+	if text := strings.Join(p.Risks, "\n"); err != nil || p.FenceName() != "a" || strings.Contains(text, "node a is still") {
+		t.Errorf("%v: %s: what is said of the Node is said of the other machine: %s", err, p.FenceName(), text)
+	}
+}
+
 // TestStatementOfOneOfTwoMachines: --machine says which fence a person means. That of the machine which the name does not belong to any more is not held to the
 // lease and the condition of the Node, which are the other's.
 func TestStatementOfOneOfTwoMachines(t *testing.T) {

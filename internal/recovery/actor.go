@@ -30,6 +30,8 @@ const (
 	// sendWithin is how long a command is waited for that the fencer has not recorded as sent, before the switch is asked for its state. A fence is
 	// looked at again that often.
 	sendWithin = 15 * time.Second
+	// unaskedWithin is how soon it is noticed that no remediation asks for a fence any more, which is no event for the actor.
+	unaskedWithin = 5 * time.Second
 )
 
 // actor decides on fences, and carries out what was decided.
@@ -44,6 +46,7 @@ type actor struct {
 
 type lastEpoch struct {
 	epoch int64
+	of    types.UID
 	at    time.Time // when it was last seen
 }
 
@@ -191,6 +194,9 @@ func (t *turn) result(d fencing.Decision) reconcile.Result {
 		return reconcile.Result{}
 	}
 	after := sendWithin
+	if t.fence.Spec.Trigger == fencingv1.TriggerRemediation && fenceState(t.fence).MayEnd() {
+		after = unaskedWithin
+	}
 	if !d.RecheckAt.IsZero() {
 		after = min(after, d.RecheckAt.Sub(t.now()))
 	}
@@ -215,20 +221,21 @@ func (a *actor) forgetOthers(fence string, uid types.UID) {
 	maps.DeleteFunc(a.known, func(other types.UID, m *memory) bool { return m.fence == fence && other != uid })
 }
 
-// latestEpoch returns the highest epoch of the NodeFences of a boot that this process saw lately, which includes this one: for as long as a create that
-// was sent before it may still be carried out.
+// latestEpoch returns the highest epoch of the other NodeFences of a boot that this process saw lately: for as long as a create that was sent before one of them
+// may still be carried out. Two detectors may give one number, of which the first to be seen has it.
 func (a *actor) latestEpoch(f *fencingv1.NodeFence) int64 {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	boot := kube.FencedBoot(f)
 	maps.DeleteFunc(a.epochs, func(_ fencing.Boot, e lastEpoch) bool { return a.now().Sub(e.at) >= requestLifetime })
-	if f.Spec.Epoch >= a.epochs[boot].epoch {
+	last := a.epochs[boot]
+	if f.Spec.Epoch > last.epoch || f.UID == last.of {
 		if a.epochs == nil {
 			a.epochs = map[fencing.Boot]lastEpoch{}
 		}
-		a.epochs[boot] = lastEpoch{f.Spec.Epoch, a.now()}
+		a.epochs[boot], last = lastEpoch{f.Spec.Epoch, f.UID, a.now()}, lastEpoch{}
 	}
-	return a.epochs[boot].epoch
+	return last.epoch
 }
 
 func (a *actor) forget(uid types.UID) {

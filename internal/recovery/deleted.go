@@ -40,7 +40,7 @@ func (d *detector) deleted(ctx context.Context, nodes map[string]*corev1.Node, s
 
 // bootsWithoutNode returns, by node, the boot that VolumeAttachments record whose Node is gone: the one that the node's power switch is bound
 // to, else the one of the newest VolumeAttachment: belay-controller alone writes that, where the drivers of the attachers' accounts are stated (policy
-// belay-driver-attachments). One that has no fence yet comes before one that has. A boot whose fence a client has deleted is none. Another attach/detach
+// belay-driver-attachments). One that is not recorded whole, of which no fence can begin, comes last. One that has no fence yet comes before one that has. A boot whose fence a client has deleted is none. Another attach/detach
 // controller records none: then it is what the switch is bound to.
 func bootsWithoutNode(attachments *storagev1.VolumeAttachmentList, nodes map[string]*corev1.Node, sources *fencingv1.FenceSourceList, fences *fencingv1.NodeFenceList) map[string]fencing.Boot {
 	bound := map[string]fencing.Boot{}
@@ -89,7 +89,8 @@ type departed map[string]struct {
 // take takes a boot if it comes before the one that is known.
 func (d departed) take(boot, bound fencing.Boot, at metav1.Time) {
 	known, ok := d[boot.Node]
-	if !ok || known.boot != bound && (boot == bound || known.at.Before(&at)) {
+	newer := known.boot.Complete() == boot.Complete() && known.at.Before(&at) || boot.Complete() && !known.boot.Complete()
+	if !ok || known.boot != bound && (boot == bound || newer) {
 		known.boot, known.at = boot, at
 		d[boot.Node] = known
 	}

@@ -204,6 +204,8 @@ func TestBootsWithoutNode(t *testing.T) {
 		"the bound one, listed last": {[]storagev1.VolumeAttachment{last, old}, "b1", nil, map[string]fencing.Boot{"n1": boot("b1")}, nil},
 		"not recorded":               {[]storagev1.VolumeAttachment{va("a", "", 0)}, "b3", nil, map[string]fencing.Boot{"n1": boot("b3")}, nil},
 		"unknown":                    {[]storagev1.VolumeAttachment{va("a", "", 0)}, "", nil, map[string]fencing.Boot{"n1": {Node: "n1"}}, nil},
+		"not recorded, and newer":    {[]storagev1.VolumeAttachment{old, va("d", "", 0)}, "", nil, map[string]fencing.Boot{"n1": boot("b1")}, nil},
+		"and listed first":           {[]storagev1.VolumeAttachment{va("d", "", 0), old}, "", nil, map[string]fencing.Boot{"n1": boot("b1")}, nil},
 		"unfenced":                   {[]storagev1.VolumeAttachment{unfenced("b2", last)}, "", nil, map[string]fencing.Boot{}, nil},
 		"unfenced, not recorded":     {[]storagev1.VolumeAttachment{unfenced("b3", va("a", "", 0))}, "b3", nil, map[string]fencing.Boot{}, nil},
 		"an earlier boot unfenced":   {[]storagev1.VolumeAttachment{unfenced("b1", last)}, "", nil, map[string]fencing.Boot{"n1": boot("b2")}, nil},

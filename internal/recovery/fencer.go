@@ -285,7 +285,7 @@ func (f *fencer) call(ctx context.Context, state *sourceState, source *fencingv1
 		defer cancel()
 		command = &order{machine: machineID(fence.Spec.MachineID), stands: func(ctx context.Context) error { return f.stands(ctx, fence.Name, r) }}
 	}
-	a := levels.ask(ctx, logins, command, knownLevels(source))
+	a := levels.ask(ctx, logins, command, f.speaksOf(ctx, source, &r))
 	if len(logins.open()) == 0 {
 		setFenceReady(source, metav1.ConditionFalse, reasonLocked, lockedMessage)
 	}

@@ -183,7 +183,7 @@ func (l levels) ask(ctx context.Context, of logins, off *order, known []int32) r
 }
 
 // errUnknownLevel is the answer of hardware without an identity that has not said On while the node lived.
-var errUnknownLevel = errors.New("its hardware gives no identity, and it has not said On while the node lived")
+var errUnknownLevel = errors.New("its hardware gives no identity, and it has not said On while the node lived, or another machine has the name of the node since")
 
 // askLevel asks all switches of a level side by side: On if one of them is, Off if all are at the same time, Unknown otherwise. Whether it is known counts where
 // its hardware gives no identity.

@@ -119,9 +119,6 @@ func (r *remediator) Reconcile(ctx context.Context, q reconcile.Request) (reconc
 	if err := r.read(ctx, x); err != nil {
 		return reconcile.Result{}, err
 	}
-	if err := r.withdraw(ctx, x); err != nil {
-		return reconcile.Result{}, err
-	}
 	out := r.outcome(x)
 	err := r.keep(ctx, x, out)
 	if err == nil && (x.object.DeletionTimestamp == nil || slices.Contains(x.object.Finalizers, kube.RemediationFinalizer)) {
@@ -182,28 +179,20 @@ func (x *remedied) own() bool {
 	return x.fence != nil && !finished(x.fence) && x.fence.Spec.Trigger == fencingv1.TriggerRemediation
 }
 
+// over returns the outcome of a remediation that was about one failure of its node, and has ended with it: the volumes have moved, or the node was Ready. NHC
+// deletes it then. Another author may leave it, and the next failure of the node is one that nothing has found to last.
+func (x *remedied) over() *metav1.Condition {
+	c := meta.FindStatusCondition(x.object.Status.Conditions, kube.ConditionSucceeded)
+	if c == nil || c.Status != metav1.ConditionTrue && (c.Status != metav1.ConditionFalse || c.Reason != explain.RemediationNodeReady) {
+		return nil
+	}
+	return c
+}
+
 // there reports whether the Node is the one that the fence is about. NHC deletes a remediation whose Node is gone (node-healthcheck-operator v0.12.0
 // internal/controller/nodehealthcheck_controller.go:466): that says nothing about the machine, and releases nothing.
 func (x *remedied) there() bool {
 	return x.node != nil && (x.fence == nil || string(x.node.UID) == x.fence.Spec.NodeUID)
-}
-
-// withdraw ends the fence of a remediation that was deleted or timed out, if nothing was commanded or taken yet, and no other one asks for it. After that it
-// continues: a machine that may be off is proven off, and its volumes are moved. No other command is sent (Observed.Withdrawn).
-func (r *remediator) withdraw(ctx context.Context, x *remedied) error {
-	gone := x.object.DeletionTimestamp != nil
-	if !x.own() || !x.there() || x.fence.DeletionTimestamp != nil || !gone && !kube.RemediationTimedOut(x.object) || !fenceState(x.fence).MayEnd() {
-		return nil
-	}
-	if asks, err := r.remediationAsks(ctx, x.fence.Spec.NodeName); err != nil || asks {
-		return err
-	}
-	err := r.client.Delete(ctx, x.fence, client.Preconditions{UID: &x.fence.UID, ResourceVersion: &x.fence.ResourceVersion})
-	if err != nil {
-		return client.IgnoreNotFound(fmt.Errorf("delete NodeFence %s: %w", x.fence.Name, err))
-	}
-	log.FromContext(ctx).Info("Ended a fence before its machine was commanded", "fence", x.fence.Name)
-	return r.read(ctx, x)
 }
 
 // remediationAsks reports whether a remediation asks for the fence of a node.
@@ -217,8 +206,9 @@ func (p *parts) remediationAsks(ctx context.Context, node string) (bool, error) 
 	}), nil
 }
 
-// readAsker finds out whether what the fence began for has ended: then another component works on the machine. While that is unknown, none is commanded, and
-// the evidence that there is counts.
+// readAsker finds out whether what the fence began for has ended: then another component works on the machine. A fence that has commanded and taken nothing ends
+// with that, and its record stays: a late create of the fence before finds the name taken. One that has continues without another command, since a machine that
+// may be off is proven off, and its volumes are moved. While it is unknown, none is commanded, and the evidence that there is counts.
 func (t *turn) readAsker(ctx context.Context, seen *fencing.Observed) {
 	if t.fence.Spec.Trigger != fencingv1.TriggerRemediation || fenceState(t.fence).Phase != fencing.Fencing {
 		return
@@ -228,6 +218,8 @@ func (t *turn) readAsker(ctx context.Context, seen *fencing.Observed) {
 		log.FromContext(ctx).Error(err, "Cannot see whether a remediation still asks for the fence, so no command is sent")
 	}
 	seen.Withdrawn = !asks
+	known := err == nil || meta.IsNoMatchError(err)
+	seen.Unasked = !asks && known && t.node != nil && string(t.node.UID) == t.fence.Spec.NodeUID
 }
 
 // lapsed reports whether a fence began for a remediation, none asks for it any more, and it commands nothing more: what it commanded is carried out, or lost.
@@ -237,7 +229,7 @@ func (d *detector) lapsed(f *fencingv1.NodeFence) bool {
 	if _, asked := d.asks[f.Spec.NodeName]; asked || f.Spec.Trigger != fencingv1.TriggerRemediation || f.DeletionTimestamp != nil || f.Spec.Statement != nil {
 		return false
 	}
-	return fenceState(f).Idles(d.now())
+	return fenceState(f).Commanded() && fenceState(f).Idles(d.now())
 }
 
 // endLapsed deletes the fence of a boot if it has lapsed, so that the detector's own can begin. It is bound to its version: no command is stored in between.
@@ -277,6 +269,9 @@ func failed(reason, message string) outcome {
 // outcome derives what the remediation reports. Where nothing that belay does can end in evidence, it has failed at once, so that NHC tries its next
 // remediator (node-healthcheck-operator v0.12.0 internal/controller/nodehealthcheck_controller.go:867).
 func (r *remediator) outcome(x *remedied) outcome {
+	if c := x.over(); c != nil && !x.own() && !kube.RemediationTimedOut(x.object) {
+		return outcome{false, c.Status, c.Reason, c.Message}
+	}
 	if x.fence == nil {
 		return r.unfenced(x)
 	}
@@ -284,12 +279,12 @@ func (r *remediator) outcome(x *remedied) outcome {
 	switch {
 	case meta.IsStatusConditionTrue(x.fence.Status.Conditions, conditionVolumesReleased):
 		return outcome{false, metav1.ConditionTrue, string(fencing.Moved), explain.RemediationMoved}
+	case kube.RemediationTimedOut(x.object) && (state.MayEnd() || state.Phase == fencing.Cancelled && !state.Commanded()):
+		return failed(explain.RemediationStopped, explain.RemediationTimedOut)
 	case finished(x.fence):
 		return failed(string(state.Phase), explain.RemediationEnded(state.Phase, state.Commanded()))
 	case kube.RemediationTimedOut(x.object) && !x.own():
 		return failed(explain.RemediationStopped, explain.RemediationOver)
-	case kube.RemediationTimedOut(x.object) && state.MayEnd():
-		return failed(explain.RemediationStopped, explain.RemediationTimedOut)
 	case state.InFlight() && !state.MayTake(x.source):
 		missing := ""
 		if len(x.fence.Status.Missing) > 0 {

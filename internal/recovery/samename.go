@@ -1,12 +1,14 @@
 package recovery
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
 	"strconv"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
@@ -76,8 +78,8 @@ func epochOf(value string) int64 {
 	return epoch
 }
 
-// readOthers finds out what the other fences of the name say about this one. Whether it is doubled is read from the API server itself, once, before it does
-// anything: two creates may both be carried out that each found the name free.
+// readOthers finds out what the other fences of the name say about this one. Whether it is doubled is read from the API server itself before it does anything: two
+// creates may both be carried out that each found the name free. After that the cache will do, until something was commanded or taken.
 func (t *turn) readOthers(ctx context.Context, seen *fencing.Observed) error {
 	own := kube.FencedBoot(t.fence)
 	others, err := t.fencesOf(ctx, own.Node)
@@ -88,26 +90,40 @@ func (t *turn) readOthers(ctx context.Context, seen *fencing.Observed) error {
 		return !finished(f) && f.Spec.Epoch > t.fence.Spec.Epoch && kube.FencedBoot(f).Replaces(own)
 	})
 	seen.Later = t.later
-	if fenceState(t.fence).Phase != fencing.Suspected {
+	switch state := fenceState(t.fence); {
+	case !state.MayEnd():
 		return nil
+	case state.Phase == fencing.Suspected:
+		all := &fencingv1.NodeFenceList{}
+		if err := t.live.List(ctx, all); err != nil {
+			return fmt.Errorf("list NodeFences: %w", err)
+		}
+		others = pointers(all)
 	}
-	all := &fencingv1.NodeFenceList{}
-	if err := t.live.List(ctx, all); err != nil {
-		return fmt.Errorf("list NodeFences: %w", err)
-	}
-	seen.Doubled = slices.ContainsFunc(pointers(all), t.doubledBy)
+	seen.Doubled = slices.ContainsFunc(others, t.doubledBy)
 	return nil
 }
 
-// doubledBy reports whether another fence of the machine was there first. Of two that both have done nothing, it is the one with the higher epoch.
+// doubledBy reports whether another fence of the machine goes before this one: the one that has come further, or else the one with the higher epoch. Each of two
+// may have found no other one before it began, since what each of them reads and writes is another object.
 func (t *turn) doubledBy(f *fencingv1.NodeFence) bool {
-	if f.UID == t.fence.UID || !kube.FenceStands(f, kube.FencedBoot(t.fence)) {
+	if f.UID == t.fence.UID || !kube.FenceStands(f, kube.FencedBoot(t.fence)) || fenceState(f).Phase == fencing.Cancelled {
 		return false
 	}
-	if fenceState(f).Phase != fencing.Suspected {
-		return true
+	return cmp.Or(
+		cmp.Compare(came(f), came(t.fence)), cmp.Compare(f.Spec.Epoch, t.fence.Spec.Epoch), cmp.Compare(f.UID, t.fence.UID),
+	) > 0
+}
+
+// came is how far a fence has come: it has done nothing, has isolated its Node, or has commanded or taken something.
+func came(f *fencingv1.NodeFence) int {
+	switch state := fenceState(f); {
+	case state.Phase == fencing.Suspected:
+		return 0
+	case state.MayEnd():
+		return 1
 	}
-	return f.Spec.Epoch > t.fence.Spec.Epoch || f.Spec.Epoch == t.fence.Spec.Epoch && f.UID > t.fence.UID
+	return 2
 }
 
 // readEarlier finds out whether VolumeAttachments of the node are left that record another machine. Beside kube-controller-manager the taint would release
@@ -124,6 +140,17 @@ func (t *turn) readEarlier(ctx context.Context, seen *fencing.Observed) error {
 		return va.DeletionTimestamp == nil && kube.FencedBoot(t.fence).Replaces(kube.RecordedBoot(&va))
 	})
 	return nil
+}
+
+// speaksOf are the levels that count for a fence although their hardware gives no identity: none of them while the Node shows another machine. An outlet stays
+// where it is when a server is replaced, and feeds the next one.
+func (f *fencer) speaksOf(ctx context.Context, source *fencingv1.FenceSource, r *fencing.Requested) []int32 {
+	node, fenced := &corev1.Node{}, r.Fence.Boot
+	replaced := f.client.Get(ctx, client.ObjectKey{Name: fenced.Node}, node) == nil && bootOf(node).Replaces(fenced)
+	if replaced || r.Now.Replaces(fenced) {
+		return nil
+	}
+	return knownLevels(source)
 }
 
 // open returns the fences of a node that are not over, as the API server has them now, that of the boot to which the switch is bound first.

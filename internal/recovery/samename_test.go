@@ -185,6 +185,14 @@ func TestDoubledFenceIsFound(t *testing.T) {
 			Spec: fencingv1.NodeFenceSpec{NodeName: "n1", NodeUID: "uid-n1", BootID: "boot-n1", MachineID: "hw-n1", Epoch: epoch},
 		}
 	}
+	commands := func(f *fencingv1.NodeFence) *fencingv1.NodeFence {
+		f.Status.Intents = []fencingv1.Intent{{Action: powerOff, Nonce: "off"}}
+		return f
+	}
+	keeps := func(f *fencingv1.NodeFence) *fencingv1.NodeFence {
+		f.Finalizers = []string{finalizer}
+		return f
+	}
 	for name, c := range map[string]struct {
 		own, other *fencingv1.NodeFence
 		doubled    bool
@@ -194,6 +202,12 @@ func TestDoubledFenceIsFound(t *testing.T) {
 		"the other has a lower epoch":   {fence(0, 9, ""), fence(1, 8, ""), false},
 		"the other is over":             {fence(0, 9, ""), fence(1, 8, fencing.Released), false},
 		"this one has begun":            {fence(0, 8, fencing.Fencing), fence(1, 9, ""), false},
+		"both have begun":               {fence(0, 8, fencing.Fencing), fence(1, 9, fencing.Isolating), true},
+		"both have, this one later":     {fence(0, 9, fencing.Isolating), fence(1, 8, fencing.Fencing), false},
+		"the other has commanded":       {fence(0, 9, fencing.Fencing), commands(fence(1, 8, fencing.Fencing)), true},
+		"this one has commanded":        {commands(fence(0, 8, fencing.Fencing)), fence(1, 9, fencing.Fencing), false},
+		"both have commanded":           {commands(fence(0, 8, fencing.Fencing)), commands(fence(1, 9, fencing.Fencing)), false},
+		"the other is being cancelled":  {fence(0, 8, ""), keeps(fence(1, 9, fencing.Cancelled)), false},
 		"with one epoch, it is another": {fence(0, 9, ""), fence(1, 9, ""), names[1] > names[0]},
 	} {
 		turn := &turn{actor: &actor{parts: partsOver(nil, c.own, c.other)}, fence: c.own, mem: &memory{}}
@@ -235,6 +249,8 @@ func TestNamesOfNodeFences(t *testing.T) {
 		{"n1", kube.FenceNames(fencing.Boot{Node: "n1", Machine: "hw"})[1], true},
 		{long, kube.FenceNames(fencing.Boot{Node: long, Machine: "hw"})[1], true},
 		{"n1", "n1.0123456789abcde", false},
+		{"n10", "n1.0123456789abcdef", false},
+		{"n1.0123456789abcdef", "n1.0123456789abcdef", true},
 		{"n1", "n1-0123456789abcdef", false},
 		{"n1", "n1.0123456789abcdeg", false},
 		{"n1", "n2.0123456789abcdef", false},

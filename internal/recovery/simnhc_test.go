@@ -9,6 +9,7 @@ import (
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -38,11 +39,10 @@ type simNHC struct {
 	restarted   map[string]bool
 
 	// The oracle's: when each remediation was withdrawn or timed out, not because its Node is gone; the nodes of which one was, since they were healthy; the
-	// nodes of which a fence has Moved; the numbers of fences that were withdrawn.
-	quit    map[types.UID]time.Time
-	quits   map[string]bool
-	moved   map[string]bool
-	numbers map[int64]bool
+	// nodes of which a fence has Moved.
+	quit  map[types.UID]time.Time
+	quits map[string]bool
+	moved map[string]bool
 }
 
 const (
@@ -67,7 +67,7 @@ func (w *world) opensDoors(seed uint64) {
 	}
 	w.nhc = &simNHC{
 		world: w, dice: dice, since: map[string]time.Time{}, idle: map[string]time.Time{}, restarted: map[string]bool{},
-		quit: map[types.UID]time.Time{}, quits: map[string]bool{}, moved: map[string]bool{}, numbers: map[int64]bool{},
+		quit: map[types.UID]time.Time{}, quits: map[string]bool{}, moved: map[string]bool{},
 	}
 	w.nhc.after = time.Duration(500*dice.IntN(10)) * time.Millisecond
 	w.nhc.limit = time.Duration(2+dice.IntN(18)) * time.Second
@@ -348,18 +348,17 @@ func reportOf(r *fencingv1.BelayRemediation) string {
 	return "nothing"
 }
 
-// judgeWithdrawal: what ends a fence for a remediation ends one that was begun for it, and that has commanded nothing; that its Node is gone is no reason.
+// judgeWithdrawal: that its Node is gone is no reason to end the fence of a remediation, while the boot has volumes.
 func (n *simNHC) judgeWithdrawal(by *process, f *fencingv1.NodeFence) {
-	n.count["withdrawn"]++
-	n.numbers[f.Spec.Epoch] = true
-	node := n.node(f.Spec.NodeName)
-	switch {
-	case f.Spec.Trigger != fencingv1.TriggerRemediation:
-		n.breaks("withdrawal", "%s ends the fence of %s, which began as %s", by.name, f.Name, f.Spec.Trigger)
-	case len(f.Status.Intents) > 0:
-		n.breaks("withdrawal", "%s ends the fence of %s, whose machine was commanded", by.name, f.Name)
-	case (node == nil || string(node.UID) != f.Spec.NodeUID) && !n.quits[f.Spec.NodeName]:
-		n.breaks("withdrawal", "%s ends the fence of %s because its Node is gone", by.name, f.Name)
+	name := f.Spec.NodeName
+	if !slices.ContainsFunc(n.of(name), kube.RemediationAsks) {
+		n.count["withdrawn"]++
+	}
+	left := slices.ContainsFunc(storedAs[*storagev1.VolumeAttachment](n.world, "VolumeAttachment"), func(va *storagev1.VolumeAttachment) bool {
+		return va.Spec.NodeName == name && va.Labels["machine"] == f.Spec.MachineID && va.DeletionTimestamp == nil
+	})
+	if n.node(name) == nil && left && !n.quits[name] && f.DeletionTimestamp == nil && len(n.open(name)) == 1 {
+		n.breaks("withdrawal", "%s ends the fence %s because its Node is gone", by.name, f.Name)
 	}
 }
 
@@ -373,7 +372,7 @@ func (n *simNHC) judgeLapsed() {
 		node, all := n.node(f.Spec.NodeName), n.of(f.Spec.NodeName)
 		waits := slices.Contains([]fencing.Phase{"", fencing.Suspected, fencing.Isolating, fencing.Fencing}, fencing.Phase(f.Status.Phase)) && f.DeletionTimestamp == nil
 		taken := len(f.Status.Intents) > 0 || meta.IsStatusConditionTrue(f.Status.Conditions, conditionStorageFenced)
-		if !waits || taken || f.Spec.Trigger != fencingv1.TriggerRemediation || node == nil || string(node.UID) != f.Spec.NodeUID || len(all) == 0 {
+		if !waits || taken || f.Spec.Trigger != fencingv1.TriggerRemediation || node == nil || string(node.UID) != f.Spec.NodeUID {
 			continue
 		}
 		last := f.CreationTimestamp.Time

@@ -84,7 +84,7 @@ func (w *world) judgeDelete(by *process, about target, object client.Object) {
 		node = x.Spec.NodeName
 	case *fencingv1.NodeFence:
 		if about.part == "remediator" {
-			w.nhc.judgeWithdrawal(by, x)
+			w.breaks("withdrawal", "%s deletes the fence %s: no record of it is left", by.name, x.Name)
 		}
 		return
 	default:
@@ -153,8 +153,7 @@ func (w *world) registeredSince(m *hardware, volume string, cut time.Time) bool 
 	return node != nil && va != nil && va.Labels["isolated"] == "false" && node.CreationTimestamp.Add(time.Second).After(cut)
 }
 
-// judgeCreate: no epoch of a taint is used again. Only a backup can forget one. A create that is carried out late may have an older one, which
-// judgeEpoch keeps from the Node.
+// judgeCreate counts the fences.
 func (w *world) judgeCreate(object client.Object) {
 	f, ok := object.(*fencingv1.NodeFence)
 	if !ok {
@@ -163,20 +162,18 @@ func (w *world) judgeCreate(object client.Object) {
 	w.count["fences"]++
 	w.count["fences "+string(f.Spec.Trigger)]++
 	w.judgeChance(f)
-	switch {
-	case f.Spec.Epoch != w.epochs[f.Spec.NodeName]:
-	case w.restores > 0 && w.excuse(excuse.Restored):
-	case w.nhc != nil && w.nhc.numbers[f.Spec.Epoch] && w.excuse(excuse.LateFence):
-	default:
-		w.breaks("epoch", "epoch %d of %s again", f.Spec.Epoch, f.Name)
-	}
 }
 
-// judgeEpoch: the epochs of the taints that a node has for a machine rise. One counts once a taint has it.
+// judgeEpoch: the epochs of the taints that a node has for a machine rise, and no two fences have one. Only a backup can forget one. A create that is carried out
+// late may have that of another fence, and counts once a taint has it.
 func (w *world) judgeEpoch(f *fencingv1.NodeFence) {
 	node, epoch := f.Spec.NodeName, f.Spec.Epoch
 	machine := node + " " + f.Spec.MachineID
-	w.epochs[node] = max(w.epochs[node], epoch)
+	number := fmt.Sprint(node, " ", epoch)
+	if first, known := w.numbered[number]; known && first != f.UID && (w.restores == 0 || !w.excuse(excuse.Restored)) {
+		w.breaks("epoch", "%s is tainted with epoch %d for two fences", node, epoch)
+	}
+	w.numbered[number] = f.UID
 	switch {
 	case epoch >= w.epochs[machine]:
 		w.epochs[machine] = epoch
@@ -353,6 +350,9 @@ func (w *world) judgePatch(by *process, before, after client.Object) {
 		w.count[string(to)]++
 		if w.nhc != nil && to == fencing.Moved {
 			w.nhc.moved[x.Spec.NodeName] = true
+		}
+		if w.nhc != nil && to == fencing.Cancelled && x.Spec.Trigger == fencingv1.TriggerRemediation {
+			w.nhc.judgeWithdrawal(by, x)
 		}
 		if x.Spec.Trigger == fencingv1.TriggerNodeDeleted {
 			w.count["deleted "+string(to)]++

@@ -14,6 +14,7 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	fencingv1 "belay.dev/belay/api/fencing/v1alpha1"
@@ -76,8 +77,9 @@ type world struct {
 	// optedOut is when a person, or a restore, last changed whether a node is opted out.
 	optedOut map[string]time.Time
 	count    map[string]int
-	// epochs has the highest epoch of each node.
-	epochs map[string]int64
+	// epochs has the highest epoch of each machine of a node, and numbered the fence that had each epoch of a node.
+	epochs   map[string]int64
+	numbered map[string]types.UID
 }
 
 type fataler interface {
@@ -172,7 +174,7 @@ func nowSeconds() metav1.Time { return metav1.NewTime(time.Now().Truncate(time.S
 func newWorld(t fataler, seed uint64) *world {
 	w := &world{
 		t: t, rng: rand.New(rand.NewPCG(seed, 7)), api: newAPI(guardOf(requestPolicy)...), leases: map[string]*coordinationv1.Lease{}, versions: map[string]int{}, listed: map[string]listing{},
-		hostile: hostileFaults, switches: map[string]*bmc{}, asked: map[string]*question{}, optedOut: map[string]time.Time{}, count: map[string]int{}, epochs: map[string]int64{}, begun: time.Now(),
+		hostile: hostileFaults, switches: map[string]*bmc{}, asked: map[string]*question{}, optedOut: map[string]time.Time{}, count: map[string]int{}, epochs: map[string]int64{}, numbered: map[string]types.UID{}, begun: time.Now(),
 	}
 	w.losses, w.troubles = []int{0, 3, 10, 25}[w.rng.IntN(4)], []int{1, 2, 4, 8}[w.rng.IntN(4)]
 	w.apart, w.replicas = w.chance(40), 1+w.rng.IntN(2)

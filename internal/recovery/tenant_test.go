@@ -53,6 +53,10 @@ func TestOnlyAFenceOutdatesAFence(t *testing.T) {
 	if s.cancelled() {
 		t.Fatal("the fence of epoch 9 is cancelled")
 	}
+	s.replaces("late-9", 9)
+	if s.turns(); !s.cancelled() {
+		t.Error("another fence of epoch 9 counts after it")
+	}
 	s.replaces("fence-8", 8)
 	if s.turns(); !s.cancelled() {
 		t.Error("a fence of epoch 8 counts after one of epoch 9")

@@ -8,11 +8,17 @@ import (
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	fencingv1 "belay.dev/belay/api/fencing/v1alpha1"
+	"belay.dev/belay/internal/decision"
+	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/fencing"
 	"belay.dev/belay/internal/kube"
 	"belay.dev/belay/internal/testing/fixture"
@@ -169,4 +175,81 @@ func (w *watched) leasedTo(name, holder string) {
 // empties: the node has no pod with a volume.
 func (w *watched) empties(name string) {
 	must(w.t, w.client.Delete(w.t.Context(), fixture.Pod("default", "db-of-"+name, name, "data")))
+}
+
+// TestUnaskedFenceEnds: a fence that began for a remediation, and has commanded nothing, ends when none asks any more, also if no remediation is left to see to
+// that: without its finalizer, or because it was deleted when the detector had just read it. It would command nothing, and keep the detector's own from beginning.
+// Its record stays, so that a late create of the fence before finds the name taken. Where the Node is gone, or another one, NodeHealthCheck deletes its remediation
+// for that: the fence continues.
+func TestUnaskedFenceEnds(t *testing.T) {
+	asks := &fencingv1.BelayRemediation{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "n1", Finalizers: []string{kube.RemediationFinalizer}}}
+	for name, c := range map[string]struct {
+		trigger fencingv1.Trigger
+		before  func(*stage)
+		ends    bool
+	}{
+		"none asks":                    {fencingv1.TriggerRemediation, func(*stage) {}, true},
+		"one asks":                     {fencingv1.TriggerRemediation, func(s *stage) { must(t, s.client.Create(t.Context(), asks.DeepCopy())) }, false},
+		"the detector began by itself": {fencingv1.TriggerNodeSilent, func(*stage) {}, false},
+		"the Node is gone":             {fencingv1.TriggerRemediation, func(s *stage) { must(t, s.client.Delete(t.Context(), nodeOf("n1", 0))) }, false},
+		"another Node has the name": {fencingv1.TriggerRemediation, func(s *stage) {
+			must(t, s.client.Delete(t.Context(), nodeOf("n1", 0)))
+			other := nodeOf("n1", 0)
+			other.UID = "uid-other"
+			must(t, s.client.Create(t.Context(), other))
+		}, false},
+		"they cannot be read": {fencingv1.TriggerRemediation, func(s *stage) {
+			s.live = interceptor.NewClient(s.client.(client.WithWatch), interceptor.Funcs{
+				List: func(ctx context.Context, inner client.WithWatch, list client.ObjectList, o ...client.ListOption) error {
+					if _, ok := list.(*fencingv1.BelayRemediationList); ok {
+						return errors.New("etcdserver: request timed out")
+					}
+					return inner.List(ctx, list, o...)
+				},
+			})
+		}, false},
+	} {
+		s := newStage(t, fencing.Fencing)
+		f := s.fence()
+		f.Spec.Trigger = c.trigger
+		must(t, s.client.Update(t.Context(), f))
+		must(t, s.client.Create(t.Context(), &storagev1.VolumeAttachment{
+			ObjectMeta: metav1.ObjectMeta{Name: "csi-1", Annotations: map[string]string{kube.BootIDAnnotation: "boot-n1"}}, Spec: storagev1.VolumeAttachmentSpec{NodeName: "n1"},
+		}))
+		c.before(s)
+		after := s.turns()
+		if f := s.fence(); finished(f) != c.ends || f.DeletionTimestamp != nil {
+			t.Errorf("%s: the fence is %s, finalizers %v", name, f.Status.Phase, f.Finalizers)
+		}
+		if c.trigger == fencingv1.TriggerRemediation && !c.ends && after > unaskedWithin {
+			t.Errorf("%s: looked at again after %v", name, after)
+		}
+	}
+}
+
+// TestRemediationIsAboutOneFailure: a remediation that was made without NodeHealthCheck, or that outlives it, asks for no other fence once its node was Ready, or
+// its volumes have moved: it is not about the next failure of the node, of which no health check has found that it lasts.
+func TestRemediationIsAboutOneFailure(t *testing.T) {
+	for _, over := range []metav1.Condition{
+		{Type: kube.ConditionSucceeded, Status: metav1.ConditionFalse, Reason: explain.RemediationNodeReady},
+		{Type: kube.ConditionSucceeded, Status: metav1.ConditionTrue, Reason: string(fencing.Moved)},
+		{Type: kube.ConditionSucceeded, Status: metav1.ConditionUnknown, Reason: string(fencing.SilenceTooShort)},
+	} {
+		node := nodeOf("n1", 0)
+		node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionFalse}}
+		r := &fencingv1.BelayRemediation{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "n1"}}
+		r.Status.Conditions = []metav1.Condition{over}
+		p := partsOver(nil)
+		c := fake.NewClientBuilder().WithScheme(scheme).WithObjects(node, r).WithStatusSubresource(r, node).Build()
+		p.client, p.live = c, c
+		x := &remediator{parts: p, looked: func(string) decision.Reason { return "" }}
+		for range 2 {
+			_, err := x.Reconcile(t.Context(), reconcile.Request{NamespacedName: client.ObjectKeyFromObject(r)})
+			must(t, err)
+		}
+		must(t, c.Get(t.Context(), client.ObjectKeyFromObject(r), r))
+		if asks, open := kube.RemediationAsks(r), over.Status == metav1.ConditionUnknown; asks != open {
+			t.Errorf("%s %s: asks %t, conditions %+v", over.Status, over.Reason, asks, r.Status.Conditions)
+		}
+	}
 }

@@ -43,8 +43,6 @@ const (
 	// RegisteredAgain: a person deletes the Node of a machine that has a volume mounted from before it was cut off, its kubelet registers the Node again, and the
 	// volume is attached to it before recovery has isolated that Node.
 	RegisteredAgain Name = "registered-again"
-	// LateFence: a create of a NodeFence that an earlier detector has sent is carried out after that of the next detector, of the same number, was withdrawn.
-	LateFence Name = "late-fence"
 	// Restored: etcd was restored to before a fence.
 	Restored Name = "restored"
 )
