@@ -229,7 +229,6 @@ var holes = []hole{
 	{"14", "a remediation that timed out ends a fence whose machine was commanded", record, " && !f.offSent() && !f.StorageProven", " && !f.StorageProven", shell, "TestNodeHealthCheckTimesOutAfterTheOff"},
 	{"14", "a fence commands the machine that another remediator works on", decide, "case d.lapsed():", "case d.lapsed() && d.now.IsZero():", shell, "TestWithdrawnFenceCommandsNoMore"},
 	{"14", "a node is never commanded again once a remediation was withdrawn", detectorFile, "&& !d.lapsed(f) {", "{", shell, "TestDetectorReplacesAWithdrawnFence"},
-	{"14", "the detector ends the fence of a remediation that asks", remediation, "asked || f.Spec.Trigger", "false && asked || f.Spec.Trigger", shell, "TestDetectorReplacesAWithdrawnFence"},
 	{"14", "the detector ends a fence whose command may still be carried out", record, "&& !f.Intent.open(now) && !f.StorageProven", "&& !f.StorageProven", shell, "TestDetectorReplacesAWithdrawnFence"},
 	{"14", "a fence commands while it is unknown whether a remediation asks", remediation, "seen.Withdrawn = !asks", "seen.Withdrawn = !asks && err == nil", shell, "TestWithdrawnFenceCommandsNoMore"},
 	{"14", "a remediation that is deleted with its Node ends the fence", remediation, " && t.node != nil && string(t.node.UID) == t.fence.Spec.NodeUID", "", shell, "TestUnaskedFenceEnds"},

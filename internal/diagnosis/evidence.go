@@ -237,7 +237,7 @@ func (x *state) recordOf(object *fencingv1.NodeFence) *FenceRecord {
 // addWaits adds what a fence that is not over waits for, and what may still be done.
 func (x *state) addWaits(r *FenceRecord, object *fencingv1.NodeFence) {
 	f := kube.FenceState(object)
-	r.Advice, r.ManualRelease = x.foreign(object.Status.Advice), f.ManualRelease
+	r.Advice, r.ManualRelease = x.forMachine(f.Boot, x.foreign(object.Status.Advice)), f.ManualRelease
 	for _, m := range object.Status.Missing {
 		r.Missing = append(r.Missing, x.foreign(m))
 	}
@@ -344,6 +344,9 @@ func (x *state) judgeFence(e *NodeEvidence, f *fence) {
 		v = Blocked
 	}
 	e.say(state, v, f.reason, x.situationOf(f))
+	if other := x.notShown(f); other != "" {
+		defer func() { e.Summary = other + "; " + e.Summary }()
+	}
 	e.Summary, e.Since, e.Notes = explain.FenceSummary(f.reason, x.situationOf(f))+x.doneBy(f), timePointer(f.since), x.fenceNotes(f)
 	if at := x.unanswered(f); !at.IsZero() {
 		e.Facts = append(e.Facts, unansweredFact(at))

@@ -218,6 +218,9 @@ func (x *state) ofFence(f *fence, w wait, s explain.Situation) Finding {
 		Verdict: worse(x.fenceVerdict(f), InProgress), Reason: f.reason, Since: timePointer(w.since), Summary: explain.FenceSummary(f.reason, s),
 		Next: x.fenceSteps(f), Runbook: explain.Runbook(f.reason),
 	}
+	if other := x.notShown(f); other != "" {
+		found.Summary = other + "; " + found.Summary
+	}
 	if at := x.unanswered(f); !at.IsZero() {
 		found.Facts = []Fact{unansweredFact(at)}
 	}
@@ -243,6 +246,12 @@ func (x *state) fenceSteps(f *fence) []explain.Step {
 	}
 	if f.Phase == fencing.Tainting {
 		steps = slices.DeleteFunc(steps, func(s explain.Step) bool { return s.Command == "kubectl belay fence "+node })
+	}
+	for i := range steps {
+		steps[i].Text, steps[i].Command = x.forMachine(f.Boot, steps[i].Text), x.forMachine(f.Boot, steps[i].Command)
+	}
+	if other := x.notShown(f); other != "" {
+		steps = append([]explain.Step{explain.MeansMachine(x.foreign(f.Boot.Machine))}, steps...)
 	}
 	return steps
 }

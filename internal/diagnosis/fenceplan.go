@@ -125,7 +125,10 @@ func PlanStatement(s *Snapshot, node string, request StatementRequest, author Au
 	}
 	p.about(f)
 	p.Preconditions = slices.Concat(request.preconditions(f, x.otherMachines(f)), x.preconditions(f), author.preconditions("confirm that its machine is off (ClusterRole belay-fence-confirm)"))
-	p.Risks = []string{"if the machine still runs, it writes while another node mounts its volumes, and the file systems are corrupted"}
+	if other := x.notShown(f); other != "" {
+		p.Risks = []string{other}
+	}
+	p.Risks = append(p.Risks, "if the machine still runs, it writes while another node mounts its volumes, and the file systems are corrupted")
 	if p.refuse("a statement") {
 		return p, nil
 	}

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	fencingv1 "belay.dev/belay/api/fencing/v1alpha1"
+	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/fencing"
 	"belay.dev/belay/internal/kube"
 )
@@ -77,9 +78,34 @@ func (x *state) fenceOfWait(node string, replaced bool) *fence {
 }
 
 // replaced reports whether the Node shows another machine than the one that is fenced.
-func (x *state) replaced(f *fence) bool {
-	node := x.nodes[f.node()]
-	return node != nil && kube.BootOf(node).Replaces(f.Boot)
+func (x *state) replaced(f *fence) bool { return x.replaces(f.Boot) }
+
+// replaces reports whether the Node shows another machine than that of the boot.
+func (x *state) replaces(boot fencing.Boot) bool {
+	node := x.nodes[boot.Node]
+	return node != nil && kube.BootOf(node).Replaces(boot)
+}
+
+// notShown says first of a fence of an earlier machine that another one has the name now: a person who reads the name alone would switch that one off. It is empty
+// for the fence of the machine that the Node shows, and once its own machine is proven off.
+func (x *state) notShown(f *fence) string {
+	if !x.replaced(f) || f.Proven() {
+		return ""
+	}
+	n := x.node(f.node())
+	return explain.AnotherMachine(f.node(), string(n.State), x.foreign(kube.BootOf(x.nodes[f.node()]).Machine), x.foreign(f.Boot.Machine))
+}
+
+// forMachine adds the machine to the commands about a fence in a text, if the Node shows another one.
+func (x *state) forMachine(boot fencing.Boot, text string) string {
+	if !x.replaces(boot) {
+		return text
+	}
+	for _, verb := range []string{"fence", "unfence"} {
+		command := "kubectl belay " + verb + " " + explain.ShellWord(boot.Node)
+		text = strings.ReplaceAll(text, command, command+" --machine "+explain.ShellWord(x.foreign(boot.Machine)))
+	}
+	return text
 }
 
 // others names the fences of other machines of the name, and what they wait for.

@@ -31,6 +31,9 @@ func PlanUnfence(s *Snapshot, node, machine string, author Author) (FencePlan, e
 	p.about(f)
 	if x.unfence(&p, f); p.Refusal == "" {
 		p.Risks = append(p.Risks, x.others(f)...)
+		if other := x.notShown(f); other != "" {
+			p.Risks = append([]string{other}, p.Risks...)
+		}
 	}
 	if may := author.preconditions("delete the NodeFence")[1]; p.Refusal == "" {
 		p.Preconditions = append(p.Preconditions, may)

@@ -260,6 +260,16 @@ func TooManyAre(nodes string) string {
 	return "nodes that count as silent, as far as they were read: " + nodes
 }
 
+// AnotherMachine says that the Node shows another machine than the one that is fenced.
+func AnotherMachine(node, state, shown, fenced string) string {
+	return fmt.Sprintf("another machine, system UUID %s, has the name %s now, and its Node is %s: do not switch that one off; the fence is about the machine with system UUID %s", shown, node, state, fenced)
+}
+
+// MeansMachine is the first step about a machine whose name another one has.
+func MeansMachine(machine string) Step {
+	return Step{Text: fmt.Sprintf("Find the machine with system UUID %s. The steps that follow are about that one, and not about the machine that has the name now.", machine)}
+}
+
 // WrongStatement is the first step about a machine that a person stated to be off, and that shows a sign of life.
 func WrongStatement(by, reason string) Step {
 	if by == "" {

@@ -85,6 +85,49 @@ func TestTextsOfTheOtherMachine(t *testing.T) {
 	}
 }
 
+// TestHealthyReplacement: while the fence of a machine waits whose name a healthy one has now, each text says first which of the two is meant, and each command
+// about the fence names its machine: who reads the name alone would switch the healthy one off.
+func TestHealthyReplacement(t *testing.T) {
+	s, _ := twoMachines()
+	s.node.Status.Conditions[0].Status = corev1.ConditionTrue
+	s.lease.Spec.RenewTime = &metav1.MicroTime{Time: fencedNow.Add(-2 * time.Second)}
+	s.fence.Status.Advice = "State it with kubectl belay fence a --confirm-powered-off."
+	const first = "another machine, system UUID " + uuidOfB + ", has the name a now, and its Node is Ready: do not switch that one off; the fence is about the machine with system UUID " + uuidOfA
+	e, err := diagnosis.Evidence(s.Snapshot, "a")
+	if err != nil || !strings.HasPrefix(e.Summary, first) || !strings.Contains(e.Fence.Advice, "kubectl belay fence a --machine "+uuidOfA) {
+		t.Errorf("%v: %q, advice %q", err, e.Summary, e.Fence.Advice)
+	}
+	about, err := diagnosis.Explain(s.Snapshot, diagnosis.Ref{Resource: diagnosis.Nodes, Name: "a"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	fenced := slices.IndexFunc(about.Findings, func(f diagnosis.Finding) bool { return f.Reason == fencing.NoEvidence })
+	if fenced < 0 || !strings.HasPrefix(about.Findings[fenced].Summary, first) || !strings.Contains(about.Findings[fenced].Next[0].Text, uuidOfA) {
+		t.Fatalf("%+v", about.Findings)
+	}
+	steps := slices.Concat(e.Next, about.Findings[fenced].Next)
+	named := 0
+	for _, step := range steps {
+		if strings.HasPrefix(step.Command, "kubectl belay fence a") || strings.HasPrefix(step.Command, "kubectl belay unfence a") {
+			if named++; !strings.HasPrefix(step.Command, "kubectl belay fence a --machine "+uuidOfA) {
+				t.Errorf("%q names no machine", step.Command)
+			}
+		}
+	}
+	if named == 0 {
+		t.Errorf("no step is about the fence: %+v", steps)
+	}
+	jo := diagnosis.Author{Name: "jo", May: decision.Yes}
+	states, err := diagnosis.PlanStatement(s.Snapshot, "a", diagnosis.StatementRequest{}, jo)
+	if err != nil || states.Risks[0] != first {
+		t.Errorf("%v: fence: %q", err, states.Risks)
+	}
+	ends, err := diagnosis.PlanUnfence(s.Snapshot, "a", "", jo)
+	if err != nil || len(ends.Risks) == 0 || ends.Risks[0] != first {
+		t.Errorf("%v: unfence: %q", err, ends.Risks)
+	}
+}
+
 // TestStatementOfOneOfTwoMachines: --machine says which fence a person means. That of the machine which the name does not belong to any more is not held to the
 // lease and the condition of the Node, which are the other's.
 func TestStatementOfOneOfTwoMachines(t *testing.T) {
