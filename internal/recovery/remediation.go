@@ -10,6 +10,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 	"sigs.k8s.io/controller-runtime/pkg/log"
@@ -137,7 +138,7 @@ func (r *remediator) Reconcile(ctx context.Context, q reconcile.Request) (reconc
 // read reads Node and NodeFence from the API server itself.
 func (r *remediator) read(ctx context.Context, x *remedied) error {
 	name := kube.RemediatedNode(x.object)
-	if name == "" {
+	if len(validation.IsDNS1123Subdomain(name)) > 0 { // there can be no such Node, and no client asks for it
 		return nil
 	}
 	fences, node := &fencingv1.NodeFenceList{}, &corev1.Node{}

@@ -10,6 +10,7 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
@@ -237,6 +238,9 @@ func TestRemediationIsAboutOneFailure(t *testing.T) {
 	} {
 		node := nodeOf("n1", 0)
 		node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionFalse}}
+		if over.Status == metav1.ConditionTrue { // its machine is back: NodeHealthCheck escalates on False
+			node.Status.Conditions[0].Status = corev1.ConditionTrue
+		}
 		r := &fencingv1.BelayRemediation{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "n1"}}
 		r.Status.Conditions = []metav1.Condition{over}
 		p := partsOver(nil)
@@ -248,8 +252,37 @@ func TestRemediationIsAboutOneFailure(t *testing.T) {
 			must(t, err)
 		}
 		must(t, c.Get(t.Context(), client.ObjectKeyFromObject(r), r))
+		if c := meta.FindStatusCondition(r.Status.Conditions, kube.ConditionSucceeded); over.Status != metav1.ConditionUnknown && (c.Status != over.Status || c.Reason != over.Reason) {
+			t.Errorf("%s %s has become %s %s", over.Status, over.Reason, c.Status, c.Reason)
+		}
 		if asks, open := kube.RemediationAsks(r), over.Status == metav1.ConditionUnknown; asks != open {
 			t.Errorf("%s %s: asks %t, conditions %+v", over.Status, over.Reason, asks, r.Status.Conditions)
+		}
+	}
+}
+
+// TestRemediationOfNoNode: what can be no name of a Node has failed like the name of none, and is not asked of the API server, whose client refuses it each time.
+func TestRemediationOfNoNode(t *testing.T) {
+	for _, name := range []string{"../../etc", "", "a b", "N1"} {
+		r := &fencingv1.BelayRemediation{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "n1", Annotations: map[string]string{kube.NodeNameAnnotation: name}}}
+		p := partsOver(nil)
+		c := fake.NewClientBuilder().WithScheme(scheme).WithObjects(r).WithStatusSubresource(r).Build()
+		p.client = c
+		p.live = interceptor.NewClient(c, interceptor.Funcs{
+			Get: func(ctx context.Context, inner client.WithWatch, key client.ObjectKey, object client.Object, o ...client.GetOption) error {
+				if _, ok := object.(*corev1.Node); ok {
+					return errors.New("invalid resource name") // k8s.io/client-go v0.36.3 rest/request.go:343
+				}
+				return inner.Get(ctx, key, object, o...)
+			},
+		})
+		x := &remediator{parts: p, looked: func(string) decision.Reason { return "" }}
+		if _, err := x.Reconcile(t.Context(), reconcile.Request{NamespacedName: client.ObjectKeyFromObject(r)}); err != nil {
+			t.Errorf("%q: %v", name, err)
+		}
+		must(t, c.Get(t.Context(), client.ObjectKeyFromObject(r), r))
+		if s := meta.FindStatusCondition(r.Status.Conditions, kube.ConditionSucceeded); s == nil || s.Status != metav1.ConditionFalse || s.Reason != explain.RemediationNoNode {
+			t.Errorf("%q: %+v", name, r.Status.Conditions)
 		}
 	}
 }
