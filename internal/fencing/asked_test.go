@@ -20,13 +20,15 @@ func TestAskedNode(t *testing.T) {
 		"answers with its key":     {func(n *Node) { n.Endpoint, n.Own = Yes, true }, SignOfLife, SignOfLife},
 		"has nothing to lose":      {func(n *Node) { n.Idle = Yes }, NothingToLose, Settled},
 		"refuses, Ready":           {func(n *Node) { n.Refused, n.Ready = true, Yes }, SignOfLife, SignOfLife},
+		"nothing to lose, refuses": {func(n *Node) { n.Idle, n.Refused = Yes, true }, NothingToLose, Settled},
+		"nothing to lose, own key": {func(n *Node) { n.Idle, n.Endpoint, n.Own = Yes, Yes, true }, NothingToLose, SignOfLife},
 		"nothing to lose, Ready":   {func(n *Node) { n.Idle, n.Ready = Yes, Yes }, NothingToLose, NothingToLose},
 		"Ready":                    {func(n *Node) { n.Ready = Yes }, NoSecondSignal, NoSecondSignal},
 		"renews":                   {func(n *Node) { n.Silent = 0 }, NodeAlive, NodeAlive},
 		"opted out":                {func(n *Node) { n.OptedOut = true }, NodeOptedOut, NodeOptedOut},
 		"of the control plane":     {func(n *Node) { n.ControlPlane = true }, ControlPlaneNode, ControlPlaneNode},
 		"leased by another":        {func(n *Node) { n.Leased = true }, NodeLeaseHeld, NodeLeaseHeld},
-		"leased, nothing to lose":  {func(n *Node) { n.Leased, n.Idle = true, Yes }, NodeLeaseHeld, NodeLeaseHeld},
+		"leased, nothing to lose":  {func(n *Node) { n.Leased, n.Idle = true, Yes }, NothingToLose, NodeLeaseHeld},
 		"leased, with its own key": {func(n *Node) { n.Leased, n.Endpoint, n.Own = true, Yes, true }, SignOfLife, SignOfLife},
 	} {
 		for asked, want := range map[bool]decision.Reason{false: test.alone, true: test.asks} {

@@ -193,26 +193,20 @@ func (n Node) suspicious(p Profile) Suspicion {
 		return Suspicion{Reason: n.Spared()}
 	case !n.Boot.Complete():
 		return Suspicion{Reason: NodeIdentityUnknown}
+	case n.nothingToLose(): // before what ends by itself: no end of that has the node fenced
+		return Suspicion{Reason: NothingToLose, After: MaxTickGap}
 	case n.alive(p):
 		return Suspicion{Reason: SignOfLife, After: MaxTickGap}
-	case n.leftToOthers() != Settled:
-		return Suspicion{Reason: n.leftToOthers(), After: MaxTickGap}
+	case n.Leased:
+		return Suspicion{Reason: NodeLeaseHeld, After: MaxTickGap}
 	case n.Ready != No && n.PowerOff != Yes && n.Endpoint != No:
 		return Suspicion{Reason: NoSecondSignal, After: MaxTickGap}
 	}
 	return Suspicion{Suspected: true, Reason: Settled}
 }
 
-// leftToOthers is why a silent node is not belay's to fence now; Settled for other nodes.
-func (n Node) leftToOthers() decision.Reason {
-	switch {
-	case n.Leased:
-		return NodeLeaseHeld
-	case n.Idle == Yes && (!n.Asked || n.Ready != No):
-		return NothingToLose
-	}
-	return Settled
-}
+// nothingToLose reports whether nothing waits for the machine to be switched off: no volume, and no remediation that asks for a node that is not Ready.
+func (n Node) nothingToLose() bool { return n.Idle == Yes && (!n.Asked || n.Ready != No) }
 
 // Spared is why a node is never fenced; Settled for other nodes.
 func (n Node) Spared() decision.Reason {

@@ -72,6 +72,8 @@ func TestSuspicion(t *testing.T) {
 		"it stops, and is switched off":        {func(n *Node) { n.Leaving, n.PowerOff = true, Yes }, Default, Settled},
 		"nothing to lose":                      {func(n *Node) { n.Idle = Yes }, Default, NothingToLose},
 		"nothing to lose, switched off":        {func(n *Node) { n.Idle, n.PowerOff = Yes, Yes }, Default, NothingToLose},
+		"nothing to lose, refuses":             {func(n *Node) { n.Idle, n.Refused = Yes, true }, Default, NothingToLose},
+		"nothing to lose, its own key answers": {func(n *Node) { n.Idle, n.Endpoint, n.Own = Yes, Yes, true }, Default, NothingToLose},
 		"something to lose":                    {func(n *Node) { n.Idle = No }, Default, Settled},
 		"heard a moment ago, not Ready":        {func(n *Node) { n.Silent = time.Second }, Default, NodeAlive},
 		"a moment too early":                   {func(n *Node) { n.Silent = 24 * time.Second }, Default, SilenceTooShort},

@@ -57,7 +57,7 @@ func TestRequestedPowerOff(t *testing.T) {
 	s.run(func(o *Options) { o.Profile.Chance = 0 })
 	refuses.bound()
 	drained.bound()
-	refuses.port = 1 // nothing listens there
+	refuses.port, drained.port = 1, 1 // nothing listens there
 	for m, held := range map[*machine]string{refuses: "SignOfLife", drained: "NothingToLose"} {
 		m.dies(fencing.PowerOn)
 		wait.Until(t, "recovery leaves "+m.name+" alone", func() bool { return m.says(held, "is not fenced") })
