@@ -89,15 +89,16 @@ func (p *FencePlan) refuse(what string) bool {
 	return true
 }
 
-// preconditions are those of the words of the person. To see what would happen, nothing has to be typed.
-func (r PowerOffRequest) preconditions(boot fencing.Boot) []Precondition {
-	all := []Precondition{precondition("reason", strings.TrimSpace(r.Reason) != "" && len(r.Reason) <= longestRequest, "--reason says why, in at most %d bytes", longestRequest)}
-	if r.Machine == "" && !r.Confirmed {
-		return all
+// preconditions are those of the words of the person. To see what would happen, nothing has to be typed: so the step that explain prints is answered.
+func (r PowerOffRequest) preconditions(boot fencing.Boot) (typed []Precondition) {
+	if r.Reason != "" || r.Confirmed {
+		typed = append(typed, precondition("reason", strings.TrimSpace(r.Reason) != "" && len(r.Reason) <= longestRequest, "--reason says why, in at most %d bytes", longestRequest))
 	}
-	typed := precondition("machine", boot.Machine != "" && fencing.MachineID(r.Machine) == boot.Machine,
-		"--machine is the system UUID of the machine that is to be switched off; the Node shows %s", cmp.Or(boot.Machine, "none"))
-	return append(all, typed)
+	if r.Machine != "" || r.Confirmed {
+		typed = append(typed, precondition("machine", boot.Machine != "" && fencing.MachineID(r.Machine) == boot.Machine,
+			"--machine is the system UUID of the machine that is to be switched off; the Node shows %s", cmp.Or(boot.Machine, "none")))
+	}
+	return typed
 }
 
 // mayBeSwitchedOff are the preconditions of the node: what recovery never does, also if a person asks.

@@ -1,9 +1,11 @@
 package kubectl
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -26,7 +28,7 @@ belay-fence-confirm). With --confirm the statement is written into the NodeFence
 With --power-off you ask for the opposite: that recovery switches the machine of a silent node off now, although it gives some sign
 of life or has no volume to move. Whatever still runs on it ends. Nothing is taken from the node before its power switch says Off. It is
 refused for a node that is Ready or renews its lease. You need the permission "power-off" (ClusterRole belay-fence-power-off).
-With --confirm and --machine it creates the NodeFence, which is the record of it, with your name. kubectl belay unfence withdraws it.`
+With --reason, --machine and --confirm it creates the NodeFence, which is the record of it, with your name. kubectl belay unfence withdraws it.`
 
 const fenceExample = `  # What is needed?
   kubectl belay fence node-1
@@ -187,16 +189,32 @@ func (p *plugin) fence(ctx context.Context, node, verb string, o *fenceOptions, 
 
 // typed is what a person has to type besides --confirm.
 func typed(plan *diagnosis.FencePlan, o *fenceOptions) string {
-	if plan.Request != nil && o.statement.Machine == "" {
-		return "--machine " + plan.Request.Boot.MachineID + " and "
+	if plan.Request == nil {
+		return ""
 	}
-	return ""
+	var words []string
+	if plan.Request.Reason == "" {
+		words = append(words, `--reason "..."`)
+	}
+	if o.statement.Machine == "" {
+		words = append(words, "--machine "+plan.Request.Boot.MachineID)
+	}
+	if len(words) == 0 {
+		return ""
+	}
+	return strings.Join(words, ", ") + " and "
 }
 
 // rehearse asks the API server, with its admission policies, whether it would accept the write.
 func rehearse(ctx context.Context, reader *inspect.Reader, plan *diagnosis.FencePlan) {
 	accepted := diagnosis.Precondition{Name: "API server", Met: true, Message: "the API server accepts the request"}
-	if err := reader.Fence(ctx, *plan, true); err != nil {
+	asked := *plan
+	if r := asked.Request; r != nil && r.Reason == "" { // the person types it with --confirm
+		with := *r
+		with.Reason = "a dry run"
+		asked.Request = &with
+	}
+	if err := reader.Fence(ctx, asked, true); err != nil {
 		accepted.Met, accepted.Message = false, err.Error()
 		plan.Action, plan.Refusal = "", "the API server refuses the request"
 	}
@@ -237,7 +255,7 @@ func fencePlanText(s style, plan *diagnosis.FencePlan, verb string, read *diagno
 	}
 	if r := plan.Request; r != nil {
 		out.line("Writes", "by: %s", r.By)
-		out.line("", "reason: %s", r.Reason)
+		out.line("", "reason: %s", cmp.Or(r.Reason, "what you type with --reason"))
 		out.line("", "boot: %s", bootText(&r.Boot))
 	}
 	out.consequences(plan.Does, plan.Risks)
