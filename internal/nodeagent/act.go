@@ -12,6 +12,7 @@ import (
 	"belay.dev/belay/internal/csi"
 	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/mount"
+	"belay.dev/belay/internal/nodeagent/plugins"
 	"belay.dev/belay/internal/nodevolume"
 )
 
@@ -82,7 +83,7 @@ type driverCall struct {
 	capabilities csi.NodeCapabilities
 	toMount      *volumeToMount
 	// rules are those of the CSIDriver; the zero value without one.
-	rules driverRules
+	rules plugins.Rules
 	// attachment is the VolumeAttachment that the decision was based on; empty if the volume is not attached through the API.
 	attachment nodevolume.Attachment
 	// stagingPath is where the volume is, or would be, staged.
@@ -95,16 +96,16 @@ type driverCall struct {
 func (m *volumeManager) newDriverCall(v *volume, key nodevolume.PublishKey) (driverCall, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	client, has := m.plugins.registered(v.driver)
+	client, has := m.plugins.Registered(v.driver)
 	p := v.ensurePod(key)
 	switch {
 	case has == nil:
-		return driverCall{}, notRegistered(v.driver)
+		return driverCall{}, plugins.NotRegistered(v.driver)
 	case p.toMount == nil:
 		return driverCall{}, errors.New(explain.PodGone(key.PodUID))
 	}
 	return driverCall{
-		client: client, capabilities: *has, toMount: p.toMount, rules: m.plugins.rules(v.driver),
+		client: client, capabilities: *has, toMount: p.toMount, rules: m.plugins.Rules(v.driver),
 		attachment: v.state.Attachment(), stagingPath: v.stagingPath(p.toMount),
 	}, nil
 }
@@ -219,7 +220,7 @@ func (m *volumeManager) callPublish(ctx context.Context, v *volume, c driverCall
 // unpublish calls NodeUnpublishVolume and removes the record.
 func (m *volumeManager) unpublish(ctx context.Context, v *volume, step nodevolume.Unpublish) error {
 	key := step.Key
-	client, err := m.plugins.client(v.driver)
+	client, err := m.plugins.Client(v.driver)
 	if err != nil {
 		return err
 	}
@@ -365,7 +366,7 @@ func reply(err error) nodevolume.Reply {
 func (m *volumeManager) readCapabilities(ctx context.Context, v *volume, key nodevolume.PublishKey) error {
 	pending := pendingCall{method: "NodeGetCapabilities", step: v.firstStep(), key: key}
 	return m.callDriver(ctx, v, pending, func(ctx context.Context) error {
-		_, _, err := m.plugins.capabilities(ctx, v.driver)
+		_, _, err := m.plugins.Capabilities(ctx, v.driver)
 		return err
 	})
 }
@@ -387,7 +388,7 @@ func (m *volumeManager) checkPublished(r nodevolume.Record) error {
 
 // unstage calls NodeUnstageVolume and removes the record.
 func (m *volumeManager) unstage(ctx context.Context, v *volume, step nodevolume.Unstage) error {
-	client, err := m.plugins.client(v.driver)
+	client, err := m.plugins.Client(v.driver)
 	if err != nil {
 		return err
 	}
@@ -414,6 +415,6 @@ func (m *volumeManager) noLongerStages(ctx context.Context, driver string, err e
 	}
 	ctx, cancel := context.WithTimeout(ctx, m.config.RPCTimeout)
 	defer cancel()
-	_, has, err := m.plugins.capabilities(ctx, driver)
+	_, has, err := m.plugins.Capabilities(ctx, driver)
 	return err == nil && !has.Stage
 }

@@ -19,13 +19,14 @@ import (
 	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/record"
-	"k8s.io/client-go/util/workqueue"
 	stats "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
 
 	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/kube"
 	"belay.dev/belay/internal/mount"
 	"belay.dev/belay/internal/mounttable"
+	"belay.dev/belay/internal/nodeagent/nodestatus"
+	"belay.dev/belay/internal/nodeagent/plugins"
 	"belay.dev/belay/internal/nodevolume"
 	"belay.dev/belay/internal/telemetry"
 )
@@ -56,6 +57,8 @@ type Config struct {
 	fileLabel                               func(*corev1.SELinuxOptions) (string, error)
 	republishPeriod                         time.Duration
 	waitEventDelay, claimEventDelay         time.Duration
+	// reconnected is called after each new connection to a driver.
+	reconnected func(driver string)
 	// callTimeout, if set, is used instead of RPCTimeout for a call about a volume.
 	callTimeout func(method string) time.Duration
 	// waitEventDelayOf, if set, is used instead of waitEventDelay for a wait, by its reason and text.
@@ -66,9 +69,7 @@ const (
 	defaultRoot       = "/var/lib/kubelet"
 	defaultRPCTimeout = 2 * time.Minute // kubelet's csiTimeout
 	defaultSyncPeriod = time.Minute     // kubelet's syncFrequency
-	// apiTimeout bounds one call to the API server, which would otherwise end only with the connection.
-	apiTimeout = 30 * time.Second
-	bootIDFile = "/proc/sys/kernel/random/boot_id"
+	bootIDFile        = "/proc/sys/kernel/random/boot_id"
 )
 
 // Mount is documented at belay.dev/belay/node.Mount.
@@ -89,7 +90,7 @@ type Mount struct {
 }
 
 // Agent manages the CSI volumes of one node. See belay.dev/belay/node. Its state has four owners, which call each other in one direction
-// only: volumeManager calls nodeStatus, podManager and plugins, which call back through handlers without holding their locks.
+// only: volumeManager calls nodestatus, podManager and plugins, which call back through handlers without holding their locks.
 type Agent struct {
 	config Config
 	log    logr.Logger
@@ -100,9 +101,9 @@ type Agent struct {
 	// broadcaster collects events; Run connects it to the API server.
 	broadcaster record.EventBroadcaster
 	owner       *recordOwner
-	status      *nodeStatus
+	status      *nodestatus.Status
 	pods        *podManager
-	plugins     *plugins
+	plugins     *plugins.Plugins
 	volumes     *volumeManager
 	running     running
 }
@@ -153,21 +154,28 @@ func (a *Agent) wire() {
 	a.pods = newPodManager(a.config, a.client, events, schedule, a.owner.isVerified, podHandlers{
 		wanted: volumes.addVolumes, released: volumes.released, changed: volumes.wakeVolumes, mayExpand: volumes.mayExpand, readSize: volumes.readSize,
 	})
-	a.plugins = newPlugins(a.config, a.root, a.client, a.owner.verified, pluginHandlers{
-		changed: volumes.wakeDriver, reconnected: volumes.driverReconnected, csiDriversListed: a.wakeAll, measure: volumes.measureCalls,
-		csiDriversUnknown: func(err error) { volumes.setBlocker(err, nodevolume.AttachabilityUnknown) },
+	volumesRoot := a.config.BootID + " " + a.root.Path(".")
+	a.plugins = plugins.New(plugins.Config{
+		NodeName: a.config.NodeName, Root: a.root, VolumesRoot: volumesRoot, Client: a.client, Log: a.log, Verified: a.owner.verified,
+		RPCTimeout: a.config.RPCTimeout, LimitPeriodUnit: a.config.limitPeriodUnit,
+	}, plugins.Handlers{
+		Changed: volumes.wakeDriver, CSIDriversListed: a.wakeAll, Measure: volumes.measureCalls,
+		Reconnected: func(driver string) {
+			volumes.driverReconnected(driver)
+			a.config.reconnected(driver)
+		},
+		CSIDriversUnknown: func(err error) { volumes.setBlocker(err, nodevolume.AttachabilityUnknown) },
 	})
-	a.status = newNodeStatus(a.config.NodeName, a.client, a.log, nodeHandlers{
-		observed: func(node *corev1.Node) {
-			a.plugins.observeNode(node)
+	a.status = nodestatus.New(nodestatus.Config{NodeName: a.config.NodeName, VolumesRoot: volumesRoot, Client: a.client, Log: a.log}, nodestatus.Handlers{
+		Observed: func(node *corev1.Node) {
+			a.plugins.ObserveNode(node)
 			a.owner.updateNodeUID(node.UID)
 		},
-		volumesChanged: volumes.wakeVolumes, relabelled: volumes.wakeWithAffinity, handshakes: volumes.handshakes, started: volumes.nodeRead,
-		blocked: func(err error) {
+		VolumesChanged: volumes.wakeVolumes, Relabelled: volumes.wakeWithAffinity, Handshakes: volumes.handshakes, Started: volumes.nodeRead,
+		Blocked: func(err error) {
 			volumes.setBlocker(err, nodevolume.NodeUnknown, nodevolume.NotReportedInUse, nodevolume.InUseNotCleared)
 		},
 	})
-	a.status.volumesRoot = a.plugins.identity.root
 	volumes.status, volumes.pods, volumes.plugins = a.status, a.pods, a.plugins
 }
 
@@ -215,7 +223,7 @@ func (a *Agent) VolumeStats(uid types.UID) []stats.VolumeStats { return a.volume
 func (a *Agent) close() error {
 	a.volumes.shutDown()
 	a.pods.queue.ShutDown()
-	a.plugins.close()
+	a.plugins.Close()
 	a.broadcaster.Shutdown()
 	a.volumes.stopMetrics()
 	err := errors.Join(a.unlock(), a.root.Close())
@@ -240,6 +248,9 @@ func (c *Config) complete() error {
 		c.RPCTimeout = defaultRPCTimeout
 	}
 	c.fsGroupEventDelay, c.fsGroupEventInterval = cmp.Or(c.fsGroupEventDelay, defaultFSGroupEventDelay), cmp.Or(c.fsGroupEventInterval, defaultFSGroupEventInterval)
+	if c.reconnected == nil {
+		c.reconnected = func(string) {}
+	}
 	if c.changeGroup == nil {
 		c.changeGroup = (*mount.Root).ChangeGroup
 	}
@@ -256,7 +267,7 @@ func (c *Config) complete() error {
 	if c.StatsPeriod == 0 {
 		c.StatsPeriod = defaultStatsPeriod
 	}
-	c.attachErrorAfter, c.limitPeriodUnit = cmp.Or(c.attachErrorAfter, attachErrorAfter), cmp.Or(c.limitPeriodUnit, time.Second)
+	c.attachErrorAfter = cmp.Or(c.attachErrorAfter, attachErrorAfter)
 	c.waitEventDelay, c.claimEventDelay = cmp.Or(c.waitEventDelay, defaultWaitEventDelay), cmp.Or(c.claimEventDelay, defaultClaimEventDelay)
 	if c.Logger.GetSink() == nil {
 		c.Logger = logr.Discard()
@@ -299,12 +310,12 @@ func (a *Agent) Run(ctx context.Context) error {
 	if !mounttable.SeesAllProcesses() {
 		a.log.Error(nil, "Volumes may be unmounted while processes outside of this PID namespace use them", "remedy", explain.ShareProcesses)
 	}
-	if err := errors.Join(a.root.MakeDir("pods"), a.plugins.open()); err != nil {
+	if err := errors.Join(a.root.MakeDir("pods"), a.plugins.Open()); err != nil {
 		return err
 	}
 	var running sync.WaitGroup
 	// Unmounting needs no API server: it starts before the owner of the records is verified.
-	for _, serve := range []func(context.Context){a.plugins.run, a.volumes.run, a.volumes.runTasks, a.pods.run} {
+	for _, serve := range []func(context.Context){a.plugins.Run, a.volumes.run, a.volumes.runTasks, a.pods.run} {
 		running.Go(func() { serve(ctx) })
 	}
 	running.Go(func() {
@@ -330,7 +341,7 @@ func (a *Agent) Run(ctx context.Context) error {
 func (a *Agent) serveAPI(ctx context.Context) {
 	a.pods.removeOrphans()
 	var running sync.WaitGroup
-	for _, serve := range []func(context.Context){a.plugins.serveAPI, a.status.watch, a.status.write} {
+	for _, serve := range []func(context.Context){a.plugins.ServeAPI, a.status.Run} {
 		running.Go(func() { serve(ctx) })
 	}
 	running.Wait()
@@ -341,25 +352,8 @@ func (a *Agent) Ready() error {
 	if err := a.owner.ready(); err != nil {
 		return err
 	}
-	if !a.status.started() {
+	if !a.status.Started() {
 		return fmt.Errorf("node %s has not been read", a.config.NodeName)
 	}
-	return a.plugins.ready()
-}
-
-// serve processes the keys of a queue concurrently, each key by one goroutine at a time, until the queue is shut down and all of them
-// have returned.
-func serve[K comparable](queue workqueue.TypedInterface[K], work func(K)) {
-	var running sync.WaitGroup
-	defer running.Wait()
-	for {
-		key, down := queue.Get()
-		if down {
-			return
-		}
-		running.Go(func() {
-			defer queue.Done(key)
-			work(key)
-		})
-	}
+	return a.plugins.Ready()
 }

@@ -9,6 +9,7 @@ import (
 
 	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/kube"
+	"belay.dev/belay/internal/nodeagent/worker"
 	"belay.dev/belay/internal/nodevolume"
 )
 
@@ -41,7 +42,7 @@ func (m *volumeManager) planAttachError(v *volume) {
 		v.attachLimit = nil
 		return
 	}
-	if !v.attachErrorPlanned && m.plugins.limitPeriod(v.driver) > 0 {
+	if !v.attachErrorPlanned && m.plugins.Rules(v.driver).LimitPeriod > 0 {
 		v.attachErrorPlanned = true
 		m.tasks.AddAfter(periodicTask{readAttachError, v.name}, m.config.attachErrorAfter)
 	}
@@ -65,14 +66,14 @@ func (m *volumeManager) readAttachError(ctx context.Context, name string) {
 		m.mu.Unlock()
 		return
 	}
-	v.attachErrorPlanned = v.waitsForAttach() && m.plugins.limitPeriod(v.driver) > 0
+	v.attachErrorPlanned = v.waitsForAttach() && m.plugins.Rules(v.driver).LimitPeriod > 0
 	scheduled := v.attachErrorPlanned
 	m.mu.Unlock()
 	if !scheduled {
 		return
 	}
 	defer m.tasks.AddAfter(periodicTask{readAttachError, name}, attachErrorAgain)
-	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
+	ctx, cancel := context.WithTimeout(ctx, worker.APITimeout)
 	defer cancel()
 	va, err := m.client.StorageV1().VolumeAttachments().Get(ctx, kube.AttachmentName(v.handle, v.driver, m.config.NodeName), metav1.GetOptions{})
 	if err != nil {
@@ -94,7 +95,7 @@ func (m *volumeManager) readAttachError(ctx context.Context, name string) {
 		return // this attachError was already handled
 	}
 	v.exhaustedAt = problem.Time
-	m.plugins.exhausted(v.driver)
+	m.plugins.LimitExhausted(v.driver)
 }
 
 // emitAttachLimit emits one event for each waiting pod. The caller holds mu.

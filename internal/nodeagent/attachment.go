@@ -10,6 +10,7 @@ import (
 
 	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/kube"
+	"belay.dev/belay/internal/nodeagent/worker"
 	"belay.dev/belay/internal/nodevolume"
 )
 
@@ -19,7 +20,7 @@ var errOutdated = errors.New("the VolumeAttachment may have been recreated since
 // lookUpAttachment reads the VolumeAttachment for the next decision.
 func (m *volumeManager) lookUpAttachment(ctx context.Context, v *volume) error {
 	m.mu.Lock()
-	begun := v.state.BeginRead(m.status.view(v.name))
+	begun := v.state.BeginRead(m.status.View(v.name))
 	m.mu.Unlock()
 	found, traceparent, err := m.readAttachment(ctx, v)
 	m.mu.Lock()
@@ -46,7 +47,7 @@ func (m *volumeManager) recheckAttachment(ctx context.Context, v *volume, c driv
 
 // checkDecision returns errOutdated if the decision for the running step no longer holds. The caller holds mu.
 func (m *volumeManager) checkDecision(v *volume) error {
-	if !v.state.StillValid(m.status.view(v.name), m.plugins.attachRequired(v.driver)) {
+	if !v.state.StillValid(m.status.View(v.name), m.plugins.Rules(v.driver).AttachRequired) {
 		return errOutdated
 	}
 	return nil
@@ -66,7 +67,7 @@ func (m *volumeManager) checkDecisionAndPod(v *volume, step nodevolume.Step) err
 // attached volume.
 func (m *volumeManager) readAttachment(ctx context.Context, v *volume) (found nodevolume.Attachment, traceparent string, err error) {
 	name := kube.AttachmentName(v.handle, v.driver, m.config.NodeName)
-	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
+	ctx, cancel := context.WithTimeout(ctx, worker.APITimeout)
 	defer cancel()
 	va, err := m.client.StorageV1().VolumeAttachments().Get(ctx, name, metav1.GetOptions{})
 	switch {

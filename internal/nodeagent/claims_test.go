@@ -19,6 +19,7 @@ import (
 
 	"belay.dev/belay/internal/csi"
 	"belay.dev/belay/internal/kube"
+	"belay.dev/belay/internal/nodeagent/plugins"
 	"belay.dev/belay/internal/testing/fixture"
 	"belay.dev/belay/internal/testing/wait"
 )
@@ -182,10 +183,10 @@ func TestPodInfoAndTokensAreNotStored(t *testing.T) {
 		}},
 	}}
 	volumes := &volumeManager{pods: pods}
-	for name, rules := range map[string]driverRules{
-		"the pod":            {podInfo: true},
-		"tokens":             {tokens: []storagev1.TokenRequest{{Audience: "vault"}}},
-		"the pod and tokens": {podInfo: true, tokens: []storagev1.TokenRequest{{Audience: "vault"}}},
+	for name, rules := range map[string]plugins.Rules{
+		"the pod":            {PodInfo: true},
+		"tokens":             {Tokens: []storagev1.TokenRequest{{Audience: "vault"}}},
+		"the pod and tokens": {PodInfo: true, Tokens: []storagev1.TokenRequest{{Audience: "vault"}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			own := map[string]string{"pool": "fast"}

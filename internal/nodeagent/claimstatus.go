@@ -13,11 +13,12 @@ import (
 	"k8s.io/apimachinery/pkg/util/strategicpatch"
 
 	"belay.dev/belay/internal/explain"
+	"belay.dev/belay/internal/nodeagent/worker"
 )
 
 // readClaim reads the claim of a volume. It rejects another claim of the same name.
 func (m *volumeManager) readClaim(ctx context.Context, w *volumeToMount, version string) (*corev1.PersistentVolumeClaim, error) {
-	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
+	ctx, cancel := context.WithTimeout(ctx, worker.APITimeout)
 	defer cancel()
 	claim, err := m.client.CoreV1().PersistentVolumeClaims(w.pod.Namespace).Get(ctx, w.claim.name, metav1.GetOptions{ResourceVersion: version})
 	if err != nil {
@@ -54,7 +55,7 @@ func (m *volumeManager) patchClaim(ctx context.Context, claim *corev1.Persistent
 	if err != nil {
 		return claim, fmt.Errorf("compare claim %s/%s: %w", claim.Namespace, claim.Name, err)
 	}
-	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
+	ctx, cancel := context.WithTimeout(ctx, worker.APITimeout)
 	defer cancel()
 	after, err := m.client.CoreV1().PersistentVolumeClaims(claim.Namespace).Patch(ctx, claim.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status")
 	if err != nil {

@@ -136,7 +136,7 @@ func TestLongWaitEmitsEvents(t *testing.T) {
 func (w *world) goneDriver(agent *Agent) {
 	w.driver.Stop()
 	wait.Until(w, "the driver is gone", func() bool {
-		client, _ := agent.plugins.registered(w.driverName())
+		client, _ := agent.plugins.Registered(w.driverName())
 		return client == nil
 	})
 }

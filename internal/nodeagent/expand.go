@@ -86,7 +86,7 @@ func (m *volumeManager) callExpand(ctx context.Context, x *expansion) (nodevolum
 	w := x.toMount
 	rpc, cancel := context.WithTimeout(csi.WithMigrated(ctx, w.migrated), m.config.RPCTimeout)
 	defer cancel()
-	client, has, err := m.plugins.capabilities(rpc, w.driver)
+	client, has, err := m.plugins.Capabilities(rpc, w.driver)
 	if err != nil {
 		return csi.RefusalOf(err), err
 	}

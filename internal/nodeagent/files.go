@@ -15,7 +15,6 @@ import (
 
 // Kubelet's paths below the root, which drivers and their registrars know.
 const (
-	registryDir = "plugins_registry"
 	csiDir      = "plugins/kubernetes.io/csi"
 	blockDir    = csiDir + "/volumeDevices"
 	globalMount = "globalmount"

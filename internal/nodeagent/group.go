@@ -33,7 +33,7 @@ func (c driverCall) agentAppliesFSGroup() bool {
 	if w.pod.FSGroup == nil || w.block || w.readOnly || c.capabilities.VolumeMountGroup {
 		return false
 	}
-	switch c.rules.groupPolicy {
+	switch c.rules.GroupPolicy {
 	case storagev1.NoneFSGroupPolicy:
 		return false
 	case storagev1.FileFSGroupPolicy:

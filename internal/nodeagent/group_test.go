@@ -23,6 +23,7 @@ import (
 
 	"belay.dev/belay/internal/csi"
 	"belay.dev/belay/internal/mount"
+	"belay.dev/belay/internal/nodeagent/plugins"
 	"belay.dev/belay/internal/nodevolume"
 	"belay.dev/belay/internal/testing/csidriver"
 	"belay.dev/belay/internal/testing/wait"
@@ -68,7 +69,7 @@ func TestVolumesThatFSGroupAppliesTo(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c := driverCall{
 				capabilities: csi.NodeCapabilities{VolumeMountGroup: test.delegate},
-				rules:        driverRules{groupPolicy: test.policy},
+				rules:        plugins.Rules{GroupPolicy: test.policy},
 				toMount:      &volumeToMount{fsType: test.fsType, accessModes: test.modes, readOnly: test.readOnly, block: test.block},
 			}
 			if !test.noGroup {

@@ -67,7 +67,7 @@ func (m *volumeManager) checkLifecycle(w *volumeToMount) error {
 	if w.block {
 		return nil // kubelet checks file system volumes only
 	}
-	return m.plugins.supportsMode(w.driver, lifecycleMode(w.inline))
+	return m.plugins.Rules(w.driver).Supports(lifecycleMode(w.inline))
 }
 
 // isGone reports whether the driver does not know the inline volume to unpublish. Such a volume is used by one pod only, so there is

@@ -217,6 +217,6 @@ func (m *volumeManager) census() telemetry.NodeCensus {
 	}
 	out.Claims = m.claimStats()
 	m.mu.Unlock()
-	out.Registered, out.Present = m.plugins.sockets()
+	out.Registered, out.Present = m.plugins.Sockets()
 	return out
 }

@@ -9,20 +9,20 @@ import (
 
 // observe returns the facts for a decision that are not in the volume's state. The caller holds mu.
 func (m *volumeManager) observe(v *volume, node nodevolume.Node) nodevolume.Facts {
-	required, rules := m.plugins.attachRequired(v.driver), m.plugins.rules(v.driver)
+	rules := m.plugins.Rules(v.driver)
 	facts := nodevolume.Facts{
-		Node: node, AttachRequired: required, Unaccounted: m.isUnaccounted(v.name),
+		Node: node, AttachRequired: rules.AttachRequired, Unaccounted: m.isUnaccounted(v.name),
 		Pod: func(p *nodevolume.PodVolume) nodevolume.PodFacts {
 			facts := nodevolume.PodFacts{PodState: m.pods.state(types.UID(p.Key.PodUID))}
 			if w := v.findPod(p.Key).toMount; w != nil {
-				facts.Wants, facts.Label, facts.SolePod, facts.ReadOnly = true, rules.label(w), w.solePod, w.readOnly
+				facts.Wants, facts.Label, facts.SolePod, facts.ReadOnly = true, labelFor(w, rules), w.solePod, w.readOnly
 			}
 			return facts
 		},
 	}
-	if client, has := m.plugins.registered(v.driver); client != nil {
+	if client, has := m.plugins.Registered(v.driver); client != nil {
 		facts.Driver.Registered = true
-		if rules.republish {
+		if rules.Republish {
 			facts.Driver.RepublishEvery = m.config.republishPeriod
 		}
 		if has != nil {

@@ -17,6 +17,8 @@ import (
 	"k8s.io/client-go/tools/record"
 
 	"belay.dev/belay/internal/mount"
+	"belay.dev/belay/internal/nodeagent/nodestatus"
+	"belay.dev/belay/internal/nodeagent/plugins"
 	"belay.dev/belay/internal/nodevolume"
 )
 
@@ -180,9 +182,9 @@ func TestVolumeOfUnknownPodIsIgnored(t *testing.T) {
 	m := newVolumeManager(w.config, w.api, root, record.NewFakeRecorder(10), newSchedule())
 	defer m.shutDown()
 	m.pods = w.podManager
-	m.plugins = newPlugins(w.config, root, w.api, nil, pluginHandlers{})
-	defer m.plugins.close()
-	m.status = newNodeStatus("n", w.api, logr.Discard(), nodeHandlers{})
+	m.plugins = plugins.New(plugins.Config{NodeName: "n", Root: root, Client: w.api}, plugins.Handlers{})
+	defer m.plugins.Close()
+	m.status = nodestatus.New(nodestatus.Config{NodeName: "n", Client: w.api}, nodestatus.Handlers{})
 	here := &volumeToMount{specName: "pv", driver: "d", handle: "h", pod: podIdentity{UID: "p"}}
 	m.addVolumes("p", []*volumeToMount{here})
 	if len(m.all) > 0 {

@@ -16,6 +16,7 @@ import (
 	"k8s.io/client-go/util/workqueue"
 
 	"belay.dev/belay/internal/explain"
+	"belay.dev/belay/internal/nodeagent/worker"
 	"belay.dev/belay/internal/nodevolume"
 )
 
@@ -65,7 +66,7 @@ func newPodManager(config Config, client kubernetes.Interface, events record.Eve
 
 // run looks pods up until the queue is shut down.
 func (m *podManager) run(ctx context.Context) {
-	serve(m.queue, func(uid types.UID) {
+	worker.Serve(m.queue, func(uid types.UID) {
 		switch err := m.lookUp(ctx, uid); {
 		case err == nil:
 			m.queue.Forget(uid)

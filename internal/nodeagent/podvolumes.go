@@ -16,6 +16,7 @@ import (
 	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/kube"
 	"belay.dev/belay/internal/mount"
+	"belay.dev/belay/internal/nodeagent/worker"
 	"belay.dev/belay/internal/nodevolume"
 )
 
@@ -204,7 +205,7 @@ type claimUse struct {
 }
 
 func (m *podManager) claimVolumeToMount(ctx context.Context, object *corev1.Pod, volume string, use claimUse) (*volumeToMount, error) {
-	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
+	ctx, cancel := context.WithTimeout(ctx, worker.APITimeout)
 	defer cancel()
 	use.name = kube.Name(use.name)
 	claim, err := m.client.CoreV1().PersistentVolumeClaims(object.Namespace).Get(ctx, use.name, metav1.GetOptions{})

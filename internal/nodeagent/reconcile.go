@@ -51,7 +51,7 @@ func (m *volumeManager) decide(name string, now time.Time) (*volume, nodevolume.
 		return nil, nodevolume.Decision{}
 	}
 	m.updateReleasedAt(v, now)
-	decision := m.status.decide(name, func(node nodevolume.Node) nodevolume.Decision {
+	decision := m.status.Decide(name, func(node nodevolume.Node) nodevolume.Decision {
 		return v.state.Decide(now, m.observe(v, node))
 	})
 	m.dropPods(v, decision.Dropped)

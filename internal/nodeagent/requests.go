@@ -13,6 +13,7 @@ import (
 
 	"belay.dev/belay/internal/csi"
 	"belay.dev/belay/internal/explain"
+	"belay.dev/belay/internal/nodeagent/worker"
 	"belay.dev/belay/internal/nodevolume"
 )
 
@@ -49,11 +50,11 @@ func (m *volumeManager) publishCall(ctx context.Context, c driverCall) (csi.Node
 }
 
 // readsAPI reports whether the publish call needs reads from the API server, which may take long.
-func (c driverCall) readsAPI() bool { return c.toMount.podSecret != nil || len(c.rules.tokens) > 0 }
+func (c driverCall) readsAPI() bool { return c.toMount.podSecret != nil || len(c.rules.Tokens) > 0 }
 
 // volumeContext returns the volume's attributes, with the pod information that the driver asks for.
 func (c driverCall) volumeContext() map[string]string {
-	if !c.rules.podInfo {
+	if !c.rules.PodInfo {
 		return c.toMount.attributes
 	}
 	out := make(map[string]string, len(c.toMount.attributes)+5)
@@ -72,7 +73,7 @@ func (m *volumeManager) checkAffinity(w *volumeToMount) error {
 	if w.affinity == nil {
 		return nil
 	}
-	labels, known := m.status.nodeLabels()
+	labels, known := m.status.Labels()
 	if !known { // not the same as a Node without labels
 		return errors.New(explain.LabelsNotKnown)
 	}
@@ -119,7 +120,7 @@ func (m *volumeManager) secrets(ctx context.Context, ref *corev1.SecretReference
 	if ref == nil {
 		return out, nil
 	}
-	ctx, cancel := context.WithTimeout(withoutLogging(ctx), apiTimeout)
+	ctx, cancel := context.WithTimeout(withoutLogging(ctx), worker.APITimeout)
 	defer cancel()
 	secret, err := m.client.CoreV1().Secrets(ref.Namespace).Get(ctx, ref.Name, metav1.GetOptions{})
 	if err != nil {

@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
+	"belay.dev/belay/internal/nodeagent/worker"
 	"belay.dev/belay/internal/nodevolume"
 )
 
@@ -73,7 +74,7 @@ func (m *volumeManager) readSize(ctx context.Context, w *volumeToMount, version 
 	if !read {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
+	ctx, cancel := context.WithTimeout(ctx, worker.APITimeout)
 	defer cancel()
 	pv, err := m.client.CoreV1().PersistentVolumes().Get(ctx, w.specName, metav1.GetOptions{ResourceVersion: version})
 	if err != nil {
@@ -103,7 +104,7 @@ func (m *volumeManager) mayExpand(w *volumeToMount) bool {
 	if w.claim.name == "" || w.readOnly {
 		return false
 	}
-	_, has := m.plugins.registered(w.driver)
+	_, has := m.plugins.Registered(w.driver)
 	return has == nil || has.Expand
 }
 

@@ -9,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"belay.dev/belay/internal/explain"
+	"belay.dev/belay/internal/nodeagent/plugins"
 	"belay.dev/belay/internal/nodevolume"
 )
 
@@ -94,9 +95,9 @@ func seLinuxOptions(pod *corev1.Pod, volume string) []*corev1.SELinuxOptions {
 	return found
 }
 
-// label returns the label to mount a volume with, according to its CSIDriver.
-func (r driverRules) label(w *volumeToMount) string {
-	if w == nil || !r.seLinux {
+// labelFor returns the label to mount a volume with, according to its CSIDriver.
+func labelFor(w *volumeToMount, rules plugins.Rules) string {
+	if w == nil || !rules.SELinux {
 		return ""
 	}
 	return w.seLinuxLabel
@@ -114,7 +115,7 @@ func withLabel(options []string, label string) []string {
 func (m *volumeManager) labelText(v *volume, key nodevolume.PublishKey, reason nodevolume.Reason) string {
 	switch reason {
 	case nodevolume.OtherSELinuxLabelWanted:
-		return explain.OtherLabelWanted(key.SpecName, v.mountedLabel(), m.plugins.rules(v.driver).label(v.ensurePod(key).toMount))
+		return explain.OtherLabelWanted(key.SpecName, v.mountedLabel(), labelFor(v.ensurePod(key).toMount, m.plugins.Rules(v.driver)))
 	case nodevolume.OtherSELinuxLabelMounted:
 		return explain.OtherLabelMounted(v.name)
 	default:

@@ -97,7 +97,7 @@ func (m *volumeManager) disableStats(target statsTarget, err error) {
 func (m *volumeManager) readStats(ctx context.Context, target statsTarget) (*publishedStats, error) {
 	ctx, cancel := context.WithTimeout(ctx, m.config.RPCTimeout)
 	defer cancel()
-	client, has, err := m.plugins.capabilities(ctx, target.volume.driver)
+	client, has, err := m.plugins.Capabilities(ctx, target.volume.driver)
 	if err != nil || !has.Stats {
 		return nil, err
 	}

@@ -303,14 +303,8 @@ func TestInlineVolumeWithoutStatsPath(t *testing.T) {
 	w.driver.Stats = func(context.Context, *csispec.NodeGetVolumeStatsRequest) (*csispec.NodeGetVolumeStatsResponse, error) {
 		return nil, status.Error(codes.NotFound, "no such path")
 	}
-	config := w.config()
-	frequently(nil)(&config)
-	agent, err := New(config)
-	must(t, err)
 	connected := make(chan struct{}, 10)
-	reconnected := agent.plugins.on.reconnected
-	agent.plugins.on.reconnected = func(driver string) { reconnected(driver); connected <- struct{}{} }
-	w.run(agent)
+	agent, _ := w.agent(frequently(nil), func(c *Config) { c.reconnected = func(string) { connected <- struct{}{} } })
 	w.driver.Registered()
 	wait.For(w, "the first connection", connected) // after which the volume is queried as after an upgrade
 	pod := w.inlinePod("p", "scratch")

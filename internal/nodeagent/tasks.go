@@ -4,6 +4,8 @@ import (
 	"context"
 	"math/rand/v2"
 	"time"
+
+	"belay.dev/belay/internal/nodeagent/worker"
 )
 
 // periodicTask is a periodic task of a volume. It runs in its own goroutine, at most once at a time, so that a driver that hangs blocks
@@ -21,7 +23,7 @@ const (
 )
 
 func (m *volumeManager) runTasks(ctx context.Context) {
-	serve(m.tasks, func(c periodicTask) {
+	worker.Serve(m.tasks, func(c periodicTask) {
 		switch {
 		case ctx.Err() != nil:
 		case c.kind == gatherStats:

@@ -16,6 +16,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"belay.dev/belay/internal/csi"
+	"belay.dev/belay/internal/nodeagent/worker"
 )
 
 // Like kubelet's token manager, renew a token after four fifths of its lifetime or a day, less a random jitter.
@@ -124,7 +125,7 @@ func (m *podManager) requestToken(ctx context.Context, pod podIdentity, key toke
 	if key.seconds != 0 {
 		request.Spec.ExpirationSeconds = &key.seconds
 	}
-	ctx, cancel := context.WithTimeout(withoutLogging(ctx), apiTimeout)
+	ctx, cancel := context.WithTimeout(withoutLogging(ctx), worker.APITimeout)
 	defer cancel()
 	reply, err := m.client.CoreV1().ServiceAccounts(pod.Namespace).CreateToken(ctx, pod.ServiceAccount, request, metav1.CreateOptions{})
 	if err != nil {
@@ -135,12 +136,12 @@ func (m *podManager) requestToken(ctx context.Context, pod podIdentity, key toke
 
 // addTokens adds the tokens that the CSIDriver requests to a publish call. As in kubelet, block volumes get none.
 func (m *volumeManager) addTokens(ctx context.Context, c driverCall, call *csi.NodeVolume) error {
-	if len(c.rules.tokens) == 0 || c.toMount.block {
+	if len(c.rules.Tokens) == 0 || c.toMount.block {
 		return nil
 	}
 	cache := m.pods.tokensOf(c.toMount.pod)
 	byAudience := map[string]authenticationv1.TokenRequestStatus{}
-	for _, request := range c.rules.tokens {
+	for _, request := range c.rules.Tokens {
 		status, err := cache.get(ctx, keyOf(request))
 		if err != nil {
 			return err
@@ -151,7 +152,7 @@ func (m *volumeManager) addTokens(ctx context.Context, c driverCall, call *csi.N
 	if err != nil {
 		return fmt.Errorf("encode the service account tokens for driver %s: %w", c.toMount.driver, err)
 	}
-	if c.rules.tokensInSecrets {
+	if c.rules.TokensInSecrets {
 		call.Secrets[csi.TokensKey] = string(raw)
 		return nil
 	}

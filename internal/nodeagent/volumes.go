@@ -11,11 +11,14 @@ import (
 
 	"belay.dev/belay/internal/mount"
 	"belay.dev/belay/internal/mounttable"
+	"belay.dev/belay/internal/nodeagent/nodestatus"
+	"belay.dev/belay/internal/nodeagent/plugins"
+	"belay.dev/belay/internal/nodeagent/worker"
 	"belay.dev/belay/internal/nodevolume"
 	"belay.dev/belay/internal/telemetry"
 )
 
-// volumeManager owns the volumes of the node and performs their steps. Its lock is taken before those of nodeStatus, podManager and
+// volumeManager owns the volumes of the node and performs their steps. Its lock is taken before those of nodestatus, podManager and
 // plugins, in this order.
 type volumeManager struct {
 	config Config
@@ -25,9 +28,9 @@ type volumeManager struct {
 	// records is the directory with the records.
 	records *mount.Root
 	events  record.EventRecorder
-	status  *nodeStatus
+	status  *nodestatus.Status
 	pods    *podManager
-	plugins *plugins
+	plugins *plugins.Plugins
 	// mounts are the mount tables of all processes.
 	mounts mounttable.Reader
 	// watches are the goroutines that wait for the exit of a process.
@@ -61,7 +64,7 @@ func newVolumeManager(config Config, client kubernetes.Interface, root *mount.Ro
 // run reconciles each queued volume in its own goroutine until the queue is shut down, so that a driver that hangs blocks only its own
 // volumes.
 func (m *volumeManager) run(ctx context.Context) {
-	serve(m.queue, func(name string) { m.reconcile(ctx, name) })
+	worker.Serve(m.queue, func(name string) { m.reconcile(ctx, name) })
 }
 
 func (m *volumeManager) shutDown() {

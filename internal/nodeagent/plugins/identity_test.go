@@ -1,4 +1,4 @@
-package nodeagent
+package plugins
 
 import (
 	"bytes"
@@ -28,7 +28,7 @@ func TestDriverUnderTrialIsInNoOtherWrite(t *testing.T) {
 			<-reads
 			return false, nil, nil
 		})
-		who := newIdentity("n", client)
+		who := identityOf(client)
 		client.PrependReactor("patch", "nodes", func(action clienttesting.Action) (bool, runtime.Object, error) {
 			if !bytes.Contains(action.(clienttesting.PatchAction).GetPatch(), []byte("rack.kubernetes.io/r")) {
 				return false, nil, nil
