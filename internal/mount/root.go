@@ -21,8 +21,8 @@ type Root struct {
 	path string
 	// points replaces the kernel's mount table if set.
 	points func() ([]string, error)
-	// fsync syncs a file or directory; tests replace it.
-	fsync func(*os.File) error
+	// fsync syncs a file or directory, syncFS its whole file system; tests replace them.
+	fsync, syncFS func(*os.File) error
 }
 
 // OpenRoot opens the directory and creates it if it does not exist. points, if not nil, replaces the kernel's mount table and lists
@@ -43,7 +43,11 @@ func OpenRoot(path string, points func() ([]string, error)) (*Root, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open the root directory: %w", err)
 	}
-	return &Root{root: root, path: absolute, points: points, fsync: (*os.File).Sync}, nil
+	return &Root{root: root, path: absolute, points: points, fsync: (*os.File).Sync, syncFS: syncFS}, nil
+}
+
+func syncFS(file *os.File) error {
+	return retryEINTR(func() error { return unix.Syncfs(int(file.Fd())) })
 }
 
 // Close closes the directory.
@@ -58,7 +62,7 @@ func (r *Root) Sub(name string) (*Root, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open directory: %w", err)
 	}
-	return &Root{root: root, path: r.Path(name), points: r.points, fsync: r.fsync}, nil
+	return &Root{root: root, path: r.Path(name), points: r.points, fsync: r.fsync, syncFS: r.syncFS}, nil
 }
 
 // Inside returns ErrSymlinkOutside if one of the directories is a symbolic link out of the root.
