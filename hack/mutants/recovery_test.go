@@ -277,6 +277,7 @@ var holes = []hole{
 	{"node", "a driver is called with a path that its container does not have", "internal/nodeagent/act.go", "Root: m.configuredRoot(),", "", "internal/nodeagent", "TestDriversGetTheRootAsConfigured"},
 	{"node", "a mount is ended by another path than it was made with", "internal/nodeagent/files.go", `cmp.Or(r.Root, m.root.Path("."))`, "cmp.Or(m.root.Configured(), r.Root)", "internal/nodeagent", "TestRecordsOfTheResolvedRoot"},
 	{"node", "a repeated call has another path than the first", "internal/nodevolume/record.go", "if earlier.Path == r.Path {", "if false {", "internal/nodevolume", "TestRecordKeepsTheRootOfTheFirstCall"},
+	{"node", "a CSINode that another client deletes stays away", "internal/nodeagent/identity.go", "running.Go(func() { i.lookAtCSINode(ctx) })", "", "internal/nodeagent", "TestCSINodeThatAnotherClientChangesComesBack"},
 	{"node", "an interrupted change of the group is not seen", groupFile, "setMode(top, st.Mode&modeBits&^unix.S_ISGID)", "error(nil)", "internal/mount", "TestInterruptedChangeIsSeenForEveryGroup"},
 	{"node", "a repair takes the group from what containers create", groupFile, "int(st.Gid) == w.GID || st.Mode&unix.S_ISGID == 0", "st.Mode&unix.S_ISGID == 0", "internal/mount", "TestRepairIsNotSeenByContainers"},
 	{"node", "the files may reach the disk before the top that mismatches", groupFile, "return w.sync(w.fsync, dir)", "return nil", "internal/mount", "TestChangeReachesTheDiskInOrder"},

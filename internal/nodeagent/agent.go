@@ -214,6 +214,7 @@ func (a *Agent) VolumeStats(uid types.UID) []stats.VolumeStats { return a.volume
 // close releases everything that New acquired.
 func (a *Agent) close() error {
 	a.volumes.shutDown()
+	close(a.volumes.ended)
 	a.pods.queue.ShutDown()
 	a.plugins.close()
 	a.broadcaster.Shutdown()
