@@ -1,6 +1,7 @@
 package nodeagent
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -86,8 +87,8 @@ type driverCall struct {
 	rules plugins.Rules
 	// attachment is the VolumeAttachment that the decision was based on; empty if the volume is not attached through the API.
 	attachment nodevolume.Attachment
-	// stagingPath is where the volume is, or would be, staged.
-	stagingPath string
+	// stagingPath is where the volume is, or would be, staged, below the root; stagedAt is that path in requests.
+	stagingPath, stagedAt string
 	// label is the SELinux label to mount with.
 	label string
 }
@@ -106,7 +107,7 @@ func (m *volumeManager) newDriverCall(v *volume, key nodevolume.PublishKey) (dri
 	}
 	return driverCall{
 		client: client, capabilities: *has, toMount: p.toMount, rules: m.plugins.Rules(v.driver),
-		attachment: v.state.Attachment(), stagingPath: v.stagingPath(p.toMount),
+		attachment: v.state.Attachment(), stagingPath: v.stagingPath(p.toMount), stagedAt: m.driverStagingPath(v, p.toMount),
 	}, nil
 }
 
@@ -114,7 +115,7 @@ func (m *volumeManager) newDriverCall(v *volume, key nodevolume.PublishKey) (dri
 func (m *volumeManager) recordFor(c driverCall, kind, path string) nodevolume.Record {
 	w := c.toMount
 	return nodevolume.Record{
-		Kind: kind, Driver: w.driver, Handle: w.handle, SpecName: w.specName, Inline: w.inline, Block: w.block, Path: path,
+		Kind: kind, Driver: w.driver, Handle: w.handle, SpecName: w.specName, Inline: w.inline, Block: w.block, Path: path, Root: m.configuredRoot(),
 		SELinuxLabel: c.label, SolePod: w.solePod, BootID: m.config.BootID,
 		Pod: nodevolume.RecordPod{
 			UID: string(w.pod.UID), Namespace: w.pod.Namespace, Name: w.pod.Name, Volume: w.volume, ReadOnly: w.readOnly,
@@ -153,7 +154,7 @@ func (m *volumeManager) stage(ctx context.Context, v *volume, step nodevolume.St
 	if err != nil {
 		return m.end(v, begun, callResult{err: err, phase: begun.After(nodevolume.Refused)})
 	}
-	call := c.nodeVolume(m.root.Path(record.Path))
+	call := c.nodeVolume(m.driverPath(begun.Record))
 	call.Secrets, call.Context = secrets, w.attributes
 	pending := pendingCall{method: "NodeStageVolume", step: stepMountDevice, key: step.For}
 	err = m.callDriver(csi.WithMigrated(ctx, w.migrated), v, pending, func(ctx context.Context) error { return c.client.Stage(ctx, call, c.capabilities) })
@@ -195,13 +196,13 @@ func (m *volumeManager) publish(ctx context.Context, v *volume, step nodevolume.
 	if err != nil {
 		return m.end(v, begun, callResult{err: err, phase: begun.After(nodevolume.Refused)})
 	}
-	err = m.callPublish(ctx, v, c, key, call, record.Path)
+	err = m.callPublish(ctx, v, c, key, call, begun.Record)
 	m.logCall(v, key, pendingCall{method: "NodePublishVolume"}, csi.NodeOutcomeOf(err))
 	if err == nil {
 		m.mu.Lock()
 		v.ensurePod(key).publishContext = c.attachment.Metadata
 		m.mu.Unlock()
-		err = m.checkPublished(record)
+		err = m.checkPublished(begun.Record)
 	}
 	if err == nil {
 		err = m.finishPublish(ctx, c, record)
@@ -209,8 +210,8 @@ func (m *volumeManager) publish(ctx context.Context, v *volume, step nodevolume.
 	return m.end(v, begun, callResult{err: err, phase: begun.After(reply(err))})
 }
 
-func (m *volumeManager) callPublish(ctx context.Context, v *volume, c driverCall, key nodevolume.PublishKey, call csi.NodeVolume, path string) error {
-	target := csi.Target{Path: m.root.Path(path), ReadOnly: c.toMount.readOnly}
+func (m *volumeManager) callPublish(ctx context.Context, v *volume, c driverCall, key nodevolume.PublishKey, call csi.NodeVolume, r nodevolume.Record) error {
+	target := csi.Target{Path: m.driverPath(r), ReadOnly: c.toMount.readOnly}
 	pending := pendingCall{method: "NodePublishVolume", step: stepSetUp, key: key}
 	return m.callDriver(csi.WithMigrated(ctx, c.toMount.migrated), v, pending, func(ctx context.Context) error {
 		return c.client.Publish(ctx, call, target, c.capabilities)
@@ -231,7 +232,7 @@ func (m *volumeManager) unpublish(ctx context.Context, v *volume, step nodevolum
 	if err := m.endSubPaths(m.podVolume(v, key)); err != nil {
 		return err
 	}
-	pending, target := pendingCall{method: "NodeUnpublishVolume", step: stepUnpublish, key: key}, m.root.Path(begun.Record.Path)
+	pending, target := pendingCall{method: "NodeUnpublishVolume", step: stepUnpublish, key: key}, m.driverPath(begun.Record)
 	err = m.callDriver(ctx, v, pending, func(ctx context.Context) error { return client.Unpublish(ctx, v.handle, target) })
 	m.logCall(v, key, pending, csi.NodeOutcomeOf(err))
 	if isGone(v.state.Inline, err) {
@@ -375,14 +376,13 @@ func (m *volumeManager) readCapabilities(ctx context.Context, v *volume, key nod
 // the data is missed (csi-driver-nfs#762). A stage cannot be checked: it need not mount anything.
 func (m *volumeManager) checkPublished(r nodevolume.Record) error {
 	mounted, err := m.root.IsPublished(r.Path, r.Block)
-	target := m.root.Path(r.Path)
 	switch {
 	case err != nil:
 		return fmt.Errorf("check whether volume %s is mounted at its target: %w", r.Handle, err)
 	case mounted:
 		return nil
 	default:
-		return errors.New(explain.NothingPublished(r.Driver, r.Handle, target, m.root.Path("."), r.Block))
+		return errors.New(explain.NothingPublished(r.Driver, r.Handle, m.driverPath(r), cmp.Or(r.Root, m.root.Path(".")), r.Block))
 	}
 }
 
@@ -396,7 +396,7 @@ func (m *volumeManager) unstage(ctx context.Context, v *volume, step nodevolume.
 	if err != nil {
 		return err
 	}
-	pending, staged := pendingCall{method: "NodeUnstageVolume", step: stepUnstage}, m.root.Path(begun.Record.Path)
+	pending, staged := pendingCall{method: "NodeUnstageVolume", step: stepUnstage}, m.driverPath(begun.Record)
 	err = m.callDriver(ctx, v, pending, func(ctx context.Context) error { return client.Unstage(ctx, v.handle, staged) })
 	m.logCall(v, nodevolume.PublishKey{}, pending, csi.NodeOutcomeOf(err))
 	end := callResult{err: err, phase: begun.After(reply(err))}

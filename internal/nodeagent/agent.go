@@ -222,6 +222,7 @@ func (a *Agent) VolumeStats(uid types.UID) []stats.VolumeStats { return a.volume
 // close releases everything that New acquired.
 func (a *Agent) close() error {
 	a.volumes.shutDown()
+	close(a.volumes.ended)
 	a.pods.queue.ShutDown()
 	a.plugins.Close()
 	a.broadcaster.Shutdown()

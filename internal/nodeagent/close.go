@@ -5,7 +5,7 @@ import (
 	"sync"
 )
 
-// ErrClosed is returned by Run after Close.
+// ErrClosed is returned by Run after Close, and is the cause of a WaitError once Close or Run has returned.
 var ErrClosed = errors.New("the node agent was closed")
 
 // errRunTwice rejects a second Run: the first one releases everything when it returns.

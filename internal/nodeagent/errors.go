@@ -1,7 +1,6 @@
 package nodeagent
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -35,7 +34,7 @@ type WaitError struct {
 	Pod types.UID
 	// Volumes are the volumes that are not mounted, or not unmounted, yet; at least one.
 	Volumes []*VolumeWait
-	// Cause is the cause of the caller's context.
+	// Cause is the cause of the caller's context, or ErrClosed.
 	Cause error
 
 	text string
@@ -113,15 +112,15 @@ func (m *volumeManager) volumeWait(w *volumeToMount, v *volume, p *podVolume) *V
 }
 
 // unmountWaitError returns the error of a WaitUnmounted that timed out.
-func unmountWaitError(ctx context.Context, uid types.UID, left []*VolumeWait) error {
+func unmountWaitError(cause error, uid types.UID, left []*VolumeWait) error {
 	var texts []string
 	for _, wait := range left {
 		texts = append(texts, wait.text)
 	}
 	slices.Sort(texts)
 	return &WaitError{
-		Pod: uid, Volumes: left, Cause: context.Cause(ctx),
-		text: explain.NotUnmounted(string(uid), context.Cause(ctx), texts),
+		Pod: uid, Volumes: left, Cause: cause,
+		text: explain.NotUnmounted(string(uid), cause, texts),
 	}
 }
 

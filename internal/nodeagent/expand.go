@@ -23,10 +23,10 @@ type expansion struct {
 	v       *volume
 	key     nodevolume.PublishKey
 	toMount *volumeToMount
-	// stagingPath is where the volume is staged.
-	stagingPath string
-	claim       *corev1.PersistentVolumeClaim
-	attempt     nodevolume.Attempt
+	// stagingPath and target are where the volume is staged and published, in requests.
+	stagingPath, target string
+	claim               *corev1.PersistentVolumeClaim
+	attempt             nodevolume.Attempt
 	// waits: the pod waited for the volume as the attempt began. What the attempt writes to the claim may release it before the attempt ends.
 	waits bool
 }
@@ -34,9 +34,10 @@ type expansion struct {
 // expand calls NodeExpandVolume and writes the new size to the claim. It is idempotent: after a crash or a failed write it starts over.
 func (m *volumeManager) expand(ctx context.Context, v *volume, key nodevolume.PublishKey) {
 	m.mu.Lock()
-	x := expansion{v: v, key: key, toMount: v.ensurePod(key).toMount, waits: v.state.Growth.Waits(key)}
+	p := v.ensurePod(key)
+	x := expansion{v: v, key: key, toMount: p.toMount, target: m.driverPath(p.Record), waits: v.state.Growth.Waits(key)}
 	if x.toMount != nil {
-		x.stagingPath = v.stagingPath(x.toMount)
+		x.stagingPath = m.driverStagingPath(v, x.toMount)
 	}
 	m.mu.Unlock()
 	if x.toMount == nil {
@@ -99,10 +100,10 @@ func (m *volumeManager) callExpand(ctx context.Context, x *expansion) (nodevolum
 	}
 	call := csi.NodeVolume{
 		ID: w.handle, Block: w.block, AccessMode: csi.AccessMode(w.accessMode), FSType: w.fsType, MountFlags: w.mountOptions,
-		Secrets: secrets, StagingPath: m.root.Path(x.stagingPath),
+		Secrets: secrets, StagingPath: x.stagingPath,
 	}
 	err = m.callDriver(csi.WithMigrated(ctx, w.migrated), x.v, pendingCall{method: "NodeExpandVolume", step: stepSetUp, key: x.key}, func(ctx context.Context) error {
-		return client.Expand(ctx, call, m.root.Path(publishPath(w)), x.attempt.Size.Bytes, has)
+		return client.Expand(ctx, call, x.target, x.attempt.Size.Bytes, has)
 	})
 	m.logCall(x.v, x.key, pendingCall{method: "NodeExpandVolume"}, csi.OutcomeOf(err), "size", x.attempt.Size.Text)
 	return csi.RefusalOf(err), err

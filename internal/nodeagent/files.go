@@ -2,6 +2,7 @@ package nodeagent
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -34,6 +35,28 @@ func stagingPath(w *volumeToMount) string {
 		return path.Join(blockDir, "staging", w.specName)
 	}
 	return path.Join(csiDir, w.driver, hash(w.handle), globalMount)
+}
+
+// configuredRoot is the root directory in new requests to drivers, as kubelet's is the one of its flag (k8s.io/kubernetes v1.36.3,
+// pkg/kubelet/kubelet.go:609, `rootDirectory: filepath.Clean(rootDirectory)`). It is empty if no symbolic link leads from there to the root.
+func (m *volumeManager) configuredRoot() string {
+	if configured := m.root.Configured(); configured != m.root.Path(".") {
+		return configured
+	}
+	return ""
+}
+
+// driverPath is the path of a record in requests to its driver, the same from the first to the last.
+func (m *volumeManager) driverPath(r nodevolume.Record) string {
+	return path.Join(cmp.Or(r.Root, m.root.Path(".")), r.Path)
+}
+
+// driverStagingPath is the staging path in requests about a volume, with which it was staged, or would be. The caller holds mu.
+func (m *volumeManager) driverStagingPath(v *volume, w *volumeToMount) string {
+	if v.state.Stage.Phase != nodevolume.Absent {
+		return m.driverPath(v.state.Stage.Record)
+	}
+	return path.Join(m.root.Configured(), stagingPath(w))
 }
 
 // publishPath is kubelet's target path of a volume for a pod.

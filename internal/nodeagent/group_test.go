@@ -288,6 +288,74 @@ func TestInterruptedFSGroupChangeIsRepeated(t *testing.T) {
 	}
 }
 
+// TestGroupOfAnInterruptedChangeBefore: a change from one group to another ends midway because its pod is removed, and the next pod has
+// the first group again.
+func TestGroupOfAnInterruptedChangeBefore(t *testing.T) {
+	w := newWorld(t, noAttach)
+	w.volume("data")
+	volume := w.realMounts()
+	const files = 60
+	for i := range files {
+		must(t, os.MkdirAll(filepath.Join(volume, fmt.Sprint(i%6)), 0o755))
+		must(t, os.WriteFile(filepath.Join(volume, fmt.Sprint(i%6), fmt.Sprint(i)), nil, 0o600))
+	}
+	interrupted := make(chan struct{})
+	agent, _ := w.agent(func(c *Config) {
+		c.changeGroup = func(root *mount.Root, ctx context.Context, name string, change *mount.GroupChange) error {
+			if change.GID == testGroup {
+				return root.ChangeGroup(ctx, name, change)
+			}
+			return root.ChangeGroup(&endsMidway{Context: ctx, change: change, files: files / 2, end: func() { close(interrupted); <-ctx.Done() }}, name, change)
+		}
+	})
+	run := func(name string, gid int64) *corev1.Pod {
+		t.Helper()
+		pod := w.podWith(name, func(p *corev1.Pod) {
+			withGroup(corev1.FSGroupChangeOnRootMismatch)(p)
+			p.Spec.SecurityContext.FSGroup = &gid
+		}, "data")
+		agent.SetPod(pod)
+		return pod
+	}
+	pod := run("first", testGroup)
+	w.mounted(agent, pod)
+	agent.RemovePod(pod.UID)
+	w.unmounted(agent, pod)
+	pod = run("other-group", testGroup+1)
+	<-interrupted
+	agent.RemovePod(pod.UID)
+	w.unmounted(agent, pod)
+	pod = run("first-group-again", testGroup)
+	w.mounted(agent, pod)
+	var wrong int
+	must(t, filepath.WalkDir(volume, func(path string, _ os.DirEntry, err error) error {
+		must(t, err)
+		if !strings.HasPrefix(owner(t, path), fmt.Sprint(testGroup, " ")) {
+			wrong++
+		}
+		return nil
+	}))
+	if wrong > 0 {
+		t.Errorf("mounted with %d of %d files of another group", wrong, files+7)
+	}
+}
+
+// endsMidway is a context whose end is awaited once so many files were seen.
+type endsMidway struct {
+	context.Context
+	change *mount.GroupChange
+	files  int64
+	end    func()
+}
+
+func (e *endsMidway) Err() error {
+	if e.change.Seen.Load() >= e.files && e.end != nil {
+		e.end()
+		e.end = nil
+	}
+	return e.Context.Err()
+}
+
 func TestFileSystemWithoutFSGroupSupportIsMounted(t *testing.T) {
 	w := newWorld(t, noAttach)
 	w.volume("data")

@@ -212,7 +212,7 @@ func (m *volumeManager) findVolumeData() ([]nodevolume.Record, error) {
 		if err != nil {
 			return
 		}
-		record.Driver, record.Handle = data["driverName"], data["volumeHandle"]
+		record.Driver, record.Handle, record.Root = data["driverName"], data["volumeHandle"], m.configuredRoot()
 		record.SpecName = cmp.Or(record.SpecName, data["specVolID"])
 		record.SELinuxLabel = data[seLinuxData]
 		record.Inline = data["volumeLifecycleMode"] == string(lifecycleMode(true))

@@ -53,7 +53,7 @@ func (m *volumeManager) callRepublish(ctx context.Context, v *volume, p *podVolu
 	if err := m.recheckAttachment(ctx, v, c, c.readsAPI()); err != nil {
 		return err
 	}
-	err = m.callPublish(ctx, v, c, p.Key, call, record.Path)
+	err = m.callPublish(ctx, v, c, p.Key, call, record)
 	m.logger(v, p.Key).V(1).Info("Called NodePublishVolume again", "outcome", csi.NodeOutcomeOf(err).String())
 	if err != nil {
 		return err

@@ -42,7 +42,7 @@ func (m *volumeManager) publishCall(ctx context.Context, c driverCall) (csi.Node
 	}
 	staging := ""
 	if (c.capabilities.Stage && !w.inline) || w.block { // like kubelet, always for a block volume
-		staging = m.root.Path(c.stagingPath)
+		staging = c.stagedAt
 	}
 	call := c.nodeVolume(staging)
 	call.Secrets, call.Context = secrets, c.volumeContext()

@@ -57,7 +57,7 @@ func (m *volumeManager) statsTargets(name string) []statsTarget {
 	var targets []statsTarget
 	for _, p := range v.pods {
 		if p.hasStats() {
-			targets = append(targets, statsTarget{volume: v, pod: p, path: m.root.Path(p.Record.Path)})
+			targets = append(targets, statsTarget{volume: v, pod: p, path: m.driverPath(p.Record)})
 		}
 	}
 	v.statsPlanned = len(targets) > 0

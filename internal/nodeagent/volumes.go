@@ -50,6 +50,9 @@ type volumeManager struct {
 	blockers map[nodevolume.Reason]error
 	// unaccounted has the names of records that cannot be read or are missing for a mount. A name begins with its volume's hash.
 	unaccounted map[string]struct{}
+
+	// ended is closed once nothing will be mounted or unmounted any more.
+	ended chan struct{}
 }
 
 func newVolumeManager(config Config, client kubernetes.Interface, root *mount.Root, events record.EventRecorder, schedule schedule) *volumeManager {
@@ -58,6 +61,7 @@ func newVolumeManager(config Config, client kubernetes.Interface, root *mount.Ro
 		queue: workqueue.NewTypedDelayingQueue[string](),
 		tasks: workqueue.NewTypedDelayingQueue[periodicTask](),
 		all:   map[string]*volume{}, blockers: map[nodevolume.Reason]error{}, unaccounted: map[string]struct{}{},
+		ended: make(chan struct{}),
 	}
 }
 

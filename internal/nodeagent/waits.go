@@ -23,15 +23,20 @@ func (m *volumeManager) waitMounted(ctx context.Context, uid types.UID) ([]Mount
 		}
 		select {
 		case <-state.changed:
+			continue
+		case <-m.ended:
 		case <-ctx.Done():
-			// Return what it waits for, not only that the time is up.
-			if state = m.mounted(uid); state.changed == nil {
-				return state.mounts, state.err
-			}
-			return nil, waitError(context.Cause(ctx), uid, state.waits)
 		}
+		// Return what it waits for, not only that the time is up.
+		if state = m.mounted(uid); state.changed == nil {
+			return state.mounts, state.err
+		}
+		return nil, waitError(endOfWait(ctx), uid, state.waits)
 	}
 }
+
+// endOfWait returns why a wait ends: with its context, or with the agent.
+func endOfWait(ctx context.Context) error { return cmp.Or(context.Cause(ctx), ErrClosed) }
 
 // mountState is the progress of a pod's mounts. While volumes are missing, waits lists them and changed is closed at the next change.
 type mountState struct {
@@ -121,9 +126,11 @@ func (m *volumeManager) waitUnmounted(ctx context.Context, uid types.UID) error 
 		}
 		select {
 		case <-changed:
+			continue
+		case <-m.ended:
 		case <-ctx.Done():
-			return unmountWaitError(ctx, uid, published)
 		}
+		return unmountWaitError(endOfWait(ctx), uid, published)
 	}
 }
 

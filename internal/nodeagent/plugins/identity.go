@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
@@ -37,27 +38,31 @@ type identity struct {
 	config Config
 	// sem is a semaphore: each write is based on one read.
 	sem chan struct{}
-	// changed wakes run.
-	changed worker.Signal
+	// changed wakes run, observed has it look at the CSINode.
+	changed, observed worker.Signal
 
 	mu sync.Mutex
 	// Under mu:
 	drivers map[string]csi.NodeInfo
 	// gone are unregistered drivers, to be removed from Node and CSINode.
 	gone map[string]bool
-	// written is the UID of the Node that is up to date, with its CSINode; empty if none is.
+	// written is the UID of the Node that is up to date, with its CSINode; empty if none is. read is that Node as it was read then.
 	written types.UID
+	read    *corev1.Node
 }
 
 func newIdentity(config Config) *identity {
 	return &identity{
-		config: config, sem: make(chan struct{}, 1), changed: worker.NewSignal(),
+		config: config, sem: make(chan struct{}, 1), changed: worker.NewSignal(), observed: worker.NewSignal(),
 		drivers: map[string]csi.NodeInfo{}, gone: map[string]bool{},
 	}
 }
 
 // run writes Node and CSINode at start, and again when they change or were deleted.
 func (i *identity) run(ctx context.Context, log logr.Logger) {
+	var running sync.WaitGroup
+	defer running.Wait()
+	running.Go(func() { i.lookAtCSINode(ctx) })
 	i.changed.Wake()
 	i.changed.Serve(ctx, func(failures int) error {
 		_, err := i.sync(ctx)
@@ -66,6 +71,56 @@ func (i *identity) run(ctx context.Context, log logr.Logger) {
 		}
 		return err
 	})
+}
+
+// A node may read its CSINode, and not watch it (k8s.io/kubernetes v1.36.3, plugin/pkg/auth/authorizer/node/node_authorizer.go:318,
+// `case "get", "create", "update", "patch", "delete":`). So it is looked at after each change of the Node, such as a heartbeat, and after
+// csiNodePeriod without one, but at most once per csiNodePause.
+const (
+	csiNodePeriod = time.Minute
+	csiNodePause  = 10 * time.Second
+)
+
+// lookAtCSINode schedules a write when another client has deleted or changed the CSINode, until ctx ends.
+func (i *identity) lookAtCSINode(ctx context.Context) {
+	for ctx.Err() == nil {
+		select {
+		case <-ctx.Done():
+		case <-i.observed:
+		case <-time.After(csiNodePeriod):
+		}
+		if i.csiNodeDiffers(ctx) {
+			i.changed.Wake()
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(csiNodePause):
+		}
+	}
+}
+
+// csiNodeDiffers reports whether the CSINode lacks something since the last write. It reads what the API server has in its cache. A CSINode
+// that went with its Node is created when that is back, which observe sees.
+func (i *identity) csiNodeDiffers(ctx context.Context) bool {
+	i.mu.Lock()
+	node := i.read
+	i.mu.Unlock()
+	if node == nil {
+		return false // the first write is still due
+	}
+	ctx, cancel := context.WithTimeout(ctx, worker.APITimeout)
+	defer cancel()
+	cached := metav1.GetOptions{ResourceVersion: "0"}
+	current, err := i.config.Client.StorageV1().CSINodes().Get(ctx, i.config.NodeName, cached)
+	switch {
+	case apierrors.IsNotFound(err):
+		_, err := i.config.Client.CoreV1().Nodes().Get(ctx, i.config.NodeName, cached)
+		return err == nil
+	case err != nil:
+		return false
+	}
+	want, current := i.desired(node), current.DeepCopy()
+	return !isOwnedBy(current, node) || want.removeChanged(current) || want.addMissing(current)
 }
 
 // isWritten reports whether Node and CSINode were written.
@@ -85,6 +140,7 @@ func (i *identity) observe(node *corev1.Node) {
 	if err != nil || patch != nil || recreated {
 		i.changed.Wake()
 	}
+	i.observed.Wake()
 }
 
 // install publishes a driver in Node and CSINode.
@@ -200,7 +256,7 @@ func (i *identity) syncOnce(ctx context.Context) (rejected map[string]error, err
 	}
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	i.written = node.UID
+	i.written, i.read = node.UID, node
 	return want.rejected, nil
 }
 
@@ -293,12 +349,16 @@ func (w desiredNodeInfo) nodePatch(node *corev1.Node) ([]byte, error) {
 	}})
 }
 
+func isOwnedBy(object *storagev1.CSINode, node *corev1.Node) bool {
+	return slices.ContainsFunc(object.OwnerReferences, func(ref metav1.OwnerReference) bool { return ref.UID == node.UID })
+}
+
 // syncCSINode creates or updates the CSINode of the Node as it was just read.
 func (i *identity) syncCSINode(ctx context.Context, node *corev1.Node, want desiredNodeInfo) error {
 	api := i.config.Client.StorageV1().CSINodes()
 	owner := metav1.OwnerReference{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID}
 	current, err := api.Get(ctx, i.config.NodeName, metav1.GetOptions{})
-	if err == nil && !slices.ContainsFunc(current.OwnerReferences, func(ref metav1.OwnerReference) bool { return ref.UID == node.UID }) {
+	if err == nil && !isOwnedBy(current, node) {
 		// It belongs to an earlier Node of this name.
 		if err := api.Delete(ctx, i.config.NodeName, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &current.UID}}); err != nil && !apierrors.IsNotFound(err) {
 			return fmt.Errorf("delete CSINode %s of an earlier node: %w", i.config.NodeName, err)

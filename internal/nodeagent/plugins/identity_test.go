@@ -2,13 +2,18 @@ package plugins
 
 import (
 	"bytes"
+	"context"
 	"maps"
 	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
+	"time"
 
+	"github.com/go-logr/logr"
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -17,6 +22,72 @@ import (
 
 	"belay.dev/belay/internal/csi"
 )
+
+// TestCSINodeThatAnotherClientChangesComesBack: the node has no watch of it, and the Node's heartbeats do not show it.
+func TestCSINodeThatAnotherClientChangesComesBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", UID: "u"}}
+		client := fake.NewClientset(node)
+		api := client.StorageV1().CSINodes()
+		who := identityOf(client)
+		who.drivers["d"] = csi.NodeInfo{NodeID: "id"}
+		ctx, cancel := context.WithCancel(t.Context())
+		var running sync.WaitGroup
+		running.Go(func() { who.run(ctx, logr.Discard()) })
+		synctest.Wait()
+		lists := func() bool {
+			object, err := api.Get(ctx, "n", metav1.GetOptions{})
+			return err == nil && slices.ContainsFunc(object.Spec.Drivers, func(d storagev1.CSINodeDriver) bool { return d.Name == "d" })
+		}
+		heartbeats := func() {
+			for range 30 {
+				current, err := client.CoreV1().Nodes().Get(ctx, "n", metav1.GetOptions{})
+				must(t, err)
+				who.observe(current)
+				<-time.After(10 * time.Second)
+			}
+			synctest.Wait()
+		}
+		for _, test := range []struct {
+			what string
+			harm func() error
+		}{
+			{"deleted", func() error { return api.Delete(ctx, "n", metav1.DeleteOptions{}) }},
+			{"emptied", func() error {
+				object, err := api.Get(ctx, "n", metav1.GetOptions{})
+				must(t, err)
+				object.Spec.Drivers = nil
+				_, err = api.Update(ctx, object, metav1.UpdateOptions{})
+				return err
+			}},
+		} {
+			if !lists() {
+				t.Fatal("the CSINode does not list the driver")
+			}
+			must(t, test.harm())
+			if heartbeats(); !lists() {
+				t.Errorf("%s, the CSINode has not come back after 30 heartbeats", test.what)
+			}
+		}
+		// With the Node, its CSINode goes: nothing is to be written until the Node is back.
+		must(t, api.Delete(ctx, "n", metav1.DeleteOptions{}))
+		must(t, client.CoreV1().Nodes().Delete(ctx, "n", metav1.DeleteOptions{}))
+		synctest.Wait()
+		before := len(client.Actions())
+		<-time.After(10 * csiNodePeriod)
+		synctest.Wait()
+		for _, action := range client.Actions()[before:] {
+			if action.GetVerb() != "get" {
+				t.Errorf("without a Node: %v", action)
+			}
+		}
+		if got := len(client.Actions()) - before; got > 25 {
+			t.Errorf("%d requests in 10 periods without a Node", got)
+		}
+		cancel()
+		running.Wait()
+	})
+}
 
 // TestDriverUnderTrialIsInNoOtherWrite: a driver whose label the API server forbids arrives while another one is being
 // registered, and leaves before the answer; neither of them harms the other.
