@@ -133,7 +133,7 @@ func TestOtherAttachErrorsDoNotRefreshTheLimit(t *testing.T) {
 	agent.SetPod(pod)
 	w.untilInUse(handle)
 	w.waitSays(agent, pod, "NotAttached")
-	agent.volumes.readAttachError(w.ctx, string(w.unique(handle)))
+	agent.volumes.tasks.readAttachError(w.ctx, string(w.unique(handle)))
 	if err := w.waitFails(agent, pod); errors.As(err, new(*AttachLimitError)) {
 		t.Errorf("the wait reports that the node is full: %v", err)
 	}

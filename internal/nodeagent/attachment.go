@@ -14,9 +14,6 @@ import (
 	"belay.dev/belay/internal/nodevolume"
 )
 
-// errOutdated aborts a step whose decision no longer holds.
-var errOutdated = errors.New("the VolumeAttachment may have been recreated since the decision")
-
 // lookUpAttachment reads the VolumeAttachment for the next decision.
 func (m *volumeManager) lookUpAttachment(ctx context.Context, v *volume) error {
 	m.mu.Lock()
@@ -27,7 +24,7 @@ func (m *volumeManager) lookUpAttachment(ctx context.Context, v *volume) error {
 	defer m.mu.Unlock()
 	v.state.Read(begun, found)
 	if found.Attached == nodevolume.Yes {
-		m.traceAttached(v, found.UID, traceparent)
+		m.reports.traceAttached(v, found.UID, traceparent)
 	}
 	return err
 }
@@ -37,7 +34,7 @@ func (m *volumeManager) lookUpAttachment(ctx context.Context, v *volume) error {
 func (m *volumeManager) recheckAttachment(ctx context.Context, v *volume, c driverCall, readAPI bool) error {
 	if readAPI && c.attachment.UID != "" {
 		if err := m.lookUpAttachment(ctx, v); err != nil {
-			m.logger(v, c.toMount.key()).Error(err, "Failed to read the VolumeAttachment again, retrying", "attachment", kube.AttachmentName(v.handle, v.driver, m.config.NodeName))
+			m.reports.logger(v, c.toMount.key()).Error(err, "Failed to read the VolumeAttachment again, retrying", "attachment", kube.AttachmentName(v.handle, v.driver, m.config.NodeName))
 		}
 	}
 	m.mu.Lock()
@@ -51,16 +48,6 @@ func (m *volumeManager) checkDecision(v *volume) error {
 		return errOutdated
 	}
 	return nil
-}
-
-// checkDecisionAndPod checks again after everything is prepared for a call, as a slow disk can delay that. The pod may be gone as well.
-func (m *volumeManager) checkDecisionAndPod(v *volume, step nodevolume.Step) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.pods.state(types.UID(nodevolume.KeyOf(step).PodUID)).Removed {
-		return errReleased
-	}
-	return m.checkDecision(v)
 }
 
 // readAttachment reads the VolumeAttachment live: a node may get it by name, but not watch it. It also returns the trace context of an
@@ -85,4 +72,14 @@ func (m *volumeManager) readAttachment(ctx context.Context, v *volume) (found no
 	default:
 		return nodevolume.Attachment{Attached: nodevolume.No}, "", errors.New(explain.NotAttachedFor(v.handle, name))
 	}
+}
+
+// checkDecisionAndPod checks again after everything is prepared for a call, as a slow disk can delay that. The pod may be gone as well.
+func (m *volumeManager) checkDecisionAndPod(v *volume, step nodevolume.Step) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.pods.state(types.UID(nodevolume.KeyOf(step).PodUID)).Removed {
+		return errReleased
+	}
+	return m.checkDecision(v)
 }

@@ -182,7 +182,7 @@ func TestPodInfoAndTokensAreNotStored(t *testing.T) {
 			renewAt: forEver,
 		}},
 	}}
-	volumes := &volumeManager{pods: pods}
+	requests := &requests{pods: pods}
 	for name, rules := range map[string]plugins.Rules{
 		"the pod":            {PodInfo: true},
 		"tokens":             {Tokens: []storagev1.TokenRequest{{Audience: "vault"}}},
@@ -192,7 +192,7 @@ func TestPodInfoAndTokensAreNotStored(t *testing.T) {
 			own := map[string]string{"pool": "fast"}
 			c := driverCall{toMount: &volumeToMount{attributes: own, pod: podIdentity{UID: "uid", Name: "p"}}, rules: rules}
 			call := csi.NodeVolume{Context: c.volumeContext(), Secrets: map[string]string{}}
-			must(t, volumes.addTokens(t.Context(), c, &call))
+			must(t, requests.addTokens(t.Context(), c, &call))
 			if len(call.Context) < 2 {
 				t.Errorf("the driver got %v", call.Context)
 			}

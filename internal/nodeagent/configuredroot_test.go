@@ -107,7 +107,7 @@ func TestDriversGetTheRootAsConfigured(t *testing.T) {
 		w.mounted(agent, p)
 	}
 	w.want("Publish link resolved")
-	for _, target := range agent.volumes.statsTargets(string(w.unique(handle))) {
+	for _, target := range agent.volumes.tasks.statsTargets(string(w.unique(handle))) {
 		w.mu.Lock()
 		w.called("Stats", target.path)
 		w.mu.Unlock()

@@ -230,7 +230,7 @@ func TestSlowFSGroupChange(t *testing.T) {
 // never fails the test if the pod has an event with the text.
 func (w *world) never(agent *Agent, pod *corev1.Pod, word string) {
 	w.Helper()
-	agent.volumes.events.Event(pod, corev1.EventTypeNormal, "TestEvent", "the last one") // events are sent in their order
+	agent.volumes.reports.events.Event(pod, corev1.EventTypeNormal, "TestEvent", "the last one") // events are sent in their order
 	w.untilEvent(pod, "TestEvent")
 	list, err := w.admin.CoreV1().Events(w.name).List(w.ctx, metav1.ListOptions{})
 	must(w, err)

@@ -326,7 +326,7 @@ func (a *Agent) verifyOwnerOnce(ctx context.Context) error {
 func (a *Agent) waitForOwner(ctx context.Context) error {
 	for failures := 1; ; failures++ {
 		err := a.owner.verify(ctx)
-		a.volumes.setBlocker(err, nodevolume.AttachabilityUnknown, nodevolume.NodeUnknown)
+		a.volumes.reports.setBlocker(err, nodevolume.AttachabilityUnknown, nodevolume.NodeUnknown)
 		// An attempt that the agent's end cuts off says nothing about the records; an OwnerError does, also at the end.
 		if _, other := errors.AsType[*OwnerError](err); err == nil || other || ctx.Err() != nil {
 			return err

@@ -179,12 +179,13 @@ func TestVolumeOfUnknownPodIsIgnored(t *testing.T) {
 	root, err := mount.OpenRoot(t.TempDir(), func() ([]string, error) { return nil, nil })
 	must(t, err)
 	defer root.Close()
-	m := newVolumeManager(w.config, w.api, root, record.NewFakeRecorder(10), newSchedule())
+	m := newVolumeManager(surroundings{
+		config: w.config, client: w.api, root: root, events: record.NewFakeRecorder(10), schedule: newSchedule(), volumes: newVolumeSet(), pods: w.podManager,
+		plugins: plugins.New(plugins.Config{NodeName: "n", Root: root, Client: w.api}, plugins.Handlers{}),
+		status:  nodestatus.New(nodestatus.Config{NodeName: "n", Client: w.api}, nodestatus.Handlers{}),
+	})
 	defer m.shutDown()
-	m.pods = w.podManager
-	m.plugins = plugins.New(plugins.Config{NodeName: "n", Root: root, Client: w.api}, plugins.Handlers{})
 	defer m.plugins.Close()
-	m.status = nodestatus.New(nodestatus.Config{NodeName: "n", Client: w.api}, nodestatus.Handlers{})
 	here := &volumeToMount{specName: "pv", driver: "d", handle: "h", pod: podIdentity{UID: "p"}}
 	m.addVolumes("p", []*volumeToMount{here})
 	if len(m.all) > 0 {

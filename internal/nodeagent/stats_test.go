@@ -327,9 +327,9 @@ func TestDriverWithoutStatsIsNotCalled(t *testing.T) {
 	pod := w.pod("p", "data")
 	w.bringUp(agent, pod)
 	// The call that is planned for the volume becomes due, and there is no volume left to query.
-	agent.volumes.gatherStats(w.ctx, w.driverName())
+	agent.volumes.tasks.gatherStats(w.ctx, w.driverName())
 	name := string(w.unique("h-" + w.name + "-data"))
-	agent.volumes.gatherStats(w.ctx, name)
+	agent.volumes.tasks.gatherStats(w.ctx, name)
 	if n := w.driver.Count("Stats", "data"); n != 0 || agent.VolumeStats(pod.UID) != nil {
 		t.Errorf("asked %d times", n)
 	}

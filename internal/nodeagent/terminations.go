@@ -13,11 +13,6 @@ import (
 	"belay.dev/belay/internal/nodeagent/worker"
 )
 
-// Containers is documented at belay.dev/belay/node.Containers.
-type Containers interface {
-	Ended(ctx context.Context, podUID string) (release func(), err error)
-}
-
 // podLocksDir is where a container runtime without CRI locks its pods.
 const podLocksDir = "belay/pods"
 
