@@ -48,6 +48,7 @@ type transcript struct {
 	mu sync.Mutex
 	// Under mu:
 	text, section, aside []string
+	stageConfirmed       []string          // waits for its place: see look
 	records              map[string]string // what the files say, by name
 	names                []string          // what is replaced by what, first match first
 	attachments          int
@@ -104,8 +105,8 @@ func (s *transcript) say(who, format string, args ...any) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.look()
-	s.text = slices.Concat(s.text, s.section, s.aside)
-	s.section, s.aside = []string{line(who, format, args...)}, nil
+	s.text = slices.Concat(s.text, s.section, s.stageConfirmed, s.aside)
+	s.section, s.stageConfirmed, s.aside = []string{line(who, format, args...)}, nil, nil
 }
 
 // note adds to the section.
@@ -159,7 +160,9 @@ func (s *transcript) onDisk() map[string]string {
 	return now
 }
 
-// look writes down how the records have changed since the last time. The caller holds mu.
+// look writes down how the records have changed since the last time. The agent saves that a stage is confirmed at some time between the
+// stage and the end of the publish, so that its line always stands before that of the confirmed publish, or at the end of the section.
+// The caller holds mu.
 func (s *transcript) look() {
 	now := s.onDisk()
 	for again := s.onDisk(); !maps.Equal(now, again); again = s.onDisk() { // one may be older than another that was read later
@@ -172,12 +175,21 @@ func (s *transcript) look() {
 			lines = append(lines, line("record", "%s: removed", what))
 		}
 	}
+	published := false
 	for file, is := range now {
-		if s.records[file] != is {
+		switch confirmed := strings.HasSuffix(is, ", confirmed"); {
+		case s.records[file] == is:
+		case confirmed && strings.HasPrefix(is, nodevolume.StageKind):
+			s.stageConfirmed = append(s.stageConfirmed, line("record", "%s", is))
+		default:
+			published = published || confirmed
 			lines = append(lines, line("record", "%s", is))
 		}
 	}
 	s.records = now
+	if published {
+		s.section, s.stageConfirmed = append(s.section, s.stageConfirmed...), nil
+	}
 	slices.Sort(lines)
 	s.section = append(s.section, lines...)
 }
@@ -421,7 +433,7 @@ func (s *transcript) ends() {
 	s.Helper()
 	s.stop()
 	s.say("node", "has %d mounts, %v on disk, %v in use", len(s.driver.Mounts), s.leftovers(), s.node().Status.VolumesInUse)
-	s.text = slices.Concat(s.text, s.section)
+	s.text = slices.Concat(s.text, s.section, s.stageConfirmed)
 }
 
 // runningContainer is a runtime of one container.
