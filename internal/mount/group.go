@@ -176,8 +176,8 @@ func (w *groupWalk) run(ctx context.Context, top int) error {
 	return err
 }
 
-// mark makes the top mismatch for every group, on the disk too, before anything below it is changed to another group. So whoever mounts
-// the volume after an interrupted change repeats it: this agent after a restart, another node, and a kubelet, whose rule for
+// mark makes the top mismatch for every group, on the disk too, before anything below it is changed to another group. So an
+// interrupted change is repeated with the next mount: by this agent after a restart, another node, and a kubelet, whose rule for
 // OnRootMismatch requires the set-group-ID bit of every group (k8s.io/kubernetes v1.36.3, pkg/volume/volume_linux.go:227):
 //
 //	if (unixPerms&filePerm != unixPerms) || (fsInfo.Mode()&os.ModeSetgid == 0) {

@@ -258,8 +258,8 @@ func wrong(t *testing.T, dir string, gid int) (count int) {
 	return count
 }
 
-// TestInterruptedChangeIsSeenForEveryGroup: a change from one group to another ends after each of its files. Whoever comes next, with any
-// group and on any node, must not take the top's word for it.
+// TestInterruptedChangeIsSeenForEveryGroup: a change from one group to another ends after each of its files. The next mount, with any
+// group and on any node, must not trust the top.
 func TestInterruptedChangeIsSeenForEveryGroup(t *testing.T) {
 	root, dir := volume(t, "tmpfs", "")
 	for i := range 20 {

@@ -13,7 +13,7 @@ func TestCloseEndsWaits(t *testing.T) {
 	w := newWorld(t)
 	l := w.live()
 	w.volume("other")
-	waiting := w.pod("waiting", "other") // which nobody attaches
+	waiting := w.pod("waiting", "other") // for the attach
 	l.agent.SetPod(waiting)
 	forever := context.WithoutCancel(t.Context())
 	mounted, unmounted := make(chan error, 1), make(chan error, 1)
@@ -22,7 +22,7 @@ func TestCloseEndsWaits(t *testing.T) {
 		_, err := l.agent.WaitMounted(forever, waiting.UID)
 		mounted <- err
 	}()
-	w.untilInUse("h-" + w.name + "-other") // the wait is for the attach
+	w.untilInUse("h-" + w.name + "-other")
 	must(t, l.agent.Close())
 	for what, ended := range map[string]chan error{"WaitMounted": mounted, "WaitUnmounted": unmounted} {
 		err := wait.For(t, what+" to return", ended)
