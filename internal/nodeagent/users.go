@@ -63,13 +63,13 @@ func (m *volumeManager) watchUser(ctx context.Context, v *volume, pid int) {
 func (m *volumeManager) holders(v *volume, key nodevolume.PublishKey) ([]mounttable.Holder, error) {
 	if key == (nodevolume.PublishKey{}) {
 		staged := m.root.Path(v.state.Stage.Record.Path)
-		if mounted, err := m.root.MountedByKernel(v.state.Stage.Record.Path); err != nil || !mounted {
+		if mounted, err := m.root.MountedOrLinked(v.state.Stage.Record.Path); err != nil || !mounted {
 			return nil, err
 		}
 		return m.holdersOf(mounttable.Volume{Paths: []string{staged}})
 	}
 	if v.state.Stage.Phase != nodevolume.Absent {
-		if mounted, err := m.root.MountedByKernel(v.state.Stage.Record.Path); err != nil || mounted {
+		if mounted, err := m.root.MountedOrLinked(v.state.Stage.Record.Path); err != nil || mounted {
 			return nil, err // not the last mount: lookForUsers runs again before the unstage
 		}
 	}
@@ -77,7 +77,7 @@ func (m *volumeManager) holders(v *volume, key nodevolume.PublishKey) ([]mountta
 	// A driver may have its own mount besides the target, which it removes in the call.
 	volume := mounttable.Volume{Paths: []string{m.root.Path(record.Path)}, OtherNamespacesOnly: true}
 	if !record.Block {
-		if mounted, err := m.root.MountedByKernel(record.Path); err != nil || !mounted {
+		if mounted, err := m.root.MountedOrLinked(record.Path); err != nil || !mounted {
 			return nil, err
 		}
 		return m.holdersOf(volume)
