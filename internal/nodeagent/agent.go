@@ -236,6 +236,9 @@ func (c *Config) complete() error {
 	if c.Root == "" {
 		c.Root = defaultRoot
 	}
+	if err := c.checkRights(); err != nil {
+		return err
+	}
 	if c.RPCTimeout == 0 {
 		c.RPCTimeout = defaultRPCTimeout
 	}

@@ -3,6 +3,7 @@ package nodeagent
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"time"
 
@@ -10,6 +11,18 @@ import (
 	"belay.dev/belay/internal/mounttable"
 	"belay.dev/belay/internal/nodevolume"
 )
+
+// checkRights refuses to start where the search for other users would not see all of them: each unmount would wait. Simulated nodes mount
+// nothing.
+func (c *Config) checkRights() error {
+	if c.MountPoints != nil {
+		return nil
+	}
+	if err := mounttable.CheckRights(); err != nil {
+		return fmt.Errorf("node agent: %w; remedy: %s", err, explain.GrantCapabilities)
+	}
+	return nil
+}
 
 // users are the other users of a volume. Guarded by volumeManager.mu.
 type users struct {
