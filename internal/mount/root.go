@@ -357,6 +357,20 @@ func (r *Root) Mounted(name string) (bool, error) {
 // MountedByKernel is Mounted according to the kernel, whatever mount table [OpenRoot] was given.
 func (r *Root) MountedByKernel(name string) (bool, error) { return mountedOn(r.Path(name)) }
 
+// MountedOrLinked is MountedByKernel, and true for a symbolic link too, by which some drivers publish what they mount elsewhere (see
+// [Root.IsPublished]). The link is not followed.
+func (r *Root) MountedOrLinked(name string) (bool, error) {
+	mounted, err := r.MountedByKernel(name)
+	if err != nil || mounted {
+		return mounted, err
+	}
+	info, err := r.root.Lstat(name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	return err == nil && info.Mode()&fs.ModeSymlink != 0, err
+}
+
 func mountedOn(path string) (bool, error) {
 	var st unix.Statx_t
 	err := unix.Statx(unix.AT_FDCWD, path, unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT|unix.AT_STATX_DONT_SYNC, 0, &st)

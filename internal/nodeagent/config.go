@@ -19,6 +19,7 @@ import (
 
 	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/mount"
+	"belay.dev/belay/internal/mounttable"
 	"belay.dev/belay/internal/nodevolume"
 	"belay.dev/belay/internal/telemetry"
 )
@@ -75,6 +76,9 @@ func (c *Config) complete() error {
 	if c.Root == "" {
 		c.Root = defaultRoot
 	}
+	if err := c.checkRights(); err != nil {
+		return err
+	}
 	if c.RPCTimeout == 0 {
 		c.RPCTimeout = defaultRPCTimeout
 	}
@@ -115,6 +119,18 @@ func (c *Config) complete() error {
 	if c.RESTConfig.QPS == 0 && c.RESTConfig.RateLimiter == nil {
 		// API priority and fairness in the API server does the throttling.
 		c.RESTConfig.QPS = -1
+	}
+	return nil
+}
+
+// checkRights refuses to start where the search for other users would not see all of them: each unmount would wait. Simulated nodes mount
+// nothing.
+func (c *Config) checkRights() error {
+	if c.MountPoints != nil {
+		return nil
+	}
+	if err := mounttable.CheckRights(); err != nil {
+		return fmt.Errorf("node agent: %w; remedy: %s", err, explain.GrantCapabilities)
 	}
 	return nil
 }

@@ -62,13 +62,13 @@ func (s *userSearch) watchUser(ctx context.Context, v *volume, pid int) {
 func (s *userSearch) holders(v *volume, key nodevolume.PublishKey) ([]mounttable.Holder, error) {
 	if key == (nodevolume.PublishKey{}) {
 		staged := s.root.Path(v.state.Stage.Record.Path)
-		if mounted, err := s.root.MountedByKernel(v.state.Stage.Record.Path); err != nil || !mounted {
+		if mounted, err := s.root.MountedOrLinked(v.state.Stage.Record.Path); err != nil || !mounted {
 			return nil, err
 		}
 		return s.holdersOf(mounttable.Volume{Paths: []string{staged}})
 	}
 	if v.state.Stage.Phase != nodevolume.Absent {
-		if mounted, err := s.root.MountedByKernel(v.state.Stage.Record.Path); err != nil || mounted {
+		if mounted, err := s.root.MountedOrLinked(v.state.Stage.Record.Path); err != nil || mounted {
 			return nil, err // not the last mount: lookForUsers runs again before the unstage
 		}
 	}
@@ -76,7 +76,7 @@ func (s *userSearch) holders(v *volume, key nodevolume.PublishKey) ([]mounttable
 	// A driver may have its own mount besides the target, which it removes in the call.
 	volume := mounttable.Volume{Paths: []string{s.root.Path(record.Path)}, OtherNamespacesOnly: true}
 	if !record.Block {
-		if mounted, err := s.root.MountedByKernel(record.Path); err != nil || !mounted {
+		if mounted, err := s.root.MountedOrLinked(record.Path); err != nil || !mounted {
 			return nil, err
 		}
 		return s.holdersOf(volume)

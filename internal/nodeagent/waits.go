@@ -254,3 +254,10 @@ type Mount struct {
 	MountOptions                  []string
 	VolumeContext, PublishContext map[string]string
 }
+
+func (o *nonCSIVolume) mount() Mount {
+	return Mount{
+		VolumeName: o.volume, ReadOnly: o.use.readOnly, Block: mode(o.pv.Spec.VolumeMode) == corev1.PersistentVolumeBlock,
+		SupplementalGroup: supplementalGroup(o.pv), PersistentVolume: o.pv.DeepCopy(),
+	}
+}
