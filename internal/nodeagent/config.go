@@ -1,8 +1,6 @@
 package nodeagent
 
 import (
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-
 	"cmp"
 	"context"
 	"errors"
@@ -15,6 +13,7 @@ import (
 	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/rest"
 
 	"belay.dev/belay/internal/explain"
@@ -73,14 +72,9 @@ func (c *Config) complete() error {
 	if c.RESTConfig == nil {
 		return errors.New("node agent: RESTConfig is required")
 	}
-	if c.Root == "" {
-		c.Root = defaultRoot
-	}
+	c.Root = cmp.Or(c.Root, defaultRoot)
 	if err := c.checkRights(); err != nil {
 		return err
-	}
-	if c.RPCTimeout == 0 {
-		c.RPCTimeout = defaultRPCTimeout
 	}
 	c.fsGroupEventDelay, c.fsGroupEventInterval = cmp.Or(c.fsGroupEventDelay, defaultFSGroupEventDelay), cmp.Or(c.fsGroupEventInterval, defaultFSGroupEventInterval)
 	if c.reconnected == nil {
@@ -96,12 +90,7 @@ func (c *Config) complete() error {
 		c.fileLabel = fileLabel
 	}
 	c.republishPeriod = cmp.Or(c.republishPeriod, defaultRepublishPeriod)
-	if c.SyncPeriod == 0 {
-		c.SyncPeriod = defaultSyncPeriod
-	}
-	if c.StatsPeriod == 0 {
-		c.StatsPeriod = defaultStatsPeriod
-	}
+	c.RPCTimeout, c.SyncPeriod, c.StatsPeriod = cmp.Or(c.RPCTimeout, defaultRPCTimeout), cmp.Or(c.SyncPeriod, defaultSyncPeriod), cmp.Or(c.StatsPeriod, defaultStatsPeriod)
 	c.attachErrorAfter = cmp.Or(c.attachErrorAfter, attachErrorAfter)
 	c.waitEventDelay, c.claimEventDelay = cmp.Or(c.waitEventDelay, defaultWaitEventDelay), cmp.Or(c.claimEventDelay, defaultClaimEventDelay)
 	if c.Logger.GetSink() == nil {

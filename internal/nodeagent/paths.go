@@ -1,12 +1,12 @@
 package nodeagent
 
 import (
-	storagev1 "k8s.io/api/storage/v1"
-
 	"crypto/sha256"
 	"encoding/hex"
 	"path"
 	"path/filepath"
+
+	storagev1 "k8s.io/api/storage/v1"
 
 	"belay.dev/belay/internal/nodevolume"
 )

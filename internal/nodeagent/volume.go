@@ -16,7 +16,7 @@ import (
 	"belay.dev/belay/internal/nodevolume"
 )
 
-// volume is one CSI volume on this node. All fields are guarded by volumeManager.mu; only its reconcile changes state.
+// volume is one CSI volume on this node. All fields are guarded by volumeSet.mu; only volumeManager.reconcile changes state.
 type volume struct {
 	name, driver, handle string
 	state                nodevolume.VolumeState
@@ -135,7 +135,7 @@ type pendingCall struct {
 	timeout time.Duration
 }
 
-// users are the other users of a volume. Guarded by volumeManager.mu.
+// users are the other users of a volume. Guarded by volumeSet.mu.
 type users struct {
 	// problem names them, or why they could not be found.
 	problem error
