@@ -18,7 +18,7 @@ import (
 // inMountNamespace is set for a test that runs in a mount namespace of its own.
 const inMountNamespace = "MOUNTTABLE_TEST_IN_MOUNT_NAMESPACE"
 
-// alone runs the test once more in a process with a mount namespace of its own, and reports whether this is that process. However it
+// alone runs the test again in a process with a mount namespace of its own, and reports whether this is that process. However it
 // ends, nothing of it is left: its mounts go with the namespace, its loop devices with their last user.
 func alone(t *testing.T) bool {
 	t.Helper()

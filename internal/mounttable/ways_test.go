@@ -33,7 +33,7 @@ func open(path string) error {
 	return err
 }
 
-// endFirst is a way in which the first thread of the process ends.
+// endFirst has the first thread of the process end.
 const endFirst = "open and end the first thread"
 
 // loops keeps them open.
