@@ -180,9 +180,15 @@ type loaded struct {
 	uses    map[string]map[string]string
 }
 
-// load type-checks a package against the export data of what it imports.
+// packages are those that load has loaded, by their folder.
+var packages = map[string]loaded{}
+
+// load type-checks a package, once, against the export data of what it imports.
 func load(t *testing.T, dir string) loaded {
 	t.Helper()
+	if p, done := packages[dir]; done {
+		return p
+	}
 	list := exec.CommandContext(t.Context(), "go", "list", "-export", "-deps", "-json=ImportPath,Export,GoFiles", "./"+dir)
 	list.Dir = root
 	out, err := list.Output()
@@ -238,6 +244,7 @@ func load(t *testing.T, dir string) loaded {
 			p.uses[from][to] = object.Name()
 		}
 	}
+	packages[dir] = p
 	return p
 }
 
