@@ -27,7 +27,8 @@ type Agent struct {
 }
 
 // New creates an agent and loads the records under the root. It calls neither the API server nor a driver. It holds a lock on the root
-// until Run has returned or Close was called; while another agent holds it, New returns [ErrRootInUse].
+// until Run has returned or Close was called; while another agent holds it, New returns [ErrRootInUse]. Without the capabilities to see
+// all users of a volume (CAP_SYS_PTRACE, and CAP_DAC_READ_SEARCH or CAP_DAC_OVERRIDE) it fails, unless Config has MountPoints.
 func New(config Config) (*Agent, error) {
 	agent, err := nodeagent.New(config.shell())
 	if err != nil {
@@ -72,9 +73,9 @@ func (a *Agent) SetPod(pod *corev1.Pod) { a.agent.SetPod(pod.DeepCopy()) }
 // and removes them from volumesInUse. RemovePod does not wait and cannot be undone; see [Agent.WaitUnmounted].
 //
 // As a safety net, the agent does not unmount a volume while another process on the machine has it mounted, according to the mount tables
-// of all processes in the agent's PID namespace and below. It then waits, with the reason StillMountedElsewhere in errors and events. The
-// check does not see a process that uses the volume through the agent's own mount namespace, or that is in another PID namespace, so it
-// does not replace the caller's responsibility.
+// of all processes in the agent's PID namespace and below; docs/invariants.md lists who is seen. It then waits, with the reason
+// StillMountedElsewhere in errors and events. The check does not see a process that uses the volume through the agent's own mount
+// namespace, or that is in another PID namespace, so it does not replace the caller's responsibility.
 func (a *Agent) RemovePod(uid types.UID) { a.agent.RemovePod(uid) }
 
 // PodsSynced reports that [Agent.SetPod] was called for every pod of the caller. For any other pod it means the same as

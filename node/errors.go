@@ -10,7 +10,7 @@ import (
 var (
 	// ErrPodNotWanted is in the error of a method that needs a pod which was set and not removed (errors.Is).
 	ErrPodNotWanted = nodeagent.ErrPodNotWanted
-	// ErrClosed is what [Agent.Run] returns after [Agent.Close] (errors.Is).
+	// ErrClosed is what [Agent.Run] returns after [Agent.Close], and is in the [WaitError] of a wait that either has ended (errors.Is).
 	ErrClosed = nodeagent.ErrClosed
 	// ErrRootInUse is in the error of [New] while another agent holds the lock on the root (errors.Is).
 	ErrRootInUse = mount.ErrLocked
@@ -24,7 +24,7 @@ var (
 type RefusedError = nodeagent.RefusedError
 
 // WaitError is returned by [Agent.WaitMounted] and [Agent.WaitUnmounted] if their context ends first (errors.As). The agent continues its
-// work; call again. It wraps the context's cause and each volume's last failure.
+// work; call again. It wraps the context's cause and each volume's last failure. If the agent ends first it wraps [ErrClosed].
 type WaitError = nodeagent.WaitError
 
 // VolumeWait is one volume of a [WaitError]: what it waits for, and since when.

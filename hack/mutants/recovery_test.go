@@ -23,6 +23,7 @@ const (
 	record, remediation             = "internal/fencing/record.go", "internal/recovery/remediation.go"
 	fenceName, sameName             = "internal/kube/fencename.go", "internal/recovery/samename.go"
 	pure, shell                     = "internal/fencing", "internal/recovery"
+	groupFile                       = "internal/mount/group.go"
 )
 
 var holes = []hole{
@@ -293,6 +294,14 @@ var holes = []hole{
 	{"S1", "a finalizer that another client removed counts as the previous attacher's", "internal/publication/places.go", "return a.Released && !slices", "return !slices", "internal/publication", "TestReleasedByAnEarlierProcess"},
 	{"S1", "what this process has published counts as the previous attacher's", "internal/publication/places.go", "!a.Call.at(id).OnRecord || ", "", "internal/publication", "TestReleasedByAnEarlierProcess"},
 	{"S1", "a write of the previous attacher is carried out at any time", "internal/attacher/calls.go", "now.Before(l.started.Add(lateWrites))", "now.After(l.started)", "internal/attacher", "TestDetachThatTheProcessBeforeHasEnded"},
+	{"node", "a driver is called with a path that its container does not have", "internal/nodeagent/requests.go", "Root: r.records.configuredRoot(),", "", "internal/nodeagent", "TestDriversGetTheRootAsConfigured"},
+	{"node", "a mount is ended by another path than it was made with", "internal/nodeagent/files.go", `cmp.Or(r.Root, s.root.Path("."))`, "cmp.Or(s.root.Configured(), r.Root)", "internal/nodeagent", "TestRecordsOfTheResolvedRoot"},
+	{"node", "a repeated call has another path than the first", "internal/nodevolume/record.go", "if earlier.Path == r.Path {", "if false {", "internal/nodevolume", "TestRecordKeepsTheRootOfTheFirstCall"},
+	{"node", "a CSINode that another client deletes stays away", "internal/nodeagent/plugins/identity.go", "running.Go(func() { i.lookAtCSINode(ctx) })", "", "internal/nodeagent/plugins", "TestCSINodeThatAnotherClientChangesComesBack"},
+	{"node", "an interrupted change of the group is not seen", groupFile, "setMode(top, st.Mode&modeBits&^unix.S_ISGID)", "error(nil)", "internal/mount", "TestInterruptedChangeIsSeenForEveryGroup"},
+	{"node", "a repair takes the group from what containers create", groupFile, "int(st.Gid) == w.GID || st.Mode&unix.S_ISGID == 0", "st.Mode&unix.S_ISGID == 0", "internal/mount", "TestRepairIsNotSeenByContainers"},
+	{"node", "the files may reach the disk before the top that mismatches", groupFile, "return w.sync(w.fsync, dir)", "return nil", "internal/mount", "TestChangeReachesTheDiskInOrder"},
+	{"node", "the top that fits may reach the disk before the files", groupFile, "len(w.down) == 1 && !fits(st, w.GID)", "false", "internal/mount", "TestChangeReachesTheDiskInOrder"},
 }
 
 // TestRecovery: each rule is needed.

@@ -158,6 +158,8 @@ const (
 	SeeUnreadable = "see the line about the record that cannot be read"
 	// ShareProcesses is for a PID namespace of its own.
 	ShareProcesses = "set hostPID: true for a pod of belay-node; none where the node itself is a container"
+	// GrantCapabilities is for an agent that may not see all users of a volume.
+	GrantCapabilities = "run belay-node as root with all capabilities: privileged: true for a pod, no CapabilityBoundingSet= in a systemd unit"
 	// EndPodsToExpand is for a driver that expands only volumes that are not in use.
 	EndPodsToExpand = "delete the pods that use the volume: it is expanded when it is next mounted"
 )

@@ -41,8 +41,8 @@ const openDirectories = 32
 // ErrMoved is returned when a directory was moved while the tree below it was being changed.
 var ErrMoved = errors.New("the directory was moved during the change")
 
-// HasGroup reports whether a directory has the group and mode that ChangeGroup sets. Since ChangeGroup changes the top of a tree
-// last, the whole tree then has them. Only a directory can.
+// HasGroup reports whether a directory has the group and mode that ChangeGroup sets. Since ChangeGroup makes the top of a tree mismatch
+// before anything below it is changed, and changes it last, the whole tree then has them. Only a directory can.
 func (r *Root) HasGroup(name string, gid int) (bool, error) {
 	fd, err := r.openTop(name)
 	if err != nil {
@@ -53,7 +53,11 @@ func (r *Root) HasGroup(name string, gid int) (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("stat %s: %w", r.Path(name), err)
 	}
-	return isDirectory(st) && int(st.Gid) == gid && st.Mode&groupDirectory == groupDirectory, nil
+	return fits(st, gid), nil
+}
+
+func fits(st unix.Stat_t, gid int) bool {
+	return isDirectory(st) && int(st.Gid) == gid && st.Mode&groupDirectory == groupDirectory
 }
 
 // ChangeGroup changes a file or a directory and everything below it, children first. It follows no symlink and enters no other
@@ -67,7 +71,7 @@ func (r *Root) ChangeGroup(ctx context.Context, name string, change *GroupChange
 		return err
 	}
 	defer closeFD(top)
-	walk := groupWalk{GroupChange: change, path: r.Path(name)}
+	walk := groupWalk{GroupChange: change, path: r.Path(name), fsync: r.fsync, syncFS: r.syncFS}
 	defer walk.close()
 	if err := walk.run(ctx, top); err != nil && !errors.Is(err, errReadOnlyFileSystem) {
 		return err
@@ -122,8 +126,9 @@ var errReadOnlyFileSystem = errors.New("the file system is read-only")
 // groupWalk is one walk. It goes down by names in opened directories, and up by "..".
 type groupWalk struct {
 	*GroupChange
-	path string // of the top
-	down []level
+	path          string // of the top
+	down          []level
+	fsync, syncFS func(*os.File) error
 }
 
 // level is a directory on the path to the current one.
@@ -155,6 +160,9 @@ func (w *groupWalk) run(ctx context.Context, top int) error {
 	if !isDirectory(st) {
 		return w.change(top, st, "")
 	}
+	if err := w.mark(top, st); err != nil {
+		return err
+	}
 	for err = w.enter(ctx, top, "."); err == nil && len(w.down) > 0; {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
@@ -166,6 +174,46 @@ func (w *groupWalk) run(ctx context.Context, top int) error {
 		}
 	}
 	return err
+}
+
+// mark makes the top mismatch for every group, on the disk too, before anything below it is changed to another group. So an
+// interrupted change is repeated with the next mount: by this agent after a restart, another node, and a kubelet, whose rule for
+// OnRootMismatch requires the set-group-ID bit of every group (k8s.io/kubernetes v1.36.3, pkg/volume/volume_linux.go:227):
+//
+//	if (unixPerms&filePerm != unixPerms) || (fsInfo.Mode()&os.ModeSetgid == 0) {
+//
+// Without that bit no process loses access: a file that a container creates in the top meanwhile, and only there, gets the group of its
+// process. A top that has the group already keeps the bit: each file that is changed then fits what the top says, and containers that run
+// with the group do not see the change. A top that may not be changed says nothing about its files, with kubelet neither.
+func (w *groupWalk) mark(top int, st unix.Stat_t) error {
+	if int(st.Gid) == w.GID || st.Mode&unix.S_ISGID == 0 {
+		return nil
+	}
+	err := setMode(top, st.Mode&modeBits&^unix.S_ISGID)
+	if errors.Is(err, unix.EDQUOT) { // for now: others may be permitted
+		return w.failed("change the mode of", "", err)
+	}
+	if err != nil {
+		return w.classify("change the mode of", "", err)
+	}
+	fd, err := openBelow(top, ".", unix.O_RDONLY|unix.O_DIRECTORY, unix.RESOLVE_NO_XDEV)
+	if err != nil {
+		return w.failed("open", "", err)
+	}
+	dir := os.NewFile(uintptr(fd), ".")
+	defer dir.Close() //nolint:errcheck // only read
+	return w.sync(w.fsync, dir)
+}
+
+// sync has a change reach the disk before those that follow: a file system need not keep their order in a power cut. One that syncs no
+// directories (EINVAL) is left alone.
+func (w *groupWalk) sync(sync func(*os.File) error, dir *os.File) error {
+	switch err := sync(dir); {
+	case err == nil, errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENOTSUP), errors.Is(err, unix.ENOSYS):
+		return nil
+	default:
+		return w.failed("write to the disk", "", err)
+	}
 }
 
 // next removes and returns the last of the remaining names.
@@ -250,6 +298,11 @@ func (w *groupWalk) leave() error {
 	if err != nil {
 		return w.failed("stat", "", err)
 	}
+	if len(w.down) == 1 && !fits(st, w.GID) {
+		if err := w.sync(w.syncFS, lowest.dir); err != nil { // the top fits last
+			return err
+		}
+	}
 	if err := w.change(fd, st, ""); err != nil {
 		return err
 	}
@@ -302,9 +355,12 @@ func (w *groupWalk) change(fd int, st unix.Stat_t, name string) error {
 	if mode == before {
 		return nil
 	}
-	// fchmod does not work with a descriptor that was opened with O_PATH.
-	err := retryEINTR(func() error { return unix.Chmod("/proc/self/fd/"+strconv.Itoa(fd), mode) })
-	return w.classify("change the mode of", name, err)
+	return w.classify("change the mode of", name, setMode(fd, mode))
+}
+
+// setMode is fchmod for a descriptor that was opened with O_PATH, with which that does not work.
+func setMode(fd int, mode uint32) error {
+	return retryEINTR(func() error { return unix.Chmod("/proc/self/fd/"+strconv.Itoa(fd), mode) })
 }
 
 // classify separates what the file system does not permit, which is not a failure, from errors.

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -226,6 +227,155 @@ func TestChangeGroupChangesTheTopLast(t *testing.T) {
 		if fits, err := root.HasGroup("pod/mount", change.GID); err != nil || fits {
 			t.Errorf("ended after %d files: fits %v, %v", after, fits, err)
 		}
+	}
+}
+
+// kubeletSkips is kubelet's rule for OnRootMismatch (k8s.io/kubernetes v1.36.3, pkg/volume/volume_linux.go, requiresPermissionChange):
+//
+//	203: if int(stat.Gid) != int(*fsGroup) {
+//	214: if !fsInfo.IsDir() {
+//	227: if (unixPerms&filePerm != unixPerms) || (fsInfo.Mode()&os.ModeSetgid == 0) {
+//
+// For CSI volumes unixPerms is 0770: a read-only one has no fsGroup (pkg/volume/csi/csi_mounter.go:475). 0550 asks for less.
+func kubeletSkips(t *testing.T, dir string, gid int, unixPerms os.FileMode) bool {
+	t.Helper()
+	info, err := os.Stat(dir)
+	must(t, err)
+	has := info.Sys().(*syscall.Stat_t).Gid
+	return int(has) == gid && info.IsDir() && unixPerms&info.Mode().Perm() == unixPerms && info.Mode()&os.ModeSetgid != 0
+}
+
+// wrong counts the files of a volume that do not have a group.
+func wrong(t *testing.T, dir string, gid int) (count int) {
+	t.Helper()
+	must(t, filepath.WalkDir(dir, func(path string, _ os.DirEntry, err error) error {
+		must(t, err)
+		if !strings.HasPrefix(look(t, path), fmt.Sprint(gid, " ")) {
+			count++
+		}
+		return nil
+	}))
+	return count
+}
+
+// TestInterruptedChangeIsSeenForEveryGroup: a change from one group to another ends after each of its files. The next mount, with any
+// group and on any node, must not trust the top.
+func TestInterruptedChangeIsSeenForEveryGroup(t *testing.T) {
+	root, dir := volume(t, "tmpfs", "")
+	for i := range 20 {
+		make4(t, filepath.Join(dir, fmt.Sprintf("d%d/f%d", i%4, i)), 0o600)
+	}
+	const before, next = testGroup, testGroup + 1
+	for after := range int64(26) {
+		must(t, root.ChangeGroup(t.Context(), "pod/mount", &GroupChange{GID: before}))
+		ctx, cancel := context.WithCancel(t.Context())
+		change := &GroupChange{GID: next}
+		err := root.ChangeGroup(&endsAfter{Context: ctx, change: change, files: after, end: cancel}, "pod/mount", change)
+		if (err == nil) != (after >= 25) {
+			t.Fatalf("ended after %d files: %v", after, err)
+		}
+		for _, gid := range []int{0, before, next} {
+			fits, err := root.HasGroup("pod/mount", gid)
+			must(t, err)
+			left := wrong(t, dir, gid)
+			if left > 0 && (fits || kubeletSkips(t, dir, gid, 0o770) || kubeletSkips(t, dir, gid, 0o550)) {
+				t.Errorf("ended after %d files: %d of 25 do not have group %d, and the top says that all have", after, left, gid)
+			}
+			if gid == next && left == 0 && !fits {
+				t.Errorf("all files have group %d, and the top says that they do not", gid)
+			}
+		}
+	}
+}
+
+// TestChangeReachesTheDiskInOrder: a power cut must not keep the change of a file and lose that of the top before it, nor the reverse at the
+// end.
+func TestChangeReachesTheDiskInOrder(t *testing.T) {
+	root, dir := volume(t, "tmpfs", "")
+	for i := range 10 {
+		make4(t, filepath.Join(dir, fmt.Sprintf("d%d/f%d", i%2, i)), 0o600)
+	}
+	give(t, root)
+	const next, all = testGroup + 1, 13 // with the top
+	steps := func(change, files error) (synced []string, err error) {
+		root.fsync = func(*os.File) error {
+			synced = append(synced, fmt.Sprintf("top %s, %d to change", look(t, dir), wrong(t, dir, next)))
+			return change
+		}
+		root.syncFS = func(*os.File) error {
+			synced = append(synced, fmt.Sprintf("all %s, %d to change", look(t, dir), wrong(t, dir, next)))
+			return files
+		}
+		return synced, root.ChangeGroup(t.Context(), "pod/mount", &GroupChange{GID: next})
+	}
+	marked := fmt.Sprintf("%d 1777", testGroup)
+	want := []string{fmt.Sprintf("top %s, %d to change", marked, all), fmt.Sprintf("all %s, 1 to change", marked)}
+	if _, err := steps(syscall.EIO, nil); !errors.Is(err, syscall.EIO) || wrong(t, dir, next) != all || look(t, dir) != marked {
+		t.Errorf("the top is not on the disk: %v, %d to change, the top is %s", err, wrong(t, dir, next), look(t, dir))
+	}
+	give(t, root)
+	if _, err := steps(nil, syscall.EIO); !errors.Is(err, syscall.EIO) || look(t, dir) != marked {
+		t.Errorf("the files are not on the disk: %v, the top is %s", err, look(t, dir))
+	}
+	root.syncFS = syncFS
+	give(t, root)
+	synced, err := steps(syscall.EINVAL, syscall.ENOSYS)
+	if err != nil || !slices.Equal(synced, want) {
+		t.Errorf("a file system that syncs nothing: %v, synced %q, want %q", err, synced, want)
+	}
+	if synced, err := steps(nil, nil); err != nil || len(synced) > 0 {
+		t.Errorf("nothing is to change: %v, synced %q", err, synced)
+	}
+}
+
+// TestRepairIsNotSeenByContainers: the top has the group, and some files do not. Containers that run with the group create files in the
+// top, which have to get it.
+func TestRepairIsNotSeenByContainers(t *testing.T) {
+	root, dir := volume(t, "tmpfs", "")
+	for i := range 10 {
+		make4(t, filepath.Join(dir, fmt.Sprint(i)), 0o600)
+	}
+	give(t, root)
+	must(t, os.Chown(filepath.Join(dir, "5"), -1, 0))
+	change := &GroupChange{GID: testGroup}
+	for after := range int64(11) {
+		seen := func() {
+			if fits, err := root.HasGroup("pod/mount", testGroup); err != nil || !fits {
+				t.Errorf("after %d files the top is %s: %v", after, look(t, dir), err)
+			}
+		}
+		must(t, root.ChangeGroup(&endsAfter{Context: t.Context(), change: change, files: after, end: seen}, "pod/mount", change))
+	}
+	wantLook(t, filepath.Join(dir, "5"), 0o660)
+}
+
+// TestTopThatMayNotBeChanged: as with kubelet, the pod gets its files, but not on a file system that is read-only.
+func TestTopThatMayNotBeChanged(t *testing.T) {
+	for name, test := range map[string]struct {
+		freeze func(dir string) error
+		group  int
+	}{
+		"immutable": {func(dir string) error {
+			top, err := os.Open(dir)
+			must(t, err)
+			defer top.Close()
+			return unix.IoctlSetPointerInt(int(top.Fd()), unix.FS_IOC_SETFLAGS, 0x10)
+		}, testGroup + 1},
+		"read-only": {func(dir string) error { return unix.Mount("", dir, "", unix.MS_REMOUNT|unix.MS_RDONLY, "") }, testGroup},
+	} {
+		t.Run(name, func(t *testing.T) {
+			root, dir := volume(t, "tmpfs", "")
+			file := make4(t, filepath.Join(dir, "file"), 0o600)
+			give(t, root)
+			if err := test.freeze(dir); err != nil {
+				t.Skipf("no immutable files on tmpfs before Linux 6.6: %v", err)
+			}
+			change := &GroupChange{GID: testGroup + 1}
+			must(t, root.ChangeGroup(t.Context(), "pod/mount", change))
+			if got, want := look(t, file), fmt.Sprint(test.group, " 660"); got != want || change.Refused.Load() == 0 {
+				t.Errorf("the file is %s, want %s; refused %d times", got, want, change.Refused.Load())
+			}
+		})
 	}
 }
 

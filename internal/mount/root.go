@@ -19,10 +19,12 @@ import (
 type Root struct {
 	root *os.Root
 	path string
+	// configured is the absolute path that OpenRoot was given.
+	configured string
 	// points replaces the kernel's mount table if set.
 	points func() ([]string, error)
-	// fsync syncs a file or directory; tests replace it.
-	fsync func(*os.File) error
+	// fsync syncs a file or directory, syncFS its whole file system; tests replace them.
+	fsync, syncFS func(*os.File) error
 }
 
 // OpenRoot opens the directory and creates it if it does not exist. points, if not nil, replaces the kernel's mount table and lists
@@ -39,11 +41,19 @@ func OpenRoot(path string, points func() ([]string, error)) (*Root, error) {
 	if err != nil {
 		return nil, fmt.Errorf("resolve the root directory: %w", err)
 	}
+	configured, err := filepath.Abs(path)
+	if err != nil {
+		return nil, fmt.Errorf("resolve the root directory: %w", err)
+	}
 	root, err := os.OpenRoot(absolute)
 	if err != nil {
 		return nil, fmt.Errorf("open the root directory: %w", err)
 	}
-	return &Root{root: root, path: absolute, points: points, fsync: (*os.File).Sync}, nil
+	return &Root{root: root, path: absolute, configured: configured, points: points, fsync: (*os.File).Sync, syncFS: syncFS}, nil
+}
+
+func syncFS(file *os.File) error {
+	return retryEINTR(func() error { return unix.Syncfs(int(file.Fd())) })
 }
 
 // Close closes the directory.
@@ -58,7 +68,7 @@ func (r *Root) Sub(name string) (*Root, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open directory: %w", err)
 	}
-	return &Root{root: root, path: r.Path(name), points: r.points, fsync: r.fsync}, nil
+	return &Root{root: root, path: r.Path(name), configured: filepath.Join(r.configured, name), points: r.points, fsync: r.fsync, syncFS: r.syncFS}, nil
 }
 
 // Inside returns ErrSymlinkOutside if one of the directories is a symbolic link out of the root.
@@ -93,8 +103,11 @@ func (r *Root) Lock(name string) (unlock func() error, err error) {
 	return file.Close, nil
 }
 
-// Path returns the absolute path of a name.
+// Path returns the absolute path of a name. Symbolic links in the path of the root are resolved, as in the kernel's mount table.
 func (r *Root) Path(name string) string { return filepath.Join(r.path, name) }
+
+// Configured returns the absolute path of the root as OpenRoot was given it: a driver in a container may have no other.
+func (r *Root) Configured() string { return r.configured }
 
 // ErrInvalidName is returned for a name that is not a single element of a path.
 var ErrInvalidName = errors.New("not a valid path element")
@@ -343,6 +356,20 @@ func (r *Root) Mounted(name string) (bool, error) {
 
 // MountedByKernel is Mounted according to the kernel, whatever mount table [OpenRoot] was given.
 func (r *Root) MountedByKernel(name string) (bool, error) { return mountedOn(r.Path(name)) }
+
+// MountedOrLinked is MountedByKernel, and true for a symbolic link too, by which some drivers publish what they mount elsewhere (see
+// [Root.IsPublished]). The link is not followed.
+func (r *Root) MountedOrLinked(name string) (bool, error) {
+	mounted, err := r.MountedByKernel(name)
+	if err != nil || mounted {
+		return mounted, err
+	}
+	info, err := r.root.Lstat(name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	return err == nil && info.Mode()&fs.ModeSymlink != 0, err
+}
 
 func mountedOn(path string) (bool, error) {
 	var st unix.Statx_t

@@ -3,5 +3,5 @@
 //
 // The mounts of a container are its own. They remain when the paths that they were made from are unmounted, and its processes can
 // still write. So before a volume is taken from a node, [Table.Holders] has to be empty. What cannot be read counts as an unknown
-// holder.
+// holder. docs/invariants.md has a table of who is seen and who is not.
 package mounttable

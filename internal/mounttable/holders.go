@@ -40,7 +40,8 @@ func (h Holder) String() string {
 
 // Volume is what is about to be taken from this machine.
 type Volume struct {
-	// Paths are the mount points that are about to be unmounted. Other mounts of what is mounted there are searched for.
+	// Paths are the mount points that are about to be unmounted, or symbolic links to what a driver mounted elsewhere. Other mounts of
+	// what is there are searched for.
 	Paths []string
 	// Device is a block device, as major:minor, whose file system must not be mounted either; empty for none.
 	Device string
@@ -53,13 +54,12 @@ type Volume struct {
 //
 // A mount in another namespace goes with one of ours if it is a propagated copy: it is on a mount that receives from the one that
 // ours is on, at the same place. A container's own mount of a volume is on the container's root, which receives nothing; whether
-// the mount itself receives (HostToContainer) is irrelevant.
+// the mount itself receives (HostToContainer) is irrelevant. A copy stays if something is mounted below it that does not go as well:
+// the kernel passes over it, and unmounts ours (propagate_mount_busy in torvalds/linux v6.18 fs/pnode.c).
 func (t *Table) Holders(v Volume) ([]Holder, error) {
-	var volume []entry
-	for _, e := range t.own {
-		if slices.Contains(v.Paths, e.point) {
-			volume = append(volume, e)
-		}
+	volume, err := t.at(v.Paths)
+	if err != nil {
+		return nil, err
 	}
 	if v.Device != "" {
 		volume = append(volume, entry{device: v.Device, root: "/"})
@@ -75,7 +75,7 @@ func (t *Table) Holders(v Volume) ([]Holder, error) {
 			continue
 		}
 		ours = append(ours, e)
-		if !slices.Contains(v.Paths, e.point) && !v.OtherNamespacesOnly {
+		if !v.OtherNamespacesOnly && !slices.ContainsFunc(volume, func(our entry) bool { return our.point == e.point }) {
 			holders = append(holders, Holder{Path: e.point})
 		}
 	}
@@ -84,7 +84,7 @@ func (t *Table) Holders(v Volume) ([]Holder, error) {
 			if _, same := find(t.own, e.id); same {
 				continue // a namespace that could not be identified, and is ours
 			}
-			if isPart(e) && !slices.ContainsFunc(ours, func(our entry) bool { return t.isPropagatedCopy(our, e, n) }) {
+			if isPart(e) && !t.goes(ours, e, n) {
 				holders = append(holders, Holder{Process: n.process, Namespace: n.name, Path: e.point})
 			}
 		}
@@ -95,6 +95,15 @@ func (t *Table) Holders(v Volume) ([]Holder, error) {
 // Mounted reports whether something is mounted on the path in the caller's own namespace.
 func (t *Table) Mounted(path string) bool {
 	return slices.ContainsFunc(t.own, func(e entry) bool { return e.point == path })
+}
+
+// goes reports whether e, of another namespace, is unmounted with one of ours: it is a propagated copy, and so is all that is mounted
+// below it.
+func (t *Table) goes(ours []entry, e entry, n namespace) bool {
+	if !slices.ContainsFunc(ours, func(our entry) bool { return t.isPropagatedCopy(our, e, n) }) {
+		return false
+	}
+	return !slices.ContainsFunc(n.entries, func(child entry) bool { return child.parent == e.id && child.id != e.id && !t.goes(t.own, child, n) })
 }
 
 // isPropagatedCopy reports whether e, of another namespace, is our mount as it was propagated there.

@@ -51,6 +51,12 @@ func TestHolders(t *testing.T) {
 		"a namespace that receives our unmounts": {ours, `127 1 254:0 / / rw master:1 - ext4 /dev/vda rw
 160 127 8:16 / /var/lib/kubelet/plugins/globalmount rw master:60 - ext4 /dev/sdb rw
 161 127 8:16 / /var/lib/kubelet/pods/p/mount rw master:60 - ext4 /dev/sdb rw`, Volume{Paths: []string{staging, target}}, nil},
+		"the same, with another mount below it": {ours, `127 1 254:0 / / rw master:1 - ext4 /dev/vda rw
+160 127 8:16 / /var/lib/kubelet/plugins/globalmount rw master:60 - ext4 /dev/sdb rw
+162 160 0:77 / /var/lib/kubelet/plugins/globalmount/below rw - tmpfs below rw`, Volume{Paths: []string{staging, target}}, []string{staging}},
+		"the same, with a copy of a mount of ours below it": {ours + "64 60 0:77 / /var/lib/kubelet/plugins/globalmount/below rw shared:64 - tmpfs below rw\n", `127 1 254:0 / / rw master:1 - ext4 /dev/vda rw
+160 127 8:16 / /var/lib/kubelet/plugins/globalmount rw master:60 - ext4 /dev/sdb rw
+162 160 0:77 / /var/lib/kubelet/plugins/globalmount/below rw master:64 - tmpfs below rw`, Volume{Paths: []string{staging, target}}, nil},
 		"a driver's container, which has our root at another place": {ours, `90 1 0:99 / / rw - overlay overlay rw
 127 90 254:0 /var/lib/kubelet /kubelet rw shared:1 - ext4 /dev/vda rw
 160 127 8:16 / /kubelet/plugins/globalmount rw shared:60 - ext4 /dev/sdb rw`, Volume{Paths: []string{staging, target}}, nil},

@@ -19,6 +19,14 @@ type entry struct {
 	// shared and master are the peer groups that the mount sends to and receives from; 0 for none.
 	shared, master int
 	source         string
+	// local: the file system answers from this machine alone.
+	local bool
+}
+
+// localTypes are file systems that wait for no server and no other process.
+var localTypes = map[string]bool{
+	"btrfs": true, "devtmpfs": true, "erofs": true, "ext2": true, "ext3": true, "ext4": true, "overlay": true, "proc": true, "ramfs": true,
+	"rootfs": true, "squashfs": true, "sysfs": true, "tmpfs": true, "vfat": true, "xfs": true, "zfs": true,
 }
 
 func parse(raw []byte) ([]entry, error) {
@@ -58,6 +66,7 @@ func parseLine(line string) (e entry, err error) {
 			e.master, _ = strconv.Atoi(group)
 		}
 	}
+	e.local = localTypes[after[0]]
 	if len(after) > 1 {
 		e.source = unescape(after[1])
 	}

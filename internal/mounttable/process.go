@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -17,6 +18,31 @@ const initialPIDNamespace = "pid:[4026531836]"
 func SeesAllProcesses() bool {
 	name, err := os.Readlink("/proc/self/ns/pid")
 	return err == nil && name == initialPIDNamespace
+}
+
+// CheckRights returns an error that names the capabilities without which the search does not see everything.
+//
+// /proc/pid/ns, root and fd need PTRACE_MODE_READ_FSCREDS, and so does the list of processes if /proc is mounted with hidepid
+// (torvalds/linux v6.18 fs/proc/base.c, proc_pid_get_link and has_pid_permissions). A list of open files is a directory of the
+// process's user with mode 0500.
+func CheckRights() error {
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var data [2]unix.CapUserData
+	if err := unix.Capget(&header, &data[0]); err != nil {
+		return fmt.Errorf("read the capabilities of this process: %w", err)
+	}
+	has := func(capability int) bool { return data[capability/32].Effective&(1<<(capability%32)) != 0 }
+	var missing []string
+	if !has(unix.CAP_SYS_PTRACE) {
+		missing = append(missing, "CAP_SYS_PTRACE")
+	}
+	if !has(unix.CAP_DAC_READ_SEARCH) && !has(unix.CAP_DAC_OVERRIDE) {
+		missing = append(missing, "CAP_DAC_READ_SEARCH")
+	}
+	if len(missing) > 0 {
+		return fmt.Errorf("search for other users of volumes: this process lacks %s: %w", strings.Join(missing, " and "), os.ErrPermission)
+	}
+	return nil
 }
 
 // WaitForExit returns when a process has exited, or ctx has ended. It fails on kernels without pidfds for that (before 5.10).

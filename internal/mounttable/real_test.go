@@ -19,8 +19,13 @@ import (
 // container runs a shell in a mount namespace of its own, and returns when it says that it is ready.
 func container(t *testing.T, propagation, script string) *exec.Cmd {
 	t.Helper()
-	cmd := exec.Command("unshare", "-m", "--propagation", propagation, "sh", "-c", script+"; echo ready; read line")
-	_, err := cmd.StdinPipe() // which is never written to
+	return shell(t, exec.Command("unshare", "-m", "--propagation", propagation, "sh", "-ec", script+"; echo ready; read line"))
+}
+
+// shell starts a command, and returns when it says that it is ready.
+func shell(t *testing.T, cmd *exec.Cmd) *exec.Cmd {
+	t.Helper()
+	_, err := cmd.StdinPipe() // which is never written to, and ends with this process
 	must(t, err)
 	out, err := cmd.StdoutPipe()
 	must(t, err)
@@ -28,7 +33,7 @@ func container(t *testing.T, propagation, script string) *exec.Cmd {
 	must(t, cmd.Start())
 	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
 	if _, err := out.Read(make([]byte, 16)); err != nil {
-		t.Fatalf("the container does not start: %v", err)
+		t.Fatalf("%v does not start: %v", cmd.Args, err)
 	}
 	return cmd
 }

@@ -2,8 +2,8 @@ package nodeagent
 
 import (
 	"context"
-	"errors"
-	"fmt"
+	"math/rand/v2"
+	"path/filepath"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -11,13 +11,12 @@ import (
 
 	"belay.dev/belay/internal/csi"
 	"belay.dev/belay/internal/explain"
-	"belay.dev/belay/internal/mount"
 	"belay.dev/belay/internal/nodevolume"
 )
 
 // act performs one step of a volume and records its result.
 func (m *volumeManager) act(ctx context.Context, v *volume, step nodevolume.Step) {
-	m.stepStarted(v, step)
+	m.reports.stepStarted(v, step)
 	m.mu.Lock()
 	v.began = time.Now()
 	if publish, ok := step.(nodevolume.Publish); ok {
@@ -35,19 +34,19 @@ func (m *volumeManager) act(ctx context.Context, v *volume, step nodevolume.Step
 			m.finishStep(ctx, v, step, err)
 		}
 	case nodevolume.StageVolume:
-		m.finishStep(ctx, v, step, m.traced(ctx, v, step, func(ctx context.Context) error { return m.stage(ctx, v, step) }))
+		m.finishStep(ctx, v, step, m.reports.traced(ctx, v, step, func(ctx context.Context) error { return m.stage(ctx, v, step) }))
 	case nodevolume.Publish:
-		m.finishStep(ctx, v, step, m.traced(ctx, v, step, func(ctx context.Context) error { return m.publish(ctx, v, step) }))
+		m.finishStep(ctx, v, step, m.reports.traced(ctx, v, step, func(ctx context.Context) error { return m.publish(ctx, v, step) }))
 	case nodevolume.Republish:
 		m.finishStep(ctx, v, step, m.republish(ctx, v, step))
 	case nodevolume.LookForUsers:
-		m.lookForUsers(ctx, v, step.Key)
+		m.users.lookForUsers(ctx, v, step.Key)
 	case nodevolume.Expand:
-		m.expand(ctx, v, step.Key)
+		m.growth.expand(ctx, v, step.Key)
 	case nodevolume.Unpublish:
-		m.finishStep(ctx, v, step, m.traced(ctx, v, step, func(ctx context.Context) error { return m.unpublish(ctx, v, step) }))
+		m.finishStep(ctx, v, step, m.reports.traced(ctx, v, step, func(ctx context.Context) error { return m.unpublish(ctx, v, step) }))
 	case nodevolume.Unstage:
-		m.finishStep(ctx, v, step, m.traced(ctx, v, step, func(ctx context.Context) error { return m.unstage(ctx, v, step) }))
+		m.finishStep(ctx, v, step, m.reports.traced(ctx, v, step, func(ctx context.Context) error { return m.unstage(ctx, v, step) }))
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -58,149 +57,85 @@ func (m *volumeManager) act(ctx context.Context, v *volume, step nodevolume.Step
 	}
 }
 
-// nameOf returns kubelet's name of a step.
-func (v *volume) nameOf(step nodevolume.Step) string {
-	switch step.(type) {
-	case nodevolume.ReadAttachment:
-		return stepWaitForAttach
-	case nodevolume.StageVolume:
-		return stepMountDevice
-	case nodevolume.Publish, nodevolume.Republish:
-		return stepSetUp
-	case nodevolume.Unpublish:
-		return stepUnpublish
-	case nodevolume.Unstage:
-		return stepUnstage
-	default:
-		return v.firstStep()
-	}
-}
-
-// driverCall is what a call to a volume's driver needs.
-type driverCall struct {
-	client       *csi.Node
-	capabilities csi.NodeCapabilities
-	toMount      *volumeToMount
-	// rules are those of the CSIDriver; the zero value without one.
-	rules driverRules
-	// attachment is the VolumeAttachment that the decision was based on; empty if the volume is not attached through the API.
-	attachment nodevolume.Attachment
-	// stagingPath is where the volume is, or would be, staged.
-	stagingPath string
-	// label is the SELinux label to mount with.
-	label string
-}
-
-// newDriverCall collects what a call for a pod's volume needs.
-func (m *volumeManager) newDriverCall(v *volume, key nodevolume.PublishKey) (driverCall, error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	client, has := m.plugins.registered(v.driver)
-	p := v.ensurePod(key)
-	switch {
-	case has == nil:
-		return driverCall{}, notRegistered(v.driver)
-	case p.toMount == nil:
-		return driverCall{}, errors.New(explain.PodGone(key.PodUID))
-	}
-	return driverCall{
-		client: client, capabilities: *has, toMount: p.toMount, rules: m.plugins.rules(v.driver),
-		attachment: v.state.Attachment(), stagingPath: v.stagingPath(p.toMount),
-	}, nil
-}
-
-// recordFor returns the record to save before a stage or publish. The volume's state adds the rest.
-func (m *volumeManager) recordFor(c driverCall, kind, path string) nodevolume.Record {
-	w := c.toMount
-	return nodevolume.Record{
-		Kind: kind, Driver: w.driver, Handle: w.handle, SpecName: w.specName, Inline: w.inline, Block: w.block, Path: path,
-		SELinuxLabel: c.label, SolePod: w.solePod, BootID: m.config.BootID,
-		Pod: nodevolume.RecordPod{
-			UID: string(w.pod.UID), Namespace: w.pod.Namespace, Name: w.pod.Name, Volume: w.volume, ReadOnly: w.readOnly,
-			Claim: w.claim.name, ClaimUID: string(w.claim.uid),
-		},
-	}
-}
-
 // stage saves a record and calls NodeStageVolume.
 func (m *volumeManager) stage(ctx context.Context, v *volume, step nodevolume.StageVolume) error {
-	c, err := m.newDriverCall(v, step.For)
+	c, err := m.requests.newDriverCall(v, step.For)
 	if err != nil {
 		return err
 	}
 	w := c.toMount
 	c.label = step.Label
-	if err := m.checkAffinity(w); err != nil {
+	if err := m.requests.checkAffinity(w); err != nil {
 		return err
 	}
-	secrets, err := m.secrets(ctx, w.stageSecret)
+	secrets, err := m.requests.secrets(ctx, w.stageSecret)
 	if err != nil {
 		return err
 	}
 	if err := m.recheckAttachment(ctx, v, c, w.stageSecret != nil); err != nil {
 		return err
 	}
-	record := m.recordFor(c, nodevolume.StageKind, c.stagingPath)
+	record := m.requests.recordFor(c, nodevolume.StageKind, c.stagingPath)
 	begun, err := m.begin(v, step, record)
 	if err != nil {
 		return err
 	}
-	err = m.prepareStage(record)
+	err = m.records.prepareStage(record)
 	if err == nil {
 		err = m.checkDecisionAndPod(v, step)
 	}
 	if err != nil {
 		return m.end(v, begun, callResult{err: err, phase: begun.After(nodevolume.Refused)})
 	}
-	call := c.nodeVolume(m.root.Path(record.Path))
+	call := c.nodeVolume(m.records.driverPath(begun.Record))
 	call.Secrets, call.Context = secrets, w.attributes
 	pending := pendingCall{method: "NodeStageVolume", step: stepMountDevice, key: step.For}
-	err = m.callDriver(csi.WithMigrated(ctx, w.migrated), v, pending, func(ctx context.Context) error { return c.client.Stage(ctx, call, c.capabilities) })
-	m.logCall(v, step.For, pending, csi.NodeOutcomeOf(err))
+	err = m.calls.callDriver(csi.WithMigrated(ctx, w.migrated), v, pending, func(ctx context.Context) error { return c.client.Stage(ctx, call, c.capabilities) })
+	m.reports.logCall(v, step.For, pending, csi.NodeOutcomeOf(err))
 	return m.end(v, begun, callResult{err: err, phase: begun.After(reply(err))})
 }
 
 // publish saves a record and calls NodePublishVolume.
 func (m *volumeManager) publish(ctx context.Context, v *volume, step nodevolume.Publish) error {
 	key := step.Key
-	c, err := m.newDriverCall(v, key)
+	c, err := m.requests.newDriverCall(v, key)
 	if err != nil {
 		return err
 	}
 	w := c.toMount
 	c.label = step.Label
-	if err := m.checkLifecycle(w); err != nil {
+	if err := m.requests.checkLifecycle(w); err != nil {
 		return err
 	}
-	if err := m.checkAffinity(w); err != nil {
+	if err := m.requests.checkAffinity(w); err != nil {
 		return err
 	}
-	call, err := m.publishCall(ctx, c)
+	call, err := m.requests.publishCall(ctx, c)
 	if err != nil {
 		return err
 	}
 	if err := m.recheckAttachment(ctx, v, c, c.readsAPI()); err != nil {
 		return err
 	}
-	record := m.recordFor(c, nodevolume.PublishKind, publishPath(w))
+	record := m.requests.recordFor(c, nodevolume.PublishKind, publishPath(w))
 	begun, err := m.begin(v, step, record)
 	if err != nil {
 		return err
 	}
-	err = m.preparePublish(record, v)
+	err = m.records.preparePublish(record)
 	if err == nil {
 		err = m.checkDecisionAndPod(v, step)
 	}
 	if err != nil {
 		return m.end(v, begun, callResult{err: err, phase: begun.After(nodevolume.Refused)})
 	}
-	err = m.callPublish(ctx, v, c, key, call, record.Path)
-	m.logCall(v, key, pendingCall{method: "NodePublishVolume"}, csi.NodeOutcomeOf(err))
+	err = m.callPublish(ctx, v, c, key, call, begun.Record)
+	m.reports.logCall(v, key, pendingCall{method: "NodePublishVolume"}, csi.NodeOutcomeOf(err))
 	if err == nil {
 		m.mu.Lock()
 		v.ensurePod(key).publishContext = c.attachment.Metadata
 		m.mu.Unlock()
-		err = m.checkPublished(record)
+		err = m.records.checkPublished(begun.Record)
 	}
 	if err == nil {
 		err = m.finishPublish(ctx, c, record)
@@ -208,10 +143,10 @@ func (m *volumeManager) publish(ctx context.Context, v *volume, step nodevolume.
 	return m.end(v, begun, callResult{err: err, phase: begun.After(reply(err))})
 }
 
-func (m *volumeManager) callPublish(ctx context.Context, v *volume, c driverCall, key nodevolume.PublishKey, call csi.NodeVolume, path string) error {
-	target := csi.Target{Path: m.root.Path(path), ReadOnly: c.toMount.readOnly}
+func (m *volumeManager) callPublish(ctx context.Context, v *volume, c driverCall, key nodevolume.PublishKey, call csi.NodeVolume, r nodevolume.Record) error {
+	target := csi.Target{Path: m.records.driverPath(r), ReadOnly: c.toMount.readOnly}
 	pending := pendingCall{method: "NodePublishVolume", step: stepSetUp, key: key}
-	return m.callDriver(csi.WithMigrated(ctx, c.toMount.migrated), v, pending, func(ctx context.Context) error {
+	return m.calls.callDriver(csi.WithMigrated(ctx, c.toMount.migrated), v, pending, func(ctx context.Context) error {
 		return c.client.Publish(ctx, call, target, c.capabilities)
 	})
 }
@@ -219,7 +154,7 @@ func (m *volumeManager) callPublish(ctx context.Context, v *volume, c driverCall
 // unpublish calls NodeUnpublishVolume and removes the record.
 func (m *volumeManager) unpublish(ctx context.Context, v *volume, step nodevolume.Unpublish) error {
 	key := step.Key
-	client, err := m.plugins.client(v.driver)
+	client, err := m.plugins.Client(v.driver)
 	if err != nil {
 		return err
 	}
@@ -230,19 +165,13 @@ func (m *volumeManager) unpublish(ctx context.Context, v *volume, step nodevolum
 	if err := m.endSubPaths(m.podVolume(v, key)); err != nil {
 		return err
 	}
-	pending, target := pendingCall{method: "NodeUnpublishVolume", step: stepUnpublish, key: key}, m.root.Path(begun.Record.Path)
-	err = m.callDriver(ctx, v, pending, func(ctx context.Context) error { return client.Unpublish(ctx, v.handle, target) })
-	m.logCall(v, key, pending, csi.NodeOutcomeOf(err))
+	pending, target := pendingCall{method: "NodeUnpublishVolume", step: stepUnpublish, key: key}, m.records.driverPath(begun.Record)
+	err = m.calls.callDriver(ctx, v, pending, func(ctx context.Context) error { return client.Unpublish(ctx, v.handle, target) })
+	m.reports.logCall(v, key, pending, csi.NodeOutcomeOf(err))
 	if isGone(v.state.Inline, err) {
 		err = nil
 	}
 	return m.end(v, begun, callResult{err: err, phase: begun.After(reply(err))})
-}
-
-func (m *volumeManager) podVolume(v *volume, key nodevolume.PublishKey) *podVolume {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return v.ensurePod(key)
 }
 
 // begin makes the record of a call durable before the call changes anything.
@@ -250,16 +179,16 @@ func (m *volumeManager) begin(v *volume, step nodevolume.Step, intent nodevolume
 	name := v.recordName(step)
 	m.mu.Lock()
 	var lost *nodevolume.Knowledge
-	if _, unaccounted := m.unaccounted[name]; unaccounted {
-		lost = new(m.mountedAt(intent))
+	if _, unaccounted := m.records.unaccounted[name]; unaccounted {
+		lost = new(m.records.mountedAt(intent))
 	}
 	call := v.state.Begin(step, intent, lost)
 	m.mu.Unlock()
 	if !call.Write {
 		return call, nil
 	}
-	err := m.saveBefore(name, call)
-	if err != nil && (call.Before != nodevolume.Absent || m.records.RemoveWritten(name) == nil) {
+	err := m.records.saveBefore(name, call)
+	if err != nil && (call.Before != nodevolume.Absent || m.records.dir.RemoveWritten(name) == nil) {
 		return call, err
 	}
 	m.mu.Lock()
@@ -269,18 +198,9 @@ func (m *volumeManager) begin(v *volume, step nodevolume.Step, intent nodevolume
 		return call, err
 	}
 	if !call.Record.Leaving {
-		delete(m.unaccounted, name)
+		delete(m.records.unaccounted, name)
 	}
 	return call, nil
-}
-
-// saveBefore saves the record of a call. Before an unmount it only sets a mark in place, which needs no disk space: the volume to be
-// unmounted may be the one that fills the disk.
-func (m *volumeManager) saveBefore(name string, call nodevolume.Call) error {
-	if call.Record.Leaving {
-		return m.saveRecord(name, call.Record, mount.InPlace)
-	}
-	return m.saveRecord(name, call.Record, mount.PowerCut)
 }
 
 // callResult is the result of a call, and the phase that follows from it.
@@ -302,12 +222,12 @@ func (m *volumeManager) end(v *volume, call nodevolume.Call, e callResult) error
 			v.unsavedStage = &record
 		} else {
 			m.saveStageConfirmation(v)
-			m.saveConfirmation(record)
+			m.records.saveConfirmation(record)
 		}
 	case nodevolume.Absent:
-		tidied := m.tidy(record)
+		tidied := m.records.tidy(record)
 		if tidied == nil {
-			tidied = m.records.Remove(name)
+			tidied = m.records.dir.Remove(name)
 		}
 		if tidied != nil {
 			// The record stays, and the volume stays in use: something is still at the path.
@@ -321,73 +241,31 @@ func (m *volumeManager) end(v *volume, call nodevolume.Call, e callResult) error
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	v.state.End(call, phase, confirmation)
-	m.stepEnded(v, nodevolume.KeyOf(call.Step), v.nameOf(call.Step), err) // before a waiter sees that the call has ended
+	m.reports.stepEnded(v, nodevolume.KeyOf(call.Step), v.nameOf(call.Step), err) // before a waiter sees that the call has ended
 	m.pods.notify(types.UID(record.Pod.UID))
 	return err
-}
-
-// saveConfirmation records that the driver confirmed a call. If that fails, a restarted agent repeats the call.
-func (m *volumeManager) saveConfirmation(record nodevolume.Record) {
-	if err := m.saveRecord(recordName(record), record, mount.InPlace); err != nil {
-		m.log.Error(err, "Failed to record that the driver confirmed a call, which a restarted belay-node repeats", append(namesOf(record).values(), "kind", record.Kind)...)
-	}
 }
 
 // saveStageConfirmation saves the confirmation of a stage, which is deferred so that the publish comes first.
 func (m *volumeManager) saveStageConfirmation(v *volume) {
 	if record := v.unsavedStage; record != nil {
 		v.unsavedStage = nil
-		m.saveConfirmation(*record)
-	}
-}
-
-// tidy removes what was created for a call, unless something is mounted there.
-func (m *volumeManager) tidy(record nodevolume.Record) error {
-	if record.Kind == nodevolume.StageKind {
-		return m.tidyStage(record)
-	}
-	return m.tidyPublish(record)
-}
-
-// reply translates a driver's error for nodevolume.
-func reply(err error) nodevolume.Reply {
-	switch csi.NodeOutcomeOf(err) {
-	case csi.Done:
-		return nodevolume.OK
-	case csi.Failed:
-		return nodevolume.Refused
-	default:
-		return nodevolume.NoAnswer
+		m.records.saveConfirmation(*record)
 	}
 }
 
 // readCapabilities reads the capabilities of a volume's driver.
 func (m *volumeManager) readCapabilities(ctx context.Context, v *volume, key nodevolume.PublishKey) error {
 	pending := pendingCall{method: "NodeGetCapabilities", step: v.firstStep(), key: key}
-	return m.callDriver(ctx, v, pending, func(ctx context.Context) error {
-		_, _, err := m.plugins.capabilities(ctx, v.driver)
+	return m.calls.callDriver(ctx, v, pending, func(ctx context.Context) error {
+		_, _, err := m.plugins.Capabilities(ctx, v.driver)
 		return err
 	})
 }
 
-// checkPublished checks that the volume is mounted at its target. Otherwise a container would write to the node's own disk, unnoticed until
-// the data is missed (csi-driver-nfs#762). A stage cannot be checked: it need not mount anything.
-func (m *volumeManager) checkPublished(r nodevolume.Record) error {
-	mounted, err := m.root.IsPublished(r.Path, r.Block)
-	target := m.root.Path(r.Path)
-	switch {
-	case err != nil:
-		return fmt.Errorf("check whether volume %s is mounted at its target: %w", r.Handle, err)
-	case mounted:
-		return nil
-	default:
-		return errors.New(explain.NothingPublished(r.Driver, r.Handle, target, m.root.Path("."), r.Block))
-	}
-}
-
 // unstage calls NodeUnstageVolume and removes the record.
 func (m *volumeManager) unstage(ctx context.Context, v *volume, step nodevolume.Unstage) error {
-	client, err := m.plugins.client(v.driver)
+	client, err := m.plugins.Client(v.driver)
 	if err != nil {
 		return err
 	}
@@ -395,9 +273,9 @@ func (m *volumeManager) unstage(ctx context.Context, v *volume, step nodevolume.
 	if err != nil {
 		return err
 	}
-	pending, staged := pendingCall{method: "NodeUnstageVolume", step: stepUnstage}, m.root.Path(begun.Record.Path)
-	err = m.callDriver(ctx, v, pending, func(ctx context.Context) error { return client.Unstage(ctx, v.handle, staged) })
-	m.logCall(v, nodevolume.PublishKey{}, pending, csi.NodeOutcomeOf(err))
+	pending, staged := pendingCall{method: "NodeUnstageVolume", step: stepUnstage}, m.records.driverPath(begun.Record)
+	err = m.calls.callDriver(ctx, v, pending, func(ctx context.Context) error { return client.Unstage(ctx, v.handle, staged) })
+	m.reports.logCall(v, nodevolume.PublishKey{}, pending, csi.NodeOutcomeOf(err))
 	end := callResult{err: err, phase: begun.After(reply(err))}
 	if m.noLongerStages(ctx, v.driver, err) {
 		end.err, end.phase = nil, nodevolume.Absent
@@ -414,6 +292,40 @@ func (m *volumeManager) noLongerStages(ctx context.Context, driver string, err e
 	}
 	ctx, cancel := context.WithTimeout(ctx, m.config.RPCTimeout)
 	defer cancel()
-	_, has, err := m.plugins.capabilities(ctx, driver)
+	_, has, err := m.plugins.Capabilities(ctx, driver)
 	return err == nil && !has.Stage
+}
+
+// endSubPaths unmounts the subPaths of a volume, which would keep its file system busy. The publish is no longer confirmed, so that no new
+// ones are mounted.
+func (m *volumeManager) endSubPaths(p *podVolume) error {
+	p.subPaths.Lock()
+	defer p.subPaths.Unlock()
+	dir := subPathsDir(p.Key)
+	if err := m.root.UnbindSubPaths(dir); err != nil {
+		return err
+	}
+	return m.root.RemoveEmpty(filepath.Dir(dir))
+}
+
+// finishPublish completes a publish after the driver's call.
+func (m *volumeManager) finishPublish(ctx context.Context, c driverCall, r nodevolume.Record) error {
+	switch {
+	case c.toMount.block:
+		if err := m.records.linkDevice(r); err != nil {
+			return err
+		}
+		if !r.Confirmed { // not on a republish
+			m.reports.emitMapped(c.toMount)
+		}
+		return nil
+	case c.agentAppliesFSGroup():
+		return m.groups.applyFSGroup(ctx, c, r)
+	default:
+		return nil
+	}
+}
+
+func confirmedNow() nodevolume.Confirmation {
+	return nodevolume.Confirmation{At: time.Now(), Jitter: rand.Float64()} //nolint:gosec // spreads the calls
 }

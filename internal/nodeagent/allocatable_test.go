@@ -2,8 +2,7 @@ package nodeagent
 
 import (
 	"errors"
-	"math"
-	"slices"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -11,18 +10,9 @@ import (
 	csispec "github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc/codes"
-	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/watch"
-	"k8s.io/client-go/kubernetes/fake"
-	clienttesting "k8s.io/client-go/testing"
-	watchtools "k8s.io/client-go/tools/watch"
 
-	"belay.dev/belay/internal/csi"
 	"belay.dev/belay/internal/kube"
 	"belay.dev/belay/internal/testing/wait"
 )
@@ -42,56 +32,26 @@ func (w *world) limit(volumes int64) {
 	w.driver.NodeInfo = &csispec.NodeGetInfoResponse{NodeId: old.NodeId, MaxVolumesPerNode: volumes, AccessibleTopology: old.AccessibleTopology}
 }
 
-// limits watches the node's CSINode and returns what follows its count: it fails if the
-// driver's entry is ever missing.
-func (w *world) limits() (until func(count int32)) {
+// untilLimit waits until the CSINode has the allocatable count.
+func (w *world) untilLimit(count int32) {
 	w.Helper()
-	_, informer, watching, ended := watchtools.NewIndexerInformerWatcher(
-		following(w.admin.StorageV1().CSINodes(), metav1.ObjectNameField, w.name), &storagev1.CSINode{})
-	w.Cleanup(func() { watching.Stop(); <-ended })
-	wait.Until(w, "the CSINode is listed", informer.HasSynced)
-	count := int32(-1) // until it is seen
-	see := func(object *storagev1.CSINode) {
-		i := slices.IndexFunc(object.Spec.Drivers, func(d storagev1.CSINodeDriver) bool { return d.Name == w.driverName() })
-		if i < 0 {
-			w.Error("for a moment the scheduler knew of no limit")
-			return
-		}
-		count = limitOf(object.Spec.Drivers[i])
-	}
-	return func(want int32) {
-		w.Helper()
-		deadline := time.After(wait.Timeout)
-		for count != want {
-			select {
-			case event := <-watching.ResultChan():
-				if object, ok := event.Object.(*storagev1.CSINode); ok && event.Type != watch.Deleted {
-					see(object)
-				}
-			case <-deadline:
-				w.Fatalf("the allocatable count is %d, want %d", count, want)
-			}
-		}
-	}
+	wait.Until(w, fmt.Sprintf("the allocatable count is %d", count), func() bool {
+		object, err := w.admin.StorageV1().CSINodes().Get(w.ctx, w.name, metav1.GetOptions{})
+		return err == nil && len(object.Spec.Drivers) == 1 && *object.Spec.Drivers[0].Allocatable.Count == count
+	})
 }
 
-// Upstream's "should report attach limit when limit is bigger than 0" (csi_volume_limit), "should
-// observe dynamic changes in CSINode allocatable count" (mutable_csinode_allocatable), and the
-// overflow rules of TestInstallCSIDriver.
-func TestAllocatableCountFollowsDriver(t *testing.T) {
-	w := newWorld(t, refreshed)
-	w.limit(5)
-	w.agent(hasty(time.Millisecond))
-	w.driver.Registered()
-	until := w.limits()
-	until(5)
-	for _, c := range []struct {
-		says int64
-		want int32
-	}{{8, 8}, {math.MaxInt64, math.MaxInt32}, {0, 0}, {3, 3}, {-1, 0}} {
-		w.limit(c.says)
-		until(c.want)
+// wantNoRefresh checks that an attachError had no limit refreshed.
+func (w *world) wantNoRefresh(agent *Agent, handle string) {
+	w.Helper()
+	agent.volumes.mu.Lock()
+	v := agent.volumes.all[string(w.unique(handle))]
+	handled := !v.exhaustedAt.IsZero()
+	agent.volumes.mu.Unlock()
+	if handled {
+		w.Error("the attachError counts as a sign that the node is full")
 	}
+	w.untilLimit(7) // as at registration
 }
 
 // Without a period nothing refreshes the count: neither a timer nor a refused attach.
@@ -108,12 +68,7 @@ func TestAllocatableCountStaysWithoutPeriod(t *testing.T) {
 	if err := w.waitFails(agent, pod); errors.As(err, new(*AttachLimitError)) {
 		t.Errorf("%v although the driver did not ask for it", err)
 	}
-	agent.plugins.refreshLimit(w.ctx, w.driverName())
-	object, err := w.admin.StorageV1().CSINodes().Get(w.ctx, w.name, metav1.GetOptions{})
-	must(t, err)
-	if got := limitOf(object.Spec.Drivers[0]); got != 7 {
-		t.Errorf("the allocatable count is %d, want 7 as at registration", got)
-	}
+	w.wantNoRefresh(agent, handle)
 }
 
 // refuse plays an attacher whose driver refuses the attach.
@@ -143,14 +98,13 @@ func TestWaitForAttachAndMountVolumeAttachLimitExceededError(t *testing.T) {
 	handle := w.volume("data")
 	agent, _ := w.agent(hasty(time.Hour)) // the clock asks for nothing
 	w.driver.Registered()
-	until := w.limits()
-	until(7)
+	w.untilLimit(7)
 	w.limit(2)
 	w.refuse(handle, codes.ResourceExhausted)
 	pod := w.pod("p", "data")
 	agent.SetPod(pod)
 	w.untilInUse(handle)
-	until(2)
+	w.untilLimit(2)
 	text := `Node has reached its volume attachment limit: volume "` + w.name + `-data" of driver ` + w.driverName() +
 		" is not attached: attachment limit exceeded"
 	w.untilEvent(pod, "VolumeAttachmentLimitExceeded: "+text)
@@ -179,94 +133,9 @@ func TestOtherAttachErrorsDoNotRefreshTheLimit(t *testing.T) {
 	agent.SetPod(pod)
 	w.untilInUse(handle)
 	w.waitSays(agent, pod, "NotAttached")
-	agent.volumes.readAttachError(w.ctx, string(w.unique(handle)))
+	agent.volumes.tasks.readAttachError(w.ctx, string(w.unique(handle)))
 	if err := w.waitFails(agent, pod); errors.As(err, new(*AttachLimitError)) {
 		t.Errorf("the wait reports that the node is full: %v", err)
 	}
-	agent.plugins.refreshLimit(w.ctx, w.driverName())
-	object, err := w.admin.StorageV1().CSINodes().Get(w.ctx, w.name, metav1.GetOptions{})
-	must(t, err)
-	if got := limitOf(object.Spec.Drivers[0]); got != 7 {
-		t.Errorf("the allocatable count is %d, want 7 as at registration", got)
-	}
-}
-
-func TestLimitRefreshSchedule(t *testing.T) {
-	p := onlyPlugins(t, ignore)
-	p.drivers["d"] = &driver{name: "d"}
-	start := time.Now()
-	for _, step := range []struct {
-		name   string
-		at     time.Duration
-		period time.Duration
-		full   bool
-		want   bool
-		wait   time.Duration
-	}{
-		{name: "registered: not before a whole period", at: 0, period: 10 * time.Second, wait: 10 * time.Second},
-		{name: "woken early", at: 9 * time.Second, period: 10 * time.Second, wait: time.Second},
-		{name: "due", at: 10 * time.Second, period: 10 * time.Second, want: true, wait: 10 * time.Second},
-		{name: "woken again at once", at: 10 * time.Second, period: 10 * time.Second, wait: 10 * time.Second},
-		{name: "an attach was refused", at: 12 * time.Second, period: 10 * time.Second, full: true, want: true, wait: 10 * time.Second},
-		{name: "the period changes and begins anew", at: 20 * time.Second, period: 60 * time.Second, wait: 60 * time.Second},
-		{name: "switched off", at: 21 * time.Second},
-		{name: "on again", at: 100 * time.Second, period: 10 * time.Second, wait: 10 * time.Second},
-	} {
-		if step.full {
-			p.exhausted("d")
-		}
-		due, wait := p.limitDue("d", step.period, start.Add(step.at))
-		if (due != nil) != step.want || wait != step.wait {
-			t.Errorf("%s: due %v in %s, want %v and %s", step.name, due != nil, wait, step.want, step.wait)
-		}
-	}
-	delete(p.drivers, "d")
-	if due, wait := p.limitDue("d", 10*time.Second, start.Add(time.Hour)); due != nil || wait != 0 || len(p.limits) != 0 {
-		t.Errorf("a driver that went is due %v in %s, and kept: %v", due, wait, p.limits)
-	}
-}
-
-// An API server before 1.35 does not allow an entry to be changed. A driver that comes back with another limit is
-// registered nevertheless.
-func TestImmutableLimitIsReplaced(t *testing.T) {
-	client := fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", UID: "u", ResourceVersion: "1"}})
-	client.PrependReactor("update", "csinodes", func(action clienttesting.Action) (bool, runtime.Object, error) {
-		next := action.(clienttesting.UpdateAction).GetObject().(*storagev1.CSINode)
-		object, err := client.Tracker().Get(action.GetResource(), "", "n")
-		must(t, err)
-		for _, was := range object.(*storagev1.CSINode).Spec.Drivers {
-			for _, is := range next.Spec.Drivers {
-				if is.Name == was.Name && !cmp.Equal(is, was) {
-					return true, nil, apierrors.NewInvalid(schema.GroupKind{Kind: "CSINode"}, "n", nil)
-				}
-			}
-		}
-		return false, nil, nil
-	})
-	i := newIdentity("n", client)
-	for _, limit := range []int32{5, 8, 0} {
-		must(t, i.install(t.Context(), "d", csi.NodeInfo{NodeID: "id", MaxVolumes: limit}))
-		object, err := client.StorageV1().CSINodes().Get(t.Context(), "n", metav1.GetOptions{})
-		must(t, err)
-		if len(object.Spec.Drivers) != 1 || limitOf(object.Spec.Drivers[0]) != limit {
-			t.Errorf("CSINode says %v, want a limit of %d", object.Spec.Drivers, limit)
-		}
-	}
-}
-
-func TestRefreshChangesOnlyTheLimit(t *testing.T) {
-	client := fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", UID: "u", ResourceVersion: "1"}})
-	i := newIdentity("n", client)
-	must(t, i.install(t.Context(), "d", csi.NodeInfo{NodeID: "id", MaxVolumes: 5, Topology: map[string]string{"rack": "1"}}))
-	must(t, i.refresh(t.Context(), "d", csi.NodeInfo{NodeID: "id", MaxVolumes: 8, Topology: map[string]string{"row": "2"}}))
-	must(t, i.refresh(t.Context(), "unknown", csi.NodeInfo{NodeID: "id", MaxVolumes: 8}))
-	if err := i.refresh(t.Context(), "d", csi.NodeInfo{NodeID: "other", MaxVolumes: 9}); err == nil {
-		t.Error("the limit of another machine is taken for this one's")
-	}
-	object, err := client.StorageV1().CSINodes().Get(t.Context(), "n", metav1.GetOptions{})
-	must(t, err)
-	want := []storagev1.CSINodeDriver{{Name: "d", NodeID: "id", TopologyKeys: []string{"rack"}, Allocatable: &storagev1.VolumeNodeResources{Count: new(int32(8))}}}
-	if diff := cmp.Diff(want, object.Spec.Drivers); diff != "" {
-		t.Errorf("CSINode (-want +got):\n%s", diff)
-	}
+	w.wantNoRefresh(agent, handle)
 }

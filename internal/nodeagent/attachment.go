@@ -10,23 +10,21 @@ import (
 
 	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/kube"
+	"belay.dev/belay/internal/nodeagent/worker"
 	"belay.dev/belay/internal/nodevolume"
 )
-
-// errOutdated aborts a step whose decision no longer holds.
-var errOutdated = errors.New("the VolumeAttachment may have been recreated since the decision")
 
 // lookUpAttachment reads the VolumeAttachment for the next decision.
 func (m *volumeManager) lookUpAttachment(ctx context.Context, v *volume) error {
 	m.mu.Lock()
-	begun := v.state.BeginRead(m.status.view(v.name))
+	begun := v.state.BeginRead(m.status.View(v.name))
 	m.mu.Unlock()
 	found, traceparent, err := m.readAttachment(ctx, v)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	v.state.Read(begun, found)
 	if found.Attached == nodevolume.Yes {
-		m.traceAttached(v, found.UID, traceparent)
+		m.reports.traceAttached(v, found.UID, traceparent)
 	}
 	return err
 }
@@ -36,7 +34,7 @@ func (m *volumeManager) lookUpAttachment(ctx context.Context, v *volume) error {
 func (m *volumeManager) recheckAttachment(ctx context.Context, v *volume, c driverCall, readAPI bool) error {
 	if readAPI && c.attachment.UID != "" {
 		if err := m.lookUpAttachment(ctx, v); err != nil {
-			m.logger(v, c.toMount.key()).Error(err, "Failed to read the VolumeAttachment again, retrying", "attachment", kube.AttachmentName(v.handle, v.driver, m.config.NodeName))
+			m.reports.logger(v, c.toMount.key()).Error(err, "Failed to read the VolumeAttachment again, retrying", "attachment", kube.AttachmentName(v.handle, v.driver, m.config.NodeName))
 		}
 	}
 	m.mu.Lock()
@@ -46,27 +44,17 @@ func (m *volumeManager) recheckAttachment(ctx context.Context, v *volume, c driv
 
 // checkDecision returns errOutdated if the decision for the running step no longer holds. The caller holds mu.
 func (m *volumeManager) checkDecision(v *volume) error {
-	if !v.state.StillValid(m.status.view(v.name), m.plugins.attachRequired(v.driver)) {
+	if !v.state.StillValid(m.status.View(v.name), m.plugins.Rules(v.driver).AttachRequired) {
 		return errOutdated
 	}
 	return nil
-}
-
-// checkDecisionAndPod checks again after everything is prepared for a call, as a slow disk can delay that. The pod may be gone as well.
-func (m *volumeManager) checkDecisionAndPod(v *volume, step nodevolume.Step) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.pods.state(types.UID(nodevolume.KeyOf(step).PodUID)).Removed {
-		return errReleased
-	}
-	return m.checkDecision(v)
 }
 
 // readAttachment reads the VolumeAttachment live: a node may get it by name, but not watch it. It also returns the trace context of an
 // attached volume.
 func (m *volumeManager) readAttachment(ctx context.Context, v *volume) (found nodevolume.Attachment, traceparent string, err error) {
 	name := kube.AttachmentName(v.handle, v.driver, m.config.NodeName)
-	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
+	ctx, cancel := context.WithTimeout(ctx, worker.APITimeout)
 	defer cancel()
 	va, err := m.client.StorageV1().VolumeAttachments().Get(ctx, name, metav1.GetOptions{})
 	switch {
@@ -84,4 +72,14 @@ func (m *volumeManager) readAttachment(ctx context.Context, v *volume) (found no
 	default:
 		return nodevolume.Attachment{Attached: nodevolume.No}, "", errors.New(explain.NotAttachedFor(v.handle, name))
 	}
+}
+
+// checkDecisionAndPod checks again after everything is prepared for a call, as a slow disk can delay that. The pod may be gone as well.
+func (m *volumeManager) checkDecisionAndPod(v *volume, step nodevolume.Step) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.pods.state(types.UID(nodevolume.KeyOf(step).PodUID)).Removed {
+		return errReleased
+	}
+	return m.checkDecision(v)
 }

@@ -19,6 +19,7 @@ import (
 
 	"belay.dev/belay/internal/csi"
 	"belay.dev/belay/internal/kube"
+	"belay.dev/belay/internal/nodeagent/plugins"
 	"belay.dev/belay/internal/testing/fixture"
 	"belay.dev/belay/internal/testing/wait"
 )
@@ -181,17 +182,17 @@ func TestPodInfoAndTokensAreNotStored(t *testing.T) {
 			renewAt: forEver,
 		}},
 	}}
-	volumes := &volumeManager{pods: pods}
-	for name, rules := range map[string]driverRules{
-		"the pod":            {podInfo: true},
-		"tokens":             {tokens: []storagev1.TokenRequest{{Audience: "vault"}}},
-		"the pod and tokens": {podInfo: true, tokens: []storagev1.TokenRequest{{Audience: "vault"}}},
+	requests := &requests{pods: pods}
+	for name, rules := range map[string]plugins.Rules{
+		"the pod":            {PodInfo: true},
+		"tokens":             {Tokens: []storagev1.TokenRequest{{Audience: "vault"}}},
+		"the pod and tokens": {PodInfo: true, Tokens: []storagev1.TokenRequest{{Audience: "vault"}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			own := map[string]string{"pool": "fast"}
 			c := driverCall{toMount: &volumeToMount{attributes: own, pod: podIdentity{UID: "uid", Name: "p"}}, rules: rules}
 			call := csi.NodeVolume{Context: c.volumeContext(), Secrets: map[string]string{}}
-			must(t, volumes.addTokens(t.Context(), c, &call))
+			must(t, requests.addTokens(t.Context(), c, &call))
 			if len(call.Context) < 2 {
 				t.Errorf("the driver got %v", call.Context)
 			}

@@ -13,13 +13,14 @@ import (
 	"k8s.io/apimachinery/pkg/util/strategicpatch"
 
 	"belay.dev/belay/internal/explain"
+	"belay.dev/belay/internal/nodeagent/worker"
 )
 
 // readClaim reads the claim of a volume. It rejects another claim of the same name.
-func (m *volumeManager) readClaim(ctx context.Context, w *volumeToMount, version string) (*corev1.PersistentVolumeClaim, error) {
-	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
+func (g *growth) readClaim(ctx context.Context, w *volumeToMount, version string) (*corev1.PersistentVolumeClaim, error) {
+	ctx, cancel := context.WithTimeout(ctx, worker.APITimeout)
 	defer cancel()
-	claim, err := m.client.CoreV1().PersistentVolumeClaims(w.pod.Namespace).Get(ctx, w.claim.name, metav1.GetOptions{ResourceVersion: version})
+	claim, err := g.client.CoreV1().PersistentVolumeClaims(w.pod.Namespace).Get(ctx, w.claim.name, metav1.GetOptions{ResourceVersion: version})
 	if err != nil {
 		return nil, fmt.Errorf("read claim %s/%s: %w", w.pod.Namespace, w.claim.name, err)
 	}
@@ -31,7 +32,7 @@ func (m *volumeManager) readClaim(ctx context.Context, w *volumeToMount, version
 
 // patchClaim changes the status of a claim. The patch carries the UID and, if bound is set, the resourceVersion that was read, so that it
 // fails after another write.
-func (m *volumeManager) patchClaim(ctx context.Context, claim *corev1.PersistentVolumeClaim, bound bool, change func(*corev1.PersistentVolumeClaimStatus)) (*corev1.PersistentVolumeClaim, error) {
+func (g *growth) patchClaim(ctx context.Context, claim *corev1.PersistentVolumeClaim, bound bool, change func(*corev1.PersistentVolumeClaimStatus)) (*corev1.PersistentVolumeClaim, error) {
 	changed := claim.DeepCopy()
 	change(&changed.Status)
 	if equality.Semantic.DeepEqual(claim.Status, changed.Status) {
@@ -54,9 +55,9 @@ func (m *volumeManager) patchClaim(ctx context.Context, claim *corev1.Persistent
 	if err != nil {
 		return claim, fmt.Errorf("compare claim %s/%s: %w", claim.Namespace, claim.Name, err)
 	}
-	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
+	ctx, cancel := context.WithTimeout(ctx, worker.APITimeout)
 	defer cancel()
-	after, err := m.client.CoreV1().PersistentVolumeClaims(claim.Namespace).Patch(ctx, claim.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status")
+	after, err := g.client.CoreV1().PersistentVolumeClaims(claim.Namespace).Patch(ctx, claim.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status")
 	if err != nil {
 		return claim, fmt.Errorf("write the status of claim %s/%s: %w", claim.Namespace, claim.Name, err)
 	}

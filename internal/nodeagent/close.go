@@ -1,15 +1,8 @@
 package nodeagent
 
 import (
-	"errors"
 	"sync"
 )
-
-// ErrClosed is returned by Run after Close.
-var ErrClosed = errors.New("the node agent was closed")
-
-// errRunTwice rejects a second Run: the first one releases everything when it returns.
-var errRunTwice = errors.New("Run was already called; create another node agent")
 
 // running is the state of an agent between New and its end.
 type running struct {

@@ -259,7 +259,8 @@ func TestFailingCapabilitiesDoNotForgetPublish(t *testing.T) {
 	w.untilInUse(handle)
 	w.attach(handle)
 	w.untilEvent(pod, "MountVolume.SetUp failed", "DeadlineExceeded")
-	agent.plugins.reconnected(w.driverName()) // as after a restart of the driver
+	w.driver.Stop()
+	w.driver.Start()
 	w.untilEvent(pod, "NodeGetCapabilities", "Unimplemented")
 	agent.RemovePod(pod.UID)
 	w.untilNotInUse(handle)

@@ -1,6 +1,7 @@
 package nodeagent
 
 import (
+	"reflect"
 	"slices"
 	"sync"
 	"testing"
@@ -120,7 +121,7 @@ func TestUpstreamCSIDriverChanges(t *testing.T) {
 		w := newWorld(t, withAttach)
 		l := w.live()
 		w.csiDriver(noAttach)
-		wait.Until(w, "the agent knows", func() bool { return !l.agent.plugins.rules(w.driverName()).attachNeeded })
+		wait.Until(w, "the agent knows", func() bool { return l.agent.plugins.Rules(w.driverName()).AttachRequired == nodevolume.No })
 		second := w.pod("second", "data")
 		l.agent.SetPod(second)
 		w.mounted(l.agent, second)
@@ -220,15 +221,14 @@ func TestUpstreamWorkloadInformation(t *testing.T) {
 // updateCSIDriver changes the driver's CSIDriver and waits until the agent has seen it.
 func (w *world) updateCSIDriver(agent *Agent, change func(*storagev1.CSIDriver)) {
 	w.Helper()
-	api := w.admin.StorageV1().CSIDrivers()
+	api, before := w.admin.StorageV1().CSIDrivers(), agent.plugins.Rules(w.driverName())
 	object, err := api.Get(w.ctx, w.driverName(), metav1.GetOptions{})
 	must(w, err)
 	change(object)
-	object, err = api.Update(w.ctx, object, metav1.UpdateOptions{})
+	_, err = api.Update(w.ctx, object, metav1.UpdateOptions{})
 	must(w, err)
 	wait.Until(w, "the agent has seen the CSIDriver", func() bool {
-		seen, ok, err := agent.plugins.csiDrivers.GetStore().GetByKey(w.driverName())
-		return err == nil && ok && seen.(*storagev1.CSIDriver).ResourceVersion == object.ResourceVersion
+		return !reflect.DeepEqual(before, agent.plugins.Rules(w.driverName()))
 	})
 }
 
@@ -436,7 +436,7 @@ func TestUpstreamRestarts(t *testing.T) {
 		l := w.live()
 		l.stop()
 		agent, _ := w.agent()
-		wait.Until(w, "the Node has been read", agent.status.started)
+		wait.Until(w, "the Node has been read", agent.status.Started)
 		w.writesListFor(agent, "other")
 		if got := w.detach(l.handle); got == nil {
 			t.Error("detached while it is mounted and the pod's owner is silent")

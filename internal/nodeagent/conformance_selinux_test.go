@@ -49,7 +49,7 @@ func (w *world) csiDriverTakesLabels(agent *Agent, is bool) {
 	patch := fmt.Appendf(nil, `{"spec":{"seLinuxMount":%v}}`, is)
 	_, err := w.admin.StorageV1().CSIDrivers().Patch(w.ctx, w.driverName(), "application/merge-patch+json", patch, metav1.PatchOptions{})
 	must(w, err)
-	wait.Until(w, "the CSIDriver is known", func() bool { return agent.plugins.rules(w.driverName()).seLinux == is })
+	wait.Until(w, "the CSIDriver is known", func() bool { return agent.plugins.Rules(w.driverName()).SELinux == is })
 }
 
 // TestUpstreamSELinuxMount is csi_selinux_mount of upstream's e2e tests with the gates as they are by

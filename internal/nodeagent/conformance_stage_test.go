@@ -494,7 +494,7 @@ func TestUnmountWaitsForTheDriver(t *testing.T) {
 	l := w.live()
 	w.driver.Stop()
 	wait.Until(w, "the driver is gone", func() bool {
-		client, _ := l.agent.plugins.registered(w.driverName())
+		client, _ := l.agent.plugins.Registered(w.driverName())
 		return client == nil
 	})
 	l.agent.RemovePod(l.pod.UID)

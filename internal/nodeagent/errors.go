@@ -1,18 +1,12 @@
 package nodeagent
 
 import (
-	"context"
 	"errors"
-	"fmt"
-	"slices"
-	"syscall"
 	"time"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 
 	"belay.dev/belay/internal/explain"
-	"belay.dev/belay/internal/mount"
 	"belay.dev/belay/internal/nodevolume"
 )
 
@@ -35,7 +29,7 @@ type WaitError struct {
 	Pod types.UID
 	// Volumes are the volumes that are not mounted, or not unmounted, yet; at least one.
 	Volumes []*VolumeWait
-	// Cause is the cause of the caller's context.
+	// Cause is the cause of the caller's context, or ErrClosed.
 	Cause error
 
 	text string
@@ -71,74 +65,44 @@ func (w *VolumeWait) Error() string { return w.text }
 // Unwrap returns Err.
 func (w *VolumeWait) Unwrap() error { return w.Err }
 
-// errNotMounted fails a call that needs a pod's volumes and does not wait for them.
-var errNotMounted = errors.New("not all volumes of the pod are mounted")
+// ErrClosed is returned by Run after Close, and is the cause of a WaitError once Close or Run has returned.
+var ErrClosed = errors.New("the node agent was closed")
 
-// waitError returns the error of a WaitMounted that timed out.
-func waitError(cause error, uid types.UID, volumes []*VolumeWait) error {
-	e := &WaitError{Pod: uid, Volumes: volumes, Cause: cause}
-	var texts []string
-	for _, v := range volumes {
-		texts = append(texts, v.text)
-	}
-	e.text = explain.NotMounted(string(uid), cause, texts)
-	return e
+// errRunTwice rejects a second Run: the first one releases everything when it returns.
+var errRunTwice = errors.New("Run was already called; create another node agent")
+
+// errReleased aborts the work for a pod that no longer needs the volume.
+var errReleased = errors.New("the pod no longer needs the volume")
+
+// errOutdated aborts a step whose decision no longer holds.
+var errOutdated = errors.New("the VolumeAttachment may have been recreated since the decision")
+
+// affinityError reports that the volume's node affinity excludes this node.
+type affinityError struct {
+	volume string
+	err    error
 }
 
-// unresolvedWait is the wait of a pod whose claims have not been read.
-func (p *pod) unresolvedWait() []*VolumeWait {
-	if p.problem == nil {
-		return []*VolumeWait{{Reason: ClaimNotReady, text: explain.ClaimsNotRead}}
-	}
-	return []*VolumeWait{{
-		Reason: ClaimNotReady, Since: p.problemSince, Err: p.problem, text: explain.NodeWait{Reason: ClaimNotReady, Detail: p.problem.Error()}.Waits(),
-	}}
+func (e *affinityError) Error() string {
+	return explain.AffinityDiffers(e.volume, e.err)
 }
 
-// volumeWait describes the wait of one volume. The caller holds mu.
-func (m *volumeManager) volumeWait(w *volumeToMount, v *volume, p *podVolume) *VolumeWait {
-	wait := &VolumeWait{Volume: w.volume, text: m.describeWait(w, v, p)}
-	if v != nil {
-		current := v.waits[w.key()]
-		wait.Reason, wait.Since = current.reason, current.since
-		if v.attachLimit != nil {
-			wait.Err = v.attachLimit
-			wait.text += "\n" + v.attachLimit.Error()
-		}
-	}
-	if p != nil && p.problem != nil {
-		wait.Err = errors.Join(p.problem, wait.Err)
-	}
-	return wait
+func (e *affinityError) Unwrap() error { return e.err }
+
+// errRuntimeNotQueried is why containers may run before the first answer of the runtime.
+var errRuntimeNotQueried = errors.New("the container runtime has not been queried yet")
+
+// AttachLimitReason is the reason with which kubelet rejects a pod whose volumes exceed the node's attach limit (KEP-4876).
+const AttachLimitReason = explain.VolumeAttachmentLimitExceeded
+
+// AttachLimitError reports that the storage system refused to attach another volume to this node.
+type AttachLimitError struct {
+	Volume  string // the PersistentVolume's name
+	Driver  string
+	Problem string // the attachError's message
 }
 
-// unmountWaitError returns the error of a WaitUnmounted that timed out.
-func unmountWaitError(ctx context.Context, uid types.UID, left []*VolumeWait) error {
-	var texts []string
-	for _, wait := range left {
-		texts = append(texts, wait.text)
-	}
-	slices.Sort(texts)
-	return &WaitError{
-		Pod: uid, Volumes: left, Cause: context.Cause(ctx),
-		text: explain.NotUnmounted(string(uid), context.Cause(ctx), texts),
-	}
-}
-
-// withRemedy adds what an administrator can do about the error, where that is known.
-func (c *Config) withRemedy(err error) error {
-	var remedy string
-	switch {
-	case apierrors.IsForbidden(err), apierrors.IsUnauthorized(err):
-		remedy = explain.GrantAccess(c.NodeName)
-	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
-		remedy = explain.FreeSpace(c.Root)
-	case errors.Is(err, syscall.EROFS):
-		remedy = explain.MakeWritable(c.Root)
-	case errors.Is(err, mount.ErrSymlinkOutside):
-		remedy = explain.ReplaceLink(c.Root)
-	default:
-		return err
-	}
-	return fmt.Errorf("%w; remedy: %s", err, remedy)
+// Error returns the attachError with kubelet's prefix.
+func (e *AttachLimitError) Error() string {
+	return explain.AttachLimit(e.Volume, e.Driver, e.Problem)
 }

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	csispec "github.com/container-storage-interface/spec/lib/go/csi"
-	"github.com/go-logr/logr"
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -136,7 +135,7 @@ func TestLongWaitEmitsEvents(t *testing.T) {
 func (w *world) goneDriver(agent *Agent) {
 	w.driver.Stop()
 	wait.Until(w, "the driver is gone", func() bool {
-		client, _ := agent.plugins.registered(w.driverName())
+		client, _ := agent.plugins.Registered(w.driverName())
 		return client == nil
 	})
 }
@@ -166,7 +165,8 @@ func TestRepeatedFailureIsReportedOnce(t *testing.T) {
 		pods := newPodManager(Config{}, nil, nil, newSchedule(), nil, podHandlers{})
 		defer pods.queue.ShutDown()
 		pods.known["p"] = newPod()
-		volumes := &volumeManager{events: events, log: logr.Discard(), config: Config{NodeName: "n"}, pods: pods}
+		volumes := newVolumeManager(surroundings{config: Config{NodeName: "n"}, events: events, volumes: newVolumeSet(), pods: pods})
+		defer volumes.shutDown()
 		v, key := &volume{name: "v"}, nodevolume.PublishKey{PodUID: "p", SpecName: "pv"}
 		v.state.Stage.Record.Pod.Name, v.ensurePod(key).Record.Pod.Name = "p", "p"
 		stage, publish, unpublish := nodevolume.StageVolume{For: key}, nodevolume.Publish{Key: key}, nodevolume.Unpublish{Key: key}
@@ -178,7 +178,7 @@ func TestRepeatedFailureIsReportedOnce(t *testing.T) {
 			volumes.mu.Lock()
 			defer volumes.mu.Unlock()
 			v.state.Failed(nodevolume.Unstage{}, time.Now(), 0, false)
-			volumes.unstageFailed(v, errors.New(problem))
+			volumes.reports.unstageFailed(v, errors.New(problem))
 		}
 		for range 3 {
 			step(stage, "no pool")
@@ -226,14 +226,15 @@ func TestExpansionFailureIsReportedToEachPod(t *testing.T) {
 	events := record.NewFakeRecorder(20)
 	pods := newPodManager(Config{}, nil, nil, newSchedule(), nil, podHandlers{})
 	defer pods.queue.ShutDown()
-	volumes := &volumeManager{events: events, log: logr.Discard(), pods: pods}
+	volumes := newVolumeManager(surroundings{events: events, volumes: newVolumeSet(), pods: pods})
+	defer volumes.shutDown()
 	v := &volume{name: "v"}
 	stopped, stop := context.WithCancel(t.Context())
 	stop()
 	fails := func(ctx context.Context, pod types.UID) int {
 		key := nodevolume.PublishKey{PodUID: string(pod), SpecName: "pv"}
 		v.ensurePod(key).toMount = &volumeToMount{specName: "pv", pod: podIdentity{UID: pod, Name: string(pod)}}
-		volumes.expansionFailed(ctx, &expansion{v: v, key: key, waits: true}, errors.New("too large"))
+		volumes.growth.expansionFailed(ctx, &expansion{v: v, key: key, waits: true}, errors.New("too large"))
 		return len(events.Events)
 	}
 	got := []int{fails(stopped, "a"), fails(t.Context(), "a"), fails(t.Context(), "a"), fails(t.Context(), "b"), fails(t.Context(), "b")}
@@ -293,7 +294,8 @@ func TestBlockVolumeEmitsOneEvent(t *testing.T) {
 	must(t, err)
 	defer root.Close()
 	events := record.NewFakeRecorder(20)
-	volumes := &volumeManager{root: root, events: events}
+	volumes := newVolumeManager(surroundings{root: root, events: events, volumes: newVolumeSet()})
+	defer volumes.shutDown()
 	c := driverCall{toMount: &volumeToMount{block: true, specName: "pv", pod: podIdentity{UID: "uid"}}}
 	r := nodevolume.Record{SpecName: "pv", Path: "device", Pod: nodevolume.RecordPod{UID: "uid"}}
 	must(t, volumes.finishPublish(t.Context(), c, r))

@@ -23,132 +23,133 @@ type expansion struct {
 	v       *volume
 	key     nodevolume.PublishKey
 	toMount *volumeToMount
-	// stagingPath is where the volume is staged.
-	stagingPath string
-	claim       *corev1.PersistentVolumeClaim
-	attempt     nodevolume.Attempt
+	// stagingPath and target are where the volume is staged and published, in requests.
+	stagingPath, target string
+	claim               *corev1.PersistentVolumeClaim
+	attempt             nodevolume.Attempt
 	// waits: the pod waited for the volume as the attempt began. What the attempt writes to the claim may release it before the attempt ends.
 	waits bool
 }
 
 // expand calls NodeExpandVolume and writes the new size to the claim. It is idempotent: after a crash or a failed write it starts over.
-func (m *volumeManager) expand(ctx context.Context, v *volume, key nodevolume.PublishKey) {
-	m.mu.Lock()
-	x := expansion{v: v, key: key, toMount: v.ensurePod(key).toMount, waits: v.state.Growth.Waits(key)}
+func (g *growth) expand(ctx context.Context, v *volume, key nodevolume.PublishKey) {
+	g.mu.Lock()
+	p := v.ensurePod(key)
+	x := expansion{v: v, key: key, toMount: p.toMount, target: g.records.driverPath(p.Record), waits: v.state.Growth.Waits(key)}
 	if x.toMount != nil {
-		x.stagingPath = v.stagingPath(x.toMount)
+		x.stagingPath = g.requests.driverStagingPath(v, x.toMount)
 	}
-	m.mu.Unlock()
+	g.mu.Unlock()
 	if x.toMount == nil {
 		return
 	}
 	var err error
-	if x.claim, err = m.readClaim(ctx, x.toMount, ""); err != nil {
-		m.expansionFailed(ctx, &x, explain.ExpandClaimNotRead(err))
+	if x.claim, err = g.readClaim(ctx, x.toMount, ""); err != nil {
+		g.expansionFailed(ctx, &x, explain.ExpandClaimNotRead(err))
 		return
 	}
-	m.mu.Lock()
+	g.mu.Lock()
 	x.attempt = v.state.Growth.Begin(claimSize(x.claim))
-	m.releaseWaitingPods(v)
+	g.releaseWaitingPods(v)
 	x.waits = v.state.Growth.Waits(key)
-	m.mu.Unlock()
+	g.mu.Unlock()
 	if !x.attempt.CallsDriver() {
 		return
 	}
-	if err = m.updateClaim(ctx, &x, x.attempt.Before()); err != nil {
-		m.expansionFailed(ctx, &x, explain.ExpandNotMarked(err))
+	if err = g.updateClaim(ctx, &x, x.attempt.Before()); err != nil {
+		g.expansionFailed(ctx, &x, explain.ExpandNotMarked(err))
 		return
 	}
 	begun := time.Now()
-	refusal, err := m.callExpand(ctx, &x)
-	m.metrics.Operation(telemetry.NodeOperation{
+	refusal, err := g.callExpand(ctx, &x)
+	g.reports.metrics.Operation(telemetry.NodeOperation{
 		Driver: v.driver, Migrated: x.toMount.migrated, Name: telemetry.OperationExpand, Failed: err != nil, Took: time.Since(begun),
 	})
 	if err != nil {
-		m.expansionRefused(ctx, &x, refusal, err)
+		g.expansionRefused(ctx, &x, refusal, err)
 		return
 	}
-	if err = m.updateClaim(ctx, &x, x.attempt.After()); err != nil {
-		m.expansionFailed(ctx, &x, explain.ExpandNotRecorded(err))
+	if err = g.updateClaim(ctx, &x, x.attempt.After()); err != nil {
+		g.expansionFailed(ctx, &x, explain.ExpandNotRecorded(err))
 		return
 	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.emitGrowth(v.ensurePod(key), corev1.EventTypeNormal, explain.FileSystemResizeSuccessful, explain.Expanded(x.toMount.specName, m.config.NodeName))
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.reports.emitGrowth(v.ensurePod(key), corev1.EventTypeNormal, explain.FileSystemResizeSuccessful, explain.Expanded(x.toMount.specName, g.config.NodeName))
 	v.lastExpandEvent = eventDedup{}
 	v.state.Growth.Confirmed(x.attempt)
-	m.releaseWaitingPods(v)
+	g.releaseWaitingPods(v)
 }
 
 // callExpand calls NodeExpandVolume with the fields that kubelet sets: always the staging path, and nothing about the pod but the volume
 // path.
-func (m *volumeManager) callExpand(ctx context.Context, x *expansion) (nodevolume.Refusal, error) {
+func (g *growth) callExpand(ctx context.Context, x *expansion) (nodevolume.Refusal, error) {
 	w := x.toMount
-	rpc, cancel := context.WithTimeout(csi.WithMigrated(ctx, w.migrated), m.config.RPCTimeout)
+	rpc, cancel := context.WithTimeout(csi.WithMigrated(ctx, w.migrated), g.config.RPCTimeout)
 	defer cancel()
-	client, has, err := m.plugins.capabilities(rpc, w.driver)
+	client, has, err := g.plugins.Capabilities(rpc, w.driver)
 	if err != nil {
 		return csi.RefusalOf(err), err
 	}
 	if !has.Expand {
 		return nodevolume.NotSupported, errors.New(explain.ExpandNotSupported(w.driver))
 	}
-	secrets, err := m.secrets(ctx, w.expandSecret)
+	secrets, err := g.requests.secrets(ctx, w.expandSecret)
 	if err != nil {
 		return csi.RefusalOf(err), err
 	}
 	call := csi.NodeVolume{
 		ID: w.handle, Block: w.block, AccessMode: csi.AccessMode(w.accessMode), FSType: w.fsType, MountFlags: w.mountOptions,
-		Secrets: secrets, StagingPath: m.root.Path(x.stagingPath),
+		Secrets: secrets, StagingPath: x.stagingPath,
 	}
-	err = m.callDriver(csi.WithMigrated(ctx, w.migrated), x.v, pendingCall{method: "NodeExpandVolume", step: stepSetUp, key: x.key}, func(ctx context.Context) error {
-		return client.Expand(ctx, call, m.root.Path(publishPath(w)), x.attempt.Size.Bytes, has)
+	err = g.calls.callDriver(csi.WithMigrated(ctx, w.migrated), x.v, pendingCall{method: "NodeExpandVolume", step: stepSetUp, key: x.key}, func(ctx context.Context) error {
+		return client.Expand(ctx, call, x.target, x.attempt.Size.Bytes, has)
 	})
-	m.logCall(x.v, x.key, pendingCall{method: "NodeExpandVolume"}, csi.OutcomeOf(err), "size", x.attempt.Size.Text)
+	g.reports.logCall(x.v, x.key, pendingCall{method: "NodeExpandVolume"}, csi.OutcomeOf(err), "size", x.attempt.Size.Text)
 	return csi.RefusalOf(err), err
 }
 
 // expansionRefused handles that the driver did not expand the volume, or was not called.
-func (m *volumeManager) expansionRefused(ctx context.Context, x *expansion, refusal nodevolume.Refusal, err error) {
+func (g *growth) expansionRefused(ctx context.Context, x *expansion, refusal nodevolume.Refusal, err error) {
 	// Written without a resourceVersion: it does not depend on what others wrote to the claim meanwhile.
-	if _, writeErr := m.patchClaim(ctx, x.claim, false, x.write(x.attempt.AfterRefusal(refusal), err)); writeErr != nil {
-		m.logger(x.v, x.key).Error(writeErr, "Failed to record the failed expansion in the PersistentVolumeClaim")
+	if _, writeErr := g.patchClaim(ctx, x.claim, false, x.write(x.attempt.AfterRefusal(refusal), err)); writeErr != nil {
+		g.reports.logger(x.v, x.key).Error(writeErr, "Failed to record the failed expansion in the PersistentVolumeClaim")
 	}
-	m.mu.Lock()
+	g.mu.Lock()
 	again := x.v.state.Growth.Refused(x.attempt, refusal)
 	if !again {
 		x.v.lastExpandEvent = eventDedup{}
 	}
-	m.releaseWaitingPods(x.v)
-	m.mu.Unlock()
+	g.releaseWaitingPods(x.v)
+	g.mu.Unlock()
 	switch {
 	case again:
-		m.expansionFailed(ctx, x, err)
+		g.expansionFailed(ctx, x, err)
 	case refusal == nodevolume.RefusedInUse:
-		m.logger(x.v, x.key).Error(err, "Driver does not expand the volume while it is in use", "remedy", explain.EndPodsToExpand)
+		g.reports.logger(x.v, x.key).Error(err, "Driver does not expand the volume while it is in use", "remedy", explain.EndPodsToExpand)
 	}
 }
 
 // expansionFailed schedules a retry and emits an event for the pod. An attempt that ended because the agent stops is not a failure.
-func (m *volumeManager) expansionFailed(ctx context.Context, x *expansion, err error) {
+func (g *growth) expansionFailed(ctx context.Context, x *expansion, err error) {
 	if ctx.Err() != nil {
 		return
 	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	g, p := &x.v.state.Growth, x.v.ensurePod(x.key)
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	p := x.v.ensurePod(x.key)
 	x.v.state.Failed(nodevolume.Expand{Key: x.key}, time.Now(), rand.Float64(), false) //nolint:gosec // spreads retries
-	m.logFailure(x.v, x.key, "NodeExpandVolume", g.Failure.Count, err)
+	g.reports.logFailure(x.v, x.key, "NodeExpandVolume", x.v.state.Growth.Failure.Count, err)
 	if p.toMount == nil {
 		return
 	}
-	if g.Waits(x.key) {
+	if x.v.state.Growth.Waits(x.key) {
 		p.problem = err
-		m.pods.notify(types.UID(p.Key.PodUID))
+		g.pods.notify(types.UID(p.Key.PodUID))
 	}
 	reason, text := explain.ExpandFailed(p.Key.SpecName, x.waits, p.toMount.block, err.Error())
 	if x.v.lastExpandEvent.isNew(x.key.PodUID+" "+text, time.Now()) {
-		m.events.Event(p.podRef(), corev1.EventTypeWarning, reason, text)
+		g.reports.events.Event(p.podRef(), corev1.EventTypeWarning, reason, text)
 	}
 }
 
@@ -180,14 +181,14 @@ const claimWrites = 3
 
 // updateClaim writes the claim's status. After a conflict it checks whether the claim still needs the same expansion, so that the driver
 // is not called again.
-func (m *volumeManager) updateClaim(ctx context.Context, x *expansion, what nodevolume.ClaimWrite) error {
+func (g *growth) updateClaim(ctx context.Context, x *expansion, what nodevolume.ClaimWrite) error {
 	for attempt := 1; ; attempt++ {
-		after, err := m.patchClaim(ctx, x.claim, true, x.write(what, nil))
+		after, err := g.patchClaim(ctx, x.claim, true, x.write(what, nil))
 		if err == nil || attempt == claimWrites || !apierrors.IsConflict(err) {
 			x.claim = after
 			return err
 		}
-		claim, readErr := m.readClaim(ctx, x.toMount, "")
+		claim, readErr := g.readClaim(ctx, x.toMount, "")
 		if readErr != nil {
 			return errors.Join(err, readErr)
 		}

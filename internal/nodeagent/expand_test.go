@@ -35,7 +35,7 @@ func TestClaimExpandedBeforeMount(t *testing.T) {
 			var during claimState
 			w.driver.Before = func(method, _ string, _ int) error {
 				if method == "Expand" {
-					early = agent.volumes.mounted(pod.UID).mounts
+					early = agent.waits.mounted(pod.UID).mounts
 					during = stateOf(w.claim())
 				}
 				return nil
@@ -589,7 +589,7 @@ func TestConcurrentClaimStatusUpdate(t *testing.T) {
 		agent.SetPod(pod)
 		w.mounted(agent, pod)
 		other := &volumeToMount{pod: podIdentity{Namespace: w.name}, claim: claimRef{"data", "another"}}
-		if _, err := agent.volumes.readClaim(w.ctx, other, ""); err == nil || !strings.Contains(err.Error(), "was recreated after the pod was bound") {
+		if _, err := agent.volumes.growth.readClaim(w.ctx, other, ""); err == nil || !strings.Contains(err.Error(), "was recreated after the pod was bound") {
 			t.Errorf("the claim was taken for the one that the pod was bound with: %v", err)
 		}
 	})

@@ -8,6 +8,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/client-go/tools/cache"
+
+	"belay.dev/belay/internal/nodeagent/worker"
 )
 
 // FollowPods sets the pods that the API binds to this node, and removes those whose containers have ended, until ctx ends. A pod with a
@@ -24,7 +26,7 @@ func (a *Agent) FollowPods(ctx context.Context) error {
 	}
 	terminations := newPodTerminations(a, containers, a.log)
 	terminations.names = a.pods.logValues
-	informer := newInformer(a.client.CoreV1().RESTClient(), "pods",
+	informer := worker.NewInformer(a.client.CoreV1().RESTClient(), "pods",
 		fields.OneTermEqualSelector("spec.nodeName", a.config.NodeName), &corev1.Pod{})
 	registered, err := informer.AddEventHandler(podEvents(a, terminations))
 	if err != nil {

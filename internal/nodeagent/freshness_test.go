@@ -60,7 +60,7 @@ func TestAttachmentRecreatedDuringCall(t *testing.T) {
 
 func (w *world) publishedFor(agent *Agent, pod *corev1.Pod) bool {
 	w.Helper()
-	_, published := agent.volumes.publishedWaits(pod.UID)
+	_, published := agent.waits.publishedWaits(pod.UID)
 	return len(published) > 0
 }
 

@@ -2,12 +2,12 @@ package nodeagent
 
 import (
 	"context"
-	"errors"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 
+	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -18,14 +18,16 @@ import (
 	"belay.dev/belay/internal/telemetry"
 )
 
-// A slow fsGroup change emits its first event after defaultFSGroupEventDelay, and then one per interval, as in kubelet.
-const (
-	defaultFSGroupEventDelay    = 30 * time.Second
-	defaultFSGroupEventInterval = time.Minute
-)
+// fsGroups changes the files of published volumes to the fsGroup of their pods.
+type fsGroups struct {
+	*volumeSet
 
-// errReleased aborts the work for a pod that no longer needs the volume.
-var errReleased = errors.New("the pod no longer needs the volume")
+	config  Config
+	log     logr.Logger
+	root    *mount.Root
+	pods    *podManager
+	reports *reports
+}
 
 // agentAppliesFSGroup reports whether the agent applies the pod's fsGroup (KEP-1682), and not a driver with VOLUME_MOUNT_GROUP (KEP-2317).
 func (c driverCall) agentAppliesFSGroup() bool {
@@ -33,7 +35,7 @@ func (c driverCall) agentAppliesFSGroup() bool {
 	if w.pod.FSGroup == nil || w.block || w.readOnly || c.capabilities.VolumeMountGroup {
 		return false
 	}
-	switch c.rules.groupPolicy {
+	switch c.rules.GroupPolicy {
 	case storagev1.NoneFSGroupPolicy:
 		return false
 	case storagev1.FileFSGroupPolicy:
@@ -47,23 +49,23 @@ func (c driverCall) agentAppliesFSGroup() bool {
 
 // applyFSGroup changes group and mode of a published volume's files. The publish is confirmed only after it, so an interrupted change is
 // repeated.
-func (m *volumeManager) applyFSGroup(ctx context.Context, c driverCall, r nodevolume.Record) error {
+func (g *fsGroups) applyFSGroup(ctx context.Context, c driverCall, r nodevolume.Record) error {
 	w, change := c.toMount, &mount.GroupChange{GID: int(*c.toMount.pod.FSGroup)}
 	if policy := w.pod.FSGroupChangePolicy; policy != nil && *policy == corev1.FSGroupChangeOnRootMismatch {
 		// After an error the change itself reports why.
-		if fits, err := m.root.HasGroup(r.Path, change.GID); err == nil && fits {
+		if fits, err := g.root.HasGroup(r.Path, change.GID); err == nil && fits {
 			return nil
 		}
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	var running sync.WaitGroup
-	running.Go(func() { m.endWhenReleased(ctx, w.pod.UID, cancel) })
-	running.Go(func() { m.emitFSGroupProgress(ctx, w, r, change) })
+	running.Go(func() { g.endWhenReleased(ctx, w.pod.UID, cancel) })
+	running.Go(func() { g.emitFSGroupProgress(ctx, w, r, change) })
 	begun := time.Now()
-	m.showGroupChange(w, change)
-	err := m.config.changeGroup(m.root, ctx, r.Path, change)
-	m.showGroupChange(w, nil)
-	m.metrics.Operation(telemetry.NodeOperation{
+	g.showGroupChange(w, change)
+	err := g.config.changeGroup(g.root, ctx, r.Path, change)
+	g.showGroupChange(w, nil)
+	g.reports.metrics.Operation(telemetry.NodeOperation{
 		Driver: w.driver, Migrated: w.migrated, Name: telemetry.OperationGroup, Failed: err != nil, Took: time.Since(begun),
 	})
 	cancel(nil)
@@ -72,28 +74,28 @@ func (m *volumeManager) applyFSGroup(ctx context.Context, c driverCall, r nodevo
 	if err != nil {
 		return explain.OwnershipNotSet(w.handle, err)
 	}
-	m.log.Info("Changed ownership of the volume to the pod's fsGroup", append(namesOf(r).values(), "group", change.GID,
+	g.log.Info("Changed ownership of the volume to the pod's fsGroup", append(namesOf(r).values(), "group", change.GID,
 		"files", change.Seen.Load(), "refused", change.Refused.Load(), "took", time.Since(begun).String())...)
 	if refused := change.Refused.Load(); refused > 0 {
-		m.events.Event(w.pod.ref(), corev1.EventTypeWarning, explain.VolumePermissionChangeRefused,
+		g.reports.events.Event(w.pod.ref(), corev1.EventTypeWarning, explain.VolumePermissionChangeRefused,
 			explain.OwnershipRefused(w.specName, refused, change.GID, change.FirstRefusal))
 	}
 	return nil
 }
 
 // showGroupChange shows the progress of an fsGroup change to WaitMounted; nil ends it.
-func (m *volumeManager) showGroupChange(w *volumeToMount, change *mount.GroupChange) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if p, _ := m.findPodVolume(w); p != nil {
+func (g *fsGroups) showGroupChange(w *volumeToMount, change *mount.GroupChange) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if p, _ := g.findPodVolume(w); p != nil {
 		p.groupChange = change
 	}
 }
 
 // endWhenReleased cancels the work for a pod when the pod is removed.
-func (m *volumeManager) endWhenReleased(ctx context.Context, uid types.UID, end context.CancelCauseFunc) {
+func (g *fsGroups) endWhenReleased(ctx context.Context, uid types.UID, end context.CancelCauseFunc) {
 	for {
-		p, known := m.pods.snapshot(uid)
+		p, known := g.pods.snapshot(uid)
 		if !known || p.removed {
 			end(errReleased)
 			return
@@ -107,10 +109,10 @@ func (m *volumeManager) endWhenReleased(ctx context.Context, uid types.UID, end 
 }
 
 // emitFSGroupProgress emits kubelet's events about the progress of a slow change.
-func (m *volumeManager) emitFSGroupProgress(ctx context.Context, w *volumeToMount, r nodevolume.Record, change *mount.GroupChange) {
+func (g *fsGroups) emitFSGroupProgress(ctx context.Context, w *volumeToMount, r nodevolume.Record, change *mount.GroupChange) {
 	where := strings.TrimPrefix(r.Path, "pods/")
 	text := explain.OwnershipSlow(where)
-	wait := time.NewTimer(m.config.fsGroupEventDelay)
+	wait := time.NewTimer(g.config.fsGroupEventDelay)
 	defer wait.Stop()
 	for {
 		select {
@@ -121,8 +123,8 @@ func (m *volumeManager) emitFSGroupProgress(ctx context.Context, w *volumeToMoun
 		if text == "" {
 			text = explain.OwnershipProgress(where, change.Seen.Load())
 		}
-		m.events.Event(w.pod.ref(), corev1.EventTypeWarning, explain.VolumePermissionChangeInProgress, text)
+		g.reports.events.Event(w.pod.ref(), corev1.EventTypeWarning, explain.VolumePermissionChangeInProgress, text)
 		text = ""
-		wait.Reset(m.config.fsGroupEventInterval)
+		wait.Reset(g.config.fsGroupEventInterval)
 	}
 }

@@ -23,6 +23,7 @@ import (
 
 	"belay.dev/belay/internal/csi"
 	"belay.dev/belay/internal/mount"
+	"belay.dev/belay/internal/nodeagent/plugins"
 	"belay.dev/belay/internal/nodevolume"
 	"belay.dev/belay/internal/testing/csidriver"
 	"belay.dev/belay/internal/testing/wait"
@@ -68,7 +69,7 @@ func TestVolumesThatFSGroupAppliesTo(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c := driverCall{
 				capabilities: csi.NodeCapabilities{VolumeMountGroup: test.delegate},
-				rules:        driverRules{groupPolicy: test.policy},
+				rules:        plugins.Rules{GroupPolicy: test.policy},
 				toMount:      &volumeToMount{fsType: test.fsType, accessModes: test.modes, readOnly: test.readOnly, block: test.block},
 			}
 			if !test.noGroup {
@@ -229,7 +230,7 @@ func TestSlowFSGroupChange(t *testing.T) {
 // never fails the test if the pod has an event with the text.
 func (w *world) never(agent *Agent, pod *corev1.Pod, word string) {
 	w.Helper()
-	agent.volumes.events.Event(pod, corev1.EventTypeNormal, "TestEvent", "the last one") // events are sent in their order
+	agent.volumes.reports.events.Event(pod, corev1.EventTypeNormal, "TestEvent", "the last one") // events are sent in their order
 	w.untilEvent(pod, "TestEvent")
 	list, err := w.admin.CoreV1().Events(w.name).List(w.ctx, metav1.ListOptions{})
 	must(w, err)
@@ -285,6 +286,74 @@ func TestInterruptedFSGroupChangeIsRepeated(t *testing.T) {
 	if diff := cmp.Diff([]string{"Stage data", "Publish data", "Publish data"}, w.driver.Made()); diff != "" {
 		t.Errorf("calls (-want +got):\n%s", diff)
 	}
+}
+
+// TestGroupOfAnInterruptedChangeBefore: a change from one group to another ends midway because its pod is removed, and the next pod has
+// the first group again.
+func TestGroupOfAnInterruptedChangeBefore(t *testing.T) {
+	w := newWorld(t, noAttach)
+	w.volume("data")
+	volume := w.realMounts()
+	const files = 60
+	for i := range files {
+		must(t, os.MkdirAll(filepath.Join(volume, fmt.Sprint(i%6)), 0o755))
+		must(t, os.WriteFile(filepath.Join(volume, fmt.Sprint(i%6), fmt.Sprint(i)), nil, 0o600))
+	}
+	interrupted := make(chan struct{})
+	agent, _ := w.agent(func(c *Config) {
+		c.changeGroup = func(root *mount.Root, ctx context.Context, name string, change *mount.GroupChange) error {
+			if change.GID == testGroup {
+				return root.ChangeGroup(ctx, name, change)
+			}
+			return root.ChangeGroup(&endsMidway{Context: ctx, change: change, files: files / 2, end: func() { close(interrupted); <-ctx.Done() }}, name, change)
+		}
+	})
+	run := func(name string, gid int64) *corev1.Pod {
+		t.Helper()
+		pod := w.podWith(name, func(p *corev1.Pod) {
+			withGroup(corev1.FSGroupChangeOnRootMismatch)(p)
+			p.Spec.SecurityContext.FSGroup = &gid
+		}, "data")
+		agent.SetPod(pod)
+		return pod
+	}
+	pod := run("first", testGroup)
+	w.mounted(agent, pod)
+	agent.RemovePod(pod.UID)
+	w.unmounted(agent, pod)
+	pod = run("other-group", testGroup+1)
+	<-interrupted
+	agent.RemovePod(pod.UID)
+	w.unmounted(agent, pod)
+	pod = run("first-group-again", testGroup)
+	w.mounted(agent, pod)
+	var wrong int
+	must(t, filepath.WalkDir(volume, func(path string, _ os.DirEntry, err error) error {
+		must(t, err)
+		if !strings.HasPrefix(owner(t, path), fmt.Sprint(testGroup, " ")) {
+			wrong++
+		}
+		return nil
+	}))
+	if wrong > 0 {
+		t.Errorf("mounted with %d of %d files of another group", wrong, files+7)
+	}
+}
+
+// endsMidway is a context whose end is awaited once so many files were seen.
+type endsMidway struct {
+	context.Context
+	change *mount.GroupChange
+	files  int64
+	end    func()
+}
+
+func (e *endsMidway) Err() error {
+	if e.change.Seen.Load() >= e.files && e.end != nil {
+		e.end()
+		e.end = nil
+	}
+	return e.Context.Err()
 }
 
 func TestFileSystemWithoutFSGroupSupportIsMounted(t *testing.T) {

@@ -10,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"belay.dev/belay/internal/nodeagent/worker"
 	"belay.dev/belay/internal/nodevolume"
 )
 
@@ -72,7 +73,7 @@ func TestEarlyWakeKeepsResync(t *testing.T) {
 		m := newPodManager(Config{SyncPeriod: period}, nil, nil, newSchedule(), nil, podHandlers{})
 		m.known[uid] = p
 		defer m.queue.ShutDown()
-		go serve(m.queue, func(uid types.UID) { m.resync(t.Context(), uid) })
+		go worker.Serve(m.queue, func(uid types.UID) { m.resync(t.Context(), uid) })
 		m.queue.AddAfter(uid, time.Second) // as after a first look that failed
 		m.mu.Lock()
 		m.syncLater(uid, p)

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
 
+	"belay.dev/belay/internal/nodeagent/plugins"
 	"belay.dev/belay/internal/testing/csidriver"
 	"belay.dev/belay/internal/testing/wait"
 )
@@ -205,7 +206,7 @@ func TestDriverDiesDuringCall(t *testing.T) {
 				agent.RemovePod(pod.UID)
 			}
 			if test.moves {
-				w.driver.Address = filepath.Join(w.root, registryDir, "another")
+				w.driver.Address = filepath.Join(w.root, plugins.RegistryDir, "another")
 			}
 			w.driver.Start()
 			w.untilEvent(pod, test.event+` failed for volume "`+w.name+`-data" : `, test.call+" of volume "+handle, "rpc error: code = ")

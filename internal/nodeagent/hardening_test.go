@@ -26,6 +26,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"belay.dev/belay/internal/mount"
+	"belay.dev/belay/internal/nodevolume"
 	"belay.dev/belay/internal/testing/wait"
 )
 
@@ -529,8 +530,7 @@ func TestCSIDriverSeenWhileASecretIsRead(t *testing.T) {
 	_, err = drivers.Create(w.ctx, &storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: w.driverName()}}, metav1.CreateOptions{})
 	must(t, err)
 	wait.Until(w, "the agent has seen the CSIDriver", func() bool {
-		object, ok, _ := agent.plugins.csiDrivers.GetStore().GetByKey(w.driverName())
-		return ok && *object.(*storagev1.CSIDriver).Spec.AttachRequired
+		return agent.plugins.Rules(w.driverName()).AttachRequired == nodevolume.Yes
 	})
 	close(goOn)
 	w.untilInUse(handle)

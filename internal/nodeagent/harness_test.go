@@ -35,6 +35,7 @@ import (
 	"k8s.io/client-go/util/retry"
 
 	"belay.dev/belay/internal/kube"
+	"belay.dev/belay/internal/nodeagent/plugins"
 	"belay.dev/belay/internal/testing/apiserver"
 	"belay.dev/belay/internal/testing/csidriver"
 	"belay.dev/belay/internal/testing/fixture"
@@ -404,7 +405,7 @@ func (w *world) leftovers() []string {
 		}
 		name, _ := filepath.Rel(w.root, path)
 		switch name {
-		case ".", "belay", lockFile, ownerFile, podLocksDir, "belay/volumes", "plugins", "plugins/kubernetes.io", "plugins/kubernetes.io/csi", "pods", registryDir,
+		case ".", "belay", lockFile, ownerFile, podLocksDir, "belay/volumes", "plugins", "plugins/kubernetes.io", "plugins/kubernetes.io/csi", "pods", plugins.RegistryDir,
 			"plugins/kubernetes.io/csi/" + w.driverName(), "plugins/kubernetes.io/csi/volumeDevices",
 			"plugins/kubernetes.io/csi/volumeDevices/staging", "plugins/kubernetes.io/csi/volumeDevices/publish":
 			return nil
@@ -439,10 +440,16 @@ func must(tb testing.TB, err error) {
 	}
 }
 
+func (w *world) csiNode() *storagev1.CSINode {
+	w.Helper()
+	object, err := w.admin.StorageV1().CSINodes().Get(w.ctx, w.name, metav1.GetOptions{})
+	must(w, err)
+	return object
+}
+
 func (w *world) wantCSINode(node *corev1.Node) {
 	w.Helper()
-	got, err := w.admin.StorageV1().CSINodes().Get(w.ctx, w.name, metav1.GetOptions{})
-	must(w, err)
+	got := w.csiNode()
 	want := []storagev1.CSINodeDriver{{
 		Name: w.driverName(), NodeID: "id-of-" + w.name, TopologyKeys: []string{"topology.test.belay.dev/rack"},
 		Allocatable: &storagev1.VolumeNodeResources{Count: new(int32(7))},
@@ -461,7 +468,7 @@ func (w *world) wantCSINode(node *corev1.Node) {
 func (w *world) newDriver(name string) *csidriver.Driver {
 	w.Helper()
 	d := csidriver.New(w.TB, name)
-	d.Address, d.HandlePrefix = filepath.Join(w.root, registryDir, name+"-reg.sock"), "h-"+w.name+"-"
+	d.Address, d.HandlePrefix = filepath.Join(w.root, plugins.RegistryDir, name+"-reg.sock"), "h-"+w.name+"-"
 	d.NodeServices = []csispec.NodeServiceCapability_RPC_Type{csispec.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME}
 	d.NodeInfo = &csispec.NodeGetInfoResponse{
 		NodeId: "id-of-" + w.name, MaxVolumesPerNode: 7,

@@ -443,11 +443,11 @@ func TestInlineVolumeWaitReason(t *testing.T) {
 	events := record.NewFakeRecorder(1)
 	pods := newPodManager(Config{}, nil, nil, newSchedule(), nil, podHandlers{})
 	defer pods.queue.ShutDown()
-	volumes := &volumeManager{events: events, pods: pods}
+	reports := &reports{events: events, pods: pods}
 	v := &volume{state: nodevolume.VolumeState{Inline: true}}
 	p := v.ensurePod(nodevolume.PublishKey{PodUID: "u", SpecName: "scratch"})
 	p.toMount = &volumeToMount{inline: true, specName: "scratch"}
-	volumes.emitLongWait(v, nodevolume.Wait{Key: p.Key, Reason: nodevolume.DriverNotRegistered}, time.Now())
+	reports.emitLongWait(v, nodevolume.Wait{Key: p.Key, Reason: nodevolume.DriverNotRegistered}, time.Now())
 	if got := <-events.Events; !strings.HasPrefix(got, `Warning FailedMount MountVolume.SetUp failed for volume "scratch" :`) {
 		t.Errorf("the event says: %s", got)
 	}

@@ -47,13 +47,6 @@ func (o *nonCSIVolume) Error() string {
 	return explain.NotCSIVolume(o.pv.Name, o.use.name, sourceOf(o.pv))
 }
 
-func (o *nonCSIVolume) mount() Mount {
-	return Mount{
-		VolumeName: o.volume, ReadOnly: o.use.readOnly, Block: mode(o.pv.Spec.VolumeMode) == corev1.PersistentVolumeBlock,
-		SupplementalGroup: supplementalGroup(o.pv), PersistentVolume: o.pv.DeepCopy(),
-	}
-}
-
 // sourceOf returns the type of a PersistentVolume's source.
 func sourceOf(pv *corev1.PersistentVolume) string {
 	switch s := pv.Spec; {

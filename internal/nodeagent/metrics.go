@@ -12,38 +12,30 @@ import (
 	"belay.dev/belay/internal/telemetry"
 )
 
-// measured are the running measurements of a volume. The zero key is the volume's unstage.
-type measured struct {
-	// began is when the current operation of a pod began.
-	began map[nodevolume.PublishKey]time.Time
-	// waits are the current waits. Unlike volume.waits they end when a step begins.
-	waits map[nodevolume.PublishKey]currentWait
-}
-
 // startMetrics registers the agent's metrics if Config.Metrics is set.
-func (m *volumeManager) startMetrics() error {
-	if m.config.Metrics == nil {
+func (r *reports) startMetrics() error {
+	if r.config.Metrics == nil {
 		return nil
 	}
-	m.metrics = telemetry.NewNode()
-	if err := m.config.Metrics.Register(m.metrics); err != nil {
-		m.metrics = nil
-		return fmt.Errorf("register the metrics of node %s: %w", m.config.NodeName, err)
+	r.metrics = telemetry.NewNode()
+	if err := r.config.Metrics.Register(r.metrics); err != nil {
+		r.metrics = nil
+		return fmt.Errorf("register the metrics of node %s: %w", r.config.NodeName, err)
 	}
-	m.metrics.Count(m.census)
+	r.metrics.Count(r.census)
 	return nil
 }
 
 // stopMetrics unregisters the metrics, so that another agent can register its own.
-func (m *volumeManager) stopMetrics() {
-	if m.metrics != nil {
-		m.config.Metrics.Unregister(m.metrics)
+func (r *reports) stopMetrics() {
+	if r.metrics != nil {
+		r.config.Metrics.Unregister(r.metrics)
 	}
 }
 
 // stepStarted records when an operation begins, and ends the wait for it.
-func (m *volumeManager) stepStarted(v *volume, step nodevolume.Step) {
-	if m.metrics == nil {
+func (r *reports) stepStarted(v *volume, step nodevolume.Step) {
+	if r.metrics == nil {
 		return
 	}
 	var key nodevolume.PublishKey
@@ -66,8 +58,8 @@ func (m *volumeManager) stepStarted(v *volume, step nodevolume.Step) {
 		return // these have metrics of their own
 	}
 	now := time.Now()
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	if v.measured.began == nil {
 		v.measured.began = map[nodevolume.PublishKey]time.Time{}
 	}
@@ -75,14 +67,14 @@ func (m *volumeManager) stepStarted(v *volume, step nodevolume.Step) {
 		v.measured.began[key] = now
 	}
 	if !reads { // after a read the volume may still have to wait
-		m.endWait(v, key, now)
+		r.endWait(v, key, now)
 	}
 }
 
 // stepEnded observes the duration of the operation that a step ends, unless it was observed already: for a mount that is the publish, or
 // the step that failed. The caller holds mu.
-func (m *volumeManager) stepEnded(v *volume, key nodevolume.PublishKey, step string, err error) {
-	if m.metrics == nil || (step == stepMountDevice && err == nil) {
+func (r *reports) stepEnded(v *volume, key nodevolume.PublishKey, step string, err error) {
+	if r.metrics == nil || (step == stepMountDevice && err == nil) {
 		return
 	}
 	began, ok := v.measured.began[key]
@@ -98,11 +90,11 @@ func (m *volumeManager) stepEnded(v *volume, key nodevolume.PublishKey, step str
 		}
 		migrated, block = migrated || p.toMount.migrated, block || p.toMount.block
 		if p.Key == key && step == stepSetUp && err == nil && !p.toMount.since.IsZero() {
-			m.metrics.Mounted(v.driver, time.Since(p.toMount.since))
+			r.metrics.Mounted(v.driver, time.Since(p.toMount.since))
 			p.toMount.since = time.Time{} // observe once
 		}
 	}
-	m.metrics.Operation(telemetry.NodeOperation{
+	r.metrics.Operation(telemetry.NodeOperation{
 		Driver: v.driver, Migrated: migrated, Name: operationOf(step, block), Failed: err != nil, Took: time.Since(began),
 	})
 }
@@ -123,13 +115,13 @@ func operationOf(step string, block bool) string {
 }
 
 // measureWaits updates the current waits. The caller holds mu.
-func (m *volumeManager) measureWaits(v *volume, waits []nodevolume.Wait, now time.Time) {
-	if m.metrics == nil {
+func (r *reports) measureWaits(v *volume, waits []nodevolume.Wait, now time.Time) {
+	if r.metrics == nil {
 		return
 	}
 	for key, was := range v.measured.waits {
 		if !slices.Contains(waits, nodevolume.Wait{Key: key, Reason: was.reason}) {
-			m.endWait(v, key, now)
+			r.endWait(v, key, now)
 		}
 	}
 	for _, wait := range waits {
@@ -148,16 +140,16 @@ func (m *volumeManager) measureWaits(v *volume, waits []nodevolume.Wait, now tim
 }
 
 // endWait observes a wait that has ended. The caller holds mu.
-func (m *volumeManager) endWait(v *volume, key nodevolume.PublishKey, now time.Time) {
+func (r *reports) endWait(v *volume, key nodevolume.PublishKey, now time.Time) {
 	if was, ok := v.measured.waits[key]; ok {
-		m.metrics.Waited(was.reason, now.Sub(was.since))
+		r.metrics.Waited(was.reason, now.Sub(was.since))
 		delete(v.measured.waits, key)
 	}
 }
 
 // measureCalls returns the observer of a driver's calls; nil without metrics.
-func (m *volumeManager) measureCalls(driver string) func(csi.Call) {
-	if m.metrics == nil {
+func (r *reports) measureCalls(driver string) func(csi.Call) {
+	if r.metrics == nil {
 		return nil
 	}
 	return func(c csi.Call) {
@@ -168,13 +160,13 @@ func (m *volumeManager) measureCalls(driver string) func(csi.Call) {
 				code = known.String()
 			}
 		}
-		m.metrics.Called(telemetry.DriverCall{Driver: driver, Method: c.Method, Code: code, Migrated: c.Migrated, Took: c.Took})
+		r.metrics.Called(telemetry.DriverCall{Driver: driver, Method: c.Method, Code: code, Migrated: c.Migrated, Took: c.Took})
 	}
 }
 
 // updateReleasedAt updates since when no pod uses the volume. The caller holds mu.
-func (m *volumeManager) updateReleasedAt(v *volume, now time.Time) {
-	demandOf := m.demands(v)
+func (r *reports) updateReleasedAt(v *volume, now time.Time) {
+	demandOf := r.facts.demands(v)
 	kept := slices.ContainsFunc(v.pods, func(p *podVolume) bool {
 		demand := demandOf(p)
 		return demand == nodevolume.Wanted || demand == nodevolume.DemandUnknown
@@ -188,12 +180,12 @@ func (m *volumeManager) updateReleasedAt(v *volume, now time.Time) {
 }
 
 // census returns the gauges of a scrape.
-func (m *volumeManager) census() telemetry.NodeCensus {
+func (r *reports) census() telemetry.NodeCensus {
 	now := time.Now()
 	out := telemetry.NodeCensus{Desired: map[string]int{}, Mounted: map[string]int{}, Waits: map[nodevolume.Reason]telemetry.NodeWaits{}}
-	m.mu.Lock()
-	for _, v := range m.all {
-		demandOf := m.demands(v)
+	r.mu.Lock()
+	for _, v := range r.all {
+		demandOf := r.facts.demands(v)
 		for _, p := range v.pods {
 			if demandOf(p) == nodevolume.Wanted {
 				out.Desired[v.driver]++
@@ -215,8 +207,38 @@ func (m *volumeManager) census() telemetry.NodeCensus {
 			out.PendingUnmount = max(out.PendingUnmount, now.Sub(v.releasedAt))
 		}
 	}
-	out.Claims = m.claimStats()
-	m.mu.Unlock()
-	out.Registered, out.Present = m.plugins.sockets()
+	out.Claims = r.claimStats()
+	r.mu.Unlock()
+	out.Registered, out.Present = r.plugins.Sockets()
+	return out
+}
+
+// claimStats returns the latest stats of each claim. Of pods that share a claim, one represents it. The caller holds mu.
+func (r *reports) claimStats() []telemetry.ClaimStats {
+	type claim struct{ namespace, name string }
+	seen := map[claim]bool{}
+	var out []telemetry.ClaimStats
+	for _, v := range r.all {
+		for _, p := range v.pods {
+			if p.stats == nil || p.toMount == nil || p.toMount.claim.name == "" {
+				continue
+			}
+			of := claim{p.toMount.pod.Namespace, p.toMount.claim.name}
+			if seen[of] {
+				continue
+			}
+			seen[of] = true
+			bytes, inodes := p.stats.usage()
+			c := telemetry.ClaimStats{
+				Namespace: of.namespace, Claim: of.name,
+				Capacity: bytes.Total, Available: bytes.Available, Used: bytes.Used,
+				Inodes: inodes.Total, InodesFree: inodes.Available, InodesUsed: inodes.Used,
+			}
+			if condition := p.stats.Condition; condition != nil {
+				c.HealthKnown, c.Abnormal = true, condition.Abnormal
+			}
+			out = append(out, c)
+		}
+	}
 	return out
 }

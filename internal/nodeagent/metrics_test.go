@@ -141,7 +141,7 @@ func TestOperationIsCountedBeforeItsEndIsVisible(t *testing.T) {
 		nodevolume.Publish{Key: key}:   {stepSetUp, "volume_mount", nodevolume.Confirmed},
 		nodevolume.Unpublish{Key: key}: {stepUnpublish, "volume_unmount", nodevolume.Absent},
 	} {
-		agent.volumes.stepStarted(v, step)
+		agent.volumes.reports.stepStarted(v, step)
 		agent.volumes.mu.Lock()
 		call := v.state.Begin(step, made, nil)
 		agent.volumes.mu.Unlock()
@@ -152,7 +152,7 @@ func TestOperationIsCountedBeforeItsEndIsVisible(t *testing.T) {
 				t.Errorf("%s is %v, want 1", name, got)
 			}
 			agent.volumes.mu.Lock()
-			agent.volumes.stepEnded(v, key, test.name, nil)
+			agent.volumes.reports.stepEnded(v, key, test.name, nil)
 			agent.volumes.mu.Unlock()
 		}
 	}

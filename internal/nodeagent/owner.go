@@ -21,6 +21,7 @@ import (
 
 	"belay.dev/belay/internal/kube"
 	"belay.dev/belay/internal/mount"
+	"belay.dev/belay/internal/nodeagent/worker"
 	"belay.dev/belay/internal/nodevolume"
 )
 
@@ -227,7 +228,7 @@ func (o *recordOwner) difference(now nodevolume.Owner) string {
 
 // observe reads the UIDs of the Node and the cluster. It leaves out those that do not exist or that it may not read.
 func (o *recordOwner) observe(ctx context.Context) (nodevolume.Owner, *corev1.Node, error) {
-	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
+	ctx, cancel := context.WithTimeout(ctx, worker.APITimeout)
 	defer cancel()
 	now := nodevolume.Owner{NodeName: o.recorded.NodeName, Cluster: map[string]string{}}
 	node, err := o.client.CoreV1().Nodes().Get(ctx, now.NodeName, metav1.GetOptions{})
@@ -325,7 +326,7 @@ func (a *Agent) verifyOwnerOnce(ctx context.Context) error {
 func (a *Agent) waitForOwner(ctx context.Context) error {
 	for failures := 1; ; failures++ {
 		err := a.owner.verify(ctx)
-		a.volumes.setBlocker(err, nodevolume.AttachabilityUnknown, nodevolume.NodeUnknown)
+		a.volumes.reports.setBlocker(err, nodevolume.AttachabilityUnknown, nodevolume.NodeUnknown)
 		// An attempt that the agent's end cuts off says nothing about the records; an OwnerError does, also at the end.
 		if _, other := errors.AsType[*OwnerError](err); err == nil || other || ctx.Err() != nil {
 			return err
@@ -334,7 +335,7 @@ func (a *Agent) waitForOwner(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-time.After(apiBackOff(failures)):
+		case <-time.After(worker.BackOff(failures)):
 		}
 	}
 }

@@ -17,6 +17,8 @@ import (
 	"k8s.io/client-go/tools/record"
 
 	"belay.dev/belay/internal/mount"
+	"belay.dev/belay/internal/nodeagent/nodestatus"
+	"belay.dev/belay/internal/nodeagent/plugins"
 	"belay.dev/belay/internal/nodevolume"
 )
 
@@ -177,12 +179,13 @@ func TestVolumeOfUnknownPodIsIgnored(t *testing.T) {
 	root, err := mount.OpenRoot(t.TempDir(), func() ([]string, error) { return nil, nil })
 	must(t, err)
 	defer root.Close()
-	m := newVolumeManager(w.config, w.api, root, record.NewFakeRecorder(10), newSchedule())
+	m := newVolumeManager(surroundings{
+		config: w.config, client: w.api, root: root, events: record.NewFakeRecorder(10), schedule: newSchedule(), volumes: newVolumeSet(), pods: w.podManager,
+		plugins: plugins.New(plugins.Config{NodeName: "n", Root: root, Client: w.api}, plugins.Handlers{}),
+		status:  nodestatus.New(nodestatus.Config{NodeName: "n", Client: w.api}, nodestatus.Handlers{}),
+	})
 	defer m.shutDown()
-	m.pods = w.podManager
-	m.plugins = newPlugins(w.config, root, w.api, nil, pluginHandlers{})
-	defer m.plugins.close()
-	m.status = newNodeStatus("n", w.api, logr.Discard(), nodeHandlers{})
+	defer m.plugins.Close()
 	here := &volumeToMount{specName: "pv", driver: "d", handle: "h", pod: podIdentity{UID: "p"}}
 	m.addVolumes("p", []*volumeToMount{here})
 	if len(m.all) > 0 {

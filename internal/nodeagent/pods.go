@@ -16,6 +16,7 @@ import (
 	"k8s.io/client-go/util/workqueue"
 
 	"belay.dev/belay/internal/explain"
+	"belay.dev/belay/internal/nodeagent/worker"
 	"belay.dev/belay/internal/nodevolume"
 )
 
@@ -65,7 +66,7 @@ func newPodManager(config Config, client kubernetes.Interface, events record.Eve
 
 // run looks pods up until the queue is shut down.
 func (m *podManager) run(ctx context.Context) {
-	serve(m.queue, func(uid types.UID) {
+	worker.Serve(m.queue, func(uid types.UID) {
 		switch err := m.lookUp(ctx, uid); {
 		case err == nil:
 			m.queue.Forget(uid)
@@ -219,9 +220,6 @@ func (m *podManager) remove(uids ...types.UID) {
 		m.on.released(uid, names)
 	}
 }
-
-// errRuntimeNotQueried is why containers may run before the first answer of the runtime.
-var errRuntimeNotQueried = errors.New("the container runtime has not been queried yet")
 
 // ending marks a pod that was deleted or has terminated, with why its containers may still run. It returns whether the pod is known.
 func (m *podManager) ending(uid types.UID, why error) bool {
@@ -388,10 +386,6 @@ func (m *podManager) emitFailedMount(pod *corev1.Pod, cause string) {
 	m.events.Event(pod, corev1.EventTypeWarning, explain.FailedMount, explain.MountsFailed(cause))
 }
 
-// defaultClaimEventDelay is how long a claim may be unreadable before its pod gets an event: the Node authorizer sees a new pod with a
-// delay.
-const defaultClaimEventDelay = 5 * time.Second
-
 // emitClaimProblem emits an event about unreadable claims, after a delay and unless it repeats the last one. The caller holds mu.
 func (m *podManager) emitClaimProblem(p *pod, err error) {
 	now := time.Now()
@@ -405,4 +399,13 @@ func (m *podManager) emitClaimProblem(p *pod, err error) {
 	if p.lastEvent.isNew(text, now) {
 		m.emitFailedMount(p.object, text)
 	}
+}
+
+// logValues returns the log keys and values of a pod.
+func (m *podManager) logValues(uid types.UID) []any {
+	n := logNames{uid: string(uid)}
+	if p, known := m.snapshot(uid); known && p.object != nil {
+		n.podNamespace, n.pod = p.object.Namespace, p.object.Name
+	}
+	return n.values()
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"path"
 	"slices"
 	"strings"
 	"time"
@@ -16,6 +17,7 @@ import (
 	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/kube"
 	"belay.dev/belay/internal/mount"
+	"belay.dev/belay/internal/nodeagent/worker"
 	"belay.dev/belay/internal/nodevolume"
 )
 
@@ -204,7 +206,7 @@ type claimUse struct {
 }
 
 func (m *podManager) claimVolumeToMount(ctx context.Context, object *corev1.Pod, volume string, use claimUse) (*volumeToMount, error) {
-	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
+	ctx, cancel := context.WithTimeout(ctx, worker.APITimeout)
 	defer cancel()
 	use.name = kube.Name(use.name)
 	claim, err := m.client.CoreV1().PersistentVolumeClaims(object.Namespace).Get(ctx, use.name, metav1.GetOptions{})
@@ -328,4 +330,46 @@ func identityOf(object *corev1.Pod) podIdentity {
 		id.FSGroup, id.FSGroupChangePolicy = security.FSGroup, security.FSGroupChangePolicy
 	}
 	return id
+}
+
+// stagingPath is kubelet's staging path of a volume.
+func stagingPath(w *volumeToMount) string {
+	if w.block {
+		return path.Join(blockDir, "staging", w.specName)
+	}
+	return path.Join(csiDir, w.driver, hash(w.handle), globalMount)
+}
+
+// publishPath is kubelet's target path of a volume for a pod.
+func publishPath(w *volumeToMount) string {
+	if w.block {
+		return path.Join(blockDir, "publish", w.specName, string(w.pod.UID))
+	}
+	return path.Join(podVolumesDir(string(w.pod.UID)), w.specName, "mount")
+}
+
+// nodeExpansionNotRequired is set by external-resizer on claims whose driver needs no NodeExpandVolume.
+const nodeExpansionNotRequired = "volume.kubernetes.io/node-expansion-not-required"
+
+func sizeOf(list corev1.ResourceList) nodevolume.Size {
+	size := list[corev1.ResourceStorage]
+	return nodevolume.Size{Bytes: size.Value(), Text: size.String()}
+}
+
+func claimSize(claim *corev1.PersistentVolumeClaim) nodevolume.ClaimSize {
+	s := nodevolume.ClaimSize{
+		Capacity: sizeOf(claim.Status.Capacity), Requested: sizeOf(claim.Spec.Resources.Requests), Allocated: sizeOf(claim.Status.AllocatedResources),
+		EveryNode: slices.Contains(claim.Spec.AccessModes, corev1.ReadWriteMany) && !metav1.HasAnnotation(claim.ObjectMeta, nodeExpansionNotRequired),
+	}
+	switch status := claim.Status.AllocatedResourceStatuses[corev1.ResourceStorage]; status {
+	case "":
+		if claim.Status.AllocatedResources != nil {
+			s.Resizing = nodevolume.NotReported
+		}
+	case corev1.PersistentVolumeClaimNodeResizePending, corev1.PersistentVolumeClaimNodeResizeInProgress:
+		s.Resizing = nodevolume.NodeIsNext
+	default:
+		s.Resizing = nodevolume.OtherIsNext
+	}
+	return s
 }

@@ -50,13 +50,13 @@ func (m *volumeManager) decide(name string, now time.Time) (*volume, nodevolume.
 	if v == nil {
 		return nil, nodevolume.Decision{}
 	}
-	m.updateReleasedAt(v, now)
-	decision := m.status.decide(name, func(node nodevolume.Node) nodevolume.Decision {
-		return v.state.Decide(now, m.observe(v, node))
+	m.reports.updateReleasedAt(v, now)
+	decision := m.status.Decide(name, func(node nodevolume.Node) nodevolume.Decision {
+		return v.state.Decide(now, m.facts.observe(v, node))
 	})
 	m.dropPods(v, decision.Dropped)
 	if decision.Forget {
-		m.measureWaits(v, nil, now)
+		m.reports.measureWaits(v, nil, now)
 		delete(m.all, name)
 		for _, p := range v.pods {
 			m.pods.removeVolume(types.UID(p.Key.PodUID), name)
@@ -78,9 +78,6 @@ func (m *volumeManager) dropPods(v *volume, left []nodevolume.PublishKey) {
 	}
 }
 
-// defaultWaitEventDelay is how long a pod waits for the same reason before it gets an event.
-const defaultWaitEventDelay = 30 * time.Second
-
 // finishTurn stores why the volume waits, and schedules the next turn.
 func (m *volumeManager) finishTurn(v *volume, decision nodevolume.Decision) {
 	now := time.Now()
@@ -95,21 +92,15 @@ func (m *volumeManager) finishTurn(v *volume, decision nodevolume.Decision) {
 		if was, ok := v.waits[wait.Key]; ok && was.reason == wait.Reason {
 			since = was.since
 		} else {
-			m.log.V(1).Info(m.waitMessage(v, wait.Key), append(v.logValues(wait.Key), "reason", wait.Reason)...)
+			m.reports.waitBegan(v, wait)
 		}
 		waits[wait.Key] = currentWait{reason: wait.Reason, since: since}
-		switch left := since.Add(m.eventDelay(v, wait)).Sub(now); {
-		case left > 0:
-			m.queue.AddAfter(v.name, left)
-		default:
-			m.emitLongWait(v, wait, since)
-			m.queue.AddAfter(v.name, repeatEventAfter)
-		}
+		m.queue.AddAfter(v.name, m.reports.waiting(v, wait, since, now))
 	}
 	v.waits = waits
-	m.measureWaits(v, decision.Waits, now)
-	m.planStats(v)
-	m.planAttachError(v)
+	m.reports.measureWaits(v, decision.Waits, now)
+	m.tasks.planStats(v)
+	m.tasks.planAttachError(v)
 }
 
 // finishStep handles the result of a step. A call that failed because the agent stops says nothing about the driver; the next agent
@@ -121,7 +112,7 @@ func (m *volumeManager) finishStep(ctx context.Context, v *volume, step nodevolu
 	key, name := nodevolume.KeyOf(step), v.nameOf(step)
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.stepEnded(v, key, name, err)
+	m.reports.stepEnded(v, key, name, err)
 	if err != nil && ctx.Err() != nil {
 		return
 	}
@@ -136,8 +127,7 @@ func (m *volumeManager) finishStep(ctx context.Context, v *volume, step nodevolu
 	}
 	v.state.Failed(step, time.Now(), rand.Float64(), m.pods.state(types.UID(key.PodUID)).Removed) //nolint:gosec // spreads retries
 	if unstage {
-		m.logFailure(v, key, name, v.state.Unstage.Count, err)
-		m.unstageFailed(v, err)
+		m.reports.unstageFailed(v, err)
 		return
 	}
 	p := v.ensurePod(key)
@@ -145,11 +135,5 @@ func (m *volumeManager) finishStep(ctx context.Context, v *volume, step nodevolu
 		p.failingSince = cmp.Or(v.began, time.Now())
 	}
 	p.problem, p.step = err, name
-	m.logFailure(v, key, name, p.Failure.Count, err)
-	m.emitFailure(p, name, err)
-}
-
-// logFailure logs a failed step, which is retried. The caller holds mu.
-func (m *volumeManager) logFailure(v *volume, key nodevolume.PublishKey, operation string, failures int, err error) {
-	m.log.Error(m.config.withRemedy(err), "Volume operation failed, retrying", append(v.logValues(key), "operation", operation, "failures", failures)...)
+	m.reports.stepFailed(v, p, name, err)
 }

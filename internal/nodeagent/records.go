@@ -2,14 +2,13 @@ package nodeagent
 
 import (
 	"cmp"
-	"crypto/sha256"
-	"encoding/hex"
+	"errors"
 	"fmt"
 	"path"
 	"slices"
 	"strings"
 
-	"k8s.io/apimachinery/pkg/types"
+	"github.com/go-logr/logr"
 
 	"belay.dev/belay/internal/decision"
 	"belay.dev/belay/internal/explain"
@@ -18,86 +17,65 @@ import (
 	"belay.dev/belay/internal/nodevolume"
 )
 
-// lockFile is locked by the agent that uses the root: two would call drivers for the same volume at once, and overwrite each other's
-// volumesInUse.
-const lockFile = "belay.lock"
+// recordStore has the records of the volumes and what else is below the root for them: kubelet's directories and vol_data.json.
+type recordStore struct {
+	nodeName string
+	log      logr.Logger
+	root     *mount.Root
+	// dir is the directory with the records, once open has been called.
+	dir *mount.Root
+	// write is Config.writeRecord.
+	write func(*mount.Root, string, []byte, mount.Durability) error
+	// unaccounted has the names of records that cannot be read or are missing for a mount. A name begins with its volume's hash. It is under
+	// the lock of the volumes.
+	unaccounted map[string]struct{}
+}
 
-// recordsDir has one file per stage and per publish, below the root.
-const recordsDir = "belay/volumes"
+func newRecordStore(config Config, root *mount.Root) *recordStore {
+	return &recordStore{nodeName: config.NodeName, log: config.Logger, root: root, write: config.writeRecord, unaccounted: map[string]struct{}{}}
+}
 
-func recordPath(name string) string { return path.Join(recordsDir, name) }
+// open opens the directory with the records, and returns their names.
+func (s *recordStore) open() (names []string, err error) {
+	if err := s.root.MakeDirDurable(recordsDir); err != nil {
+		return nil, err
+	}
+	if s.dir, err = s.root.Sub(recordsDir); err != nil {
+		return nil, err
+	}
+	names, err = s.dir.List(".")
+	slices.Sort(names)
+	return names, err
+}
 
-func hash(s string) string {
-	sum := sha256.Sum256([]byte(s))
-	return hex.EncodeToString(sum[:])
+func (s *recordStore) close() error {
+	if s.dir == nil {
+		return nil
+	}
+	return s.dir.Close()
 }
 
 // File names are hashes: a volume handle may have any character, and be longer than a file name. All records are in one directory, so that
 // one fsync makes a new one durable.
 func stageRecordName(volume string) string { return hash(volume) + ".stage.json" }
 
-// recordName returns the file name of the record of a step.
-func (v *volume) recordName(step nodevolume.Step) string {
-	switch step.(type) {
-	case nodevolume.StageVolume, nodevolume.Unstage:
-		return stageRecordName(v.name)
-	default:
-		return publishRecordName(v.name, nodevolume.KeyOf(step))
-	}
-}
-
 func publishRecordName(volume string, key nodevolume.PublishKey) string {
 	return hash(volume) + "." + hash(key.PodUID + "\x00" + key.SpecName)[:32] + ".publish.json"
 }
 
-func (m *volumeManager) saveRecord(name string, record nodevolume.Record, must mount.Durability) error {
+func (s *recordStore) saveRecord(name string, record nodevolume.Record, must mount.Durability) error {
 	raw, err := record.Encode()
 	if err != nil {
 		return err
 	}
-	if err := m.config.writeRecord(m.records, name, raw, must); err != nil {
+	if err := s.write(s.dir, name, raw, must); err != nil {
 		return fmt.Errorf("record the %s of volume %s: %w", record.Kind, record.Handle, err)
 	}
 	return nil
 }
 
-// rebuild loads the records. It needs no API server and no driver.
-func (m *volumeManager) rebuild() error {
-	err := m.root.MakeDirDurable(recordsDir)
-	if err == nil {
-		m.records, err = m.root.Sub(recordsDir)
-	}
-	if err != nil {
-		return err
-	}
-	names, err := m.records.List(".")
-	if err != nil {
-		return err
-	}
-	slices.Sort(names)
-	var unreadable []string
-	for _, name := range names {
-		switch {
-		case mount.IsTemporary(name):
-			// The agent crashed before it called the driver.
-			if err := m.records.Remove(name); err != nil {
-				return err
-			}
-		case strings.HasSuffix(name, ".stage.json"), strings.HasSuffix(name, ".publish.json"):
-			record, err := m.readRecord(name)
-			if err != nil { // such as a bad block; continue with the other records
-				m.log.Error(err, "Failed to read record", "record", name)
-				unreadable = append(unreadable, name)
-				continue
-			}
-			m.adopt(record)
-		}
-	}
-	return m.findUnaccounted(unreadable)
-}
-
-func (m *volumeManager) readRecord(name string) (nodevolume.Record, error) {
-	raw, err := m.records.ReadFile(name)
+func (s *recordStore) readRecord(name string) (nodevolume.Record, error) {
+	raw, err := s.dir.ReadFile(name)
 	if err != nil {
 		return nodevolume.Record{}, fmt.Errorf("read record %s: %w", name, err)
 	}
@@ -108,73 +86,14 @@ func (m *volumeManager) readRecord(name string) (nodevolume.Record, error) {
 	return record, nil
 }
 
-// adopt adds the volume of a record found at start-up.
-func (m *volumeManager) adopt(record nodevolume.Record) {
-	m.metrics.Found(true)
-	v := m.ensureVolume(uniqueName(record), record.Driver, record.Handle, record.Inline)
-	v.state.AddRecord(record, m.config.BootID, m.mountedAt(record))
-	for _, p := range v.state.Pods {
-		v.ensurePod(p.Key)
-		m.pods.recorded(types.UID(p.Key.PodUID), v.name)
-	}
-	m.log.Info("Found record", append(namesOf(record).values(), "kind", record.Kind, "confirmed", record.Confirmed, "unmounting", record.Leaving)...)
-}
-
-// findUnaccounted reads the vol_data.json files. They replace unreadable records, and reveal volumes that are mounted without a record,
-// such as by a kubelet that used this root before. A volume that remains unaccounted for stays in use.
-func (m *volumeManager) findUnaccounted(unreadable []string) error {
-	found, err := m.findVolumeData()
-	if err != nil {
-		return err
-	}
-	for _, record := range found {
-		name := recordName(record)
-		i := slices.Index(unreadable, name)
-		switch {
-		case i >= 0:
-			unreadable = slices.Delete(unreadable, i, i+1)
-			m.adopt(record)
-			if err := m.saveRecord(name, record, mount.PowerCut); err != nil {
-				return err
-			}
-			m.log.Info("Recreated record from "+volumeData, append(namesOf(record).values(), "record", name)...)
-		case !m.recorded(record) && m.mountedAt(record) != nodevolume.No:
-			m.unaccounted[name] = struct{}{}
-			m.log.Error(nil, "Keeping volume staged and in use because it is mounted without a record, perhaps by a kubelet",
-				append(namesOf(record).values(), "path", m.root.Path(record.Path), "remedy", explain.UnmountUnrecorded)...)
-		}
-	}
-	for _, name := range unreadable {
-		m.unaccounted[name] = struct{}{}
-		m.metrics.Found(false)
-		m.log.Error(nil, "Keeping volume staged and in use because its record cannot be read and no other file describes the mount",
-			"record", name, "remedy", explain.UnmountUnreadable(m.records.Path(name)))
-	}
-	return nil
-}
-
-// recorded reports whether there is a record for a volume found in a vol_data.json.
-func (m *volumeManager) recorded(found nodevolume.Record) bool {
-	v := m.all[uniqueName(found)]
-	switch {
-	case v == nil:
-		return false
-	case found.Kind == nodevolume.StageKind:
-		return v.state.Stage.Phase != nodevolume.Absent
-	default:
-		key := nodevolume.PublishKey{PodUID: found.Pod.UID, SpecName: found.SpecName}
-		return slices.ContainsFunc(v.pods, func(p *podVolume) bool { return p.Key == key && p.Phase != nodevolume.Absent })
-	}
-}
-
 // mountedAt reports whether something is mounted at the path of a record.
-func (m *volumeManager) mountedAt(r nodevolume.Record) nodevolume.Knowledge {
+func (s *recordStore) mountedAt(r nodevolume.Record) nodevolume.Knowledge {
 	var mounted bool
 	var err error
 	if r.Kind == nodevolume.PublishKind {
-		mounted, err = m.root.IsPublished(r.Path, r.Block)
+		mounted, err = s.root.IsPublished(r.Path, r.Block)
 	} else {
-		mounted, err = m.root.Mounted(r.Path)
+		mounted, err = s.root.Mounted(r.Path)
 	}
 	if err != nil {
 		return nodevolume.Unknown
@@ -183,12 +102,12 @@ func (m *volumeManager) mountedAt(r nodevolume.Record) nodevolume.Knowledge {
 }
 
 // isUnaccounted reports whether the volume may be mounted without a record. The caller holds mu.
-func (m *volumeManager) isUnaccounted(volume string) bool {
-	if len(m.unaccounted) == 0 {
+func (s *recordStore) isUnaccounted(volume string) bool {
+	if len(s.unaccounted) == 0 {
 		return false
 	}
 	prefix := hash(volume) + "."
-	for name := range m.unaccounted {
+	for name := range s.unaccounted {
 		if strings.HasPrefix(name, prefix) {
 			return true
 		}
@@ -205,14 +124,14 @@ func recordName(r nodevolume.Record) string {
 }
 
 // findVolumeData translates every vol_data.json below the root to the records that may belong to it, with only what an unmount needs.
-func (m *volumeManager) findVolumeData() ([]nodevolume.Record, error) {
+func (s *recordStore) findVolumeData() ([]nodevolume.Record, error) {
 	var found []nodevolume.Record
 	add := func(dir string, record nodevolume.Record) {
-		data, err := readVolumeData(m.root, dir)
+		data, err := readVolumeData(s.root, dir)
 		if err != nil {
 			return
 		}
-		record.Driver, record.Handle = data["driverName"], data["volumeHandle"]
+		record.Driver, record.Handle, record.Root = data["driverName"], data["volumeHandle"], s.configuredRoot()
 		record.SpecName = cmp.Or(record.SpecName, data["specVolID"])
 		record.SELinuxLabel = data[seLinuxData]
 		record.Inline = data["volumeLifecycleMode"] == string(lifecycleMode(true))
@@ -221,8 +140,8 @@ func (m *volumeManager) findVolumeData() ([]nodevolume.Record, error) {
 			found = append(found, record)
 		}
 	}
-	err := m.eachDir(csiDir, func(driver string) error {
-		return m.eachDir(path.Join(csiDir, driver), func(volume string) error {
+	err := s.eachDir(csiDir, func(driver string) error {
+		return s.eachDir(path.Join(csiDir, driver), func(volume string) error {
 			dir := path.Join(csiDir, driver, volume)
 			add(dir, nodevolume.Record{Kind: nodevolume.StageKind, Path: path.Join(dir, globalMount)})
 			return nil
@@ -231,11 +150,11 @@ func (m *volumeManager) findVolumeData() ([]nodevolume.Record, error) {
 	if err != nil {
 		return nil, err
 	}
-	err = m.eachDir(blockDir, func(pv string) error {
+	err = s.eachDir(blockDir, func(pv string) error {
 		add(path.Join(blockDir, pv, "data"), nodevolume.Record{
 			Kind: nodevolume.StageKind, Block: true, SpecName: pv, Path: path.Join(blockDir, "staging", pv),
 		})
-		return m.eachDir(path.Join(blockDir, "publish", pv), func(uid string) error {
+		return s.eachDir(path.Join(blockDir, "publish", pv), func(uid string) error {
 			add(path.Join(blockDir, pv, "data"), nodevolume.Record{
 				Kind: nodevolume.PublishKind, Block: true, SpecName: pv, Path: path.Join(blockDir, "publish", pv, uid),
 				Pod: nodevolume.RecordPod{UID: uid},
@@ -246,8 +165,8 @@ func (m *volumeManager) findVolumeData() ([]nodevolume.Record, error) {
 	if err != nil {
 		return nil, err
 	}
-	err = m.eachDir("pods", func(uid string) error {
-		return m.eachDir(podVolumesDir(uid), func(spec string) error {
+	err = s.eachDir("pods", func(uid string) error {
+		return s.eachDir(podVolumesDir(uid), func(spec string) error {
 			dir := path.Join(podVolumesDir(uid), spec)
 			add(dir, nodevolume.Record{Kind: nodevolume.PublishKind, Path: path.Join(dir, "mount"), Pod: nodevolume.RecordPod{UID: uid}})
 			return nil
@@ -256,8 +175,8 @@ func (m *volumeManager) findVolumeData() ([]nodevolume.Record, error) {
 	return found, err
 }
 
-func (m *volumeManager) eachDir(dir string, do func(name string) error) error {
-	names, err := m.root.List(dir)
+func (s *recordStore) eachDir(dir string, do func(name string) error) error {
+	names, err := s.root.List(dir)
 	if err != nil {
 		return err
 	}
@@ -271,11 +190,48 @@ func (m *volumeManager) eachDir(dir string, do func(name string) error) error {
 
 // mountedByOther reports whether something is mounted at kubelet's staging path of a volume without a record; a kubelet may have used this
 // root before.
-func (m *volumeManager) mountedByOther(name string) bool {
+func (s *recordStore) mountedByOther(name string) bool {
 	driver, handle, ok := kube.ParseUniqueVolumeName(name)
 	if !ok || mount.CheckName(driver) != nil {
 		return true // not a CSI volume
 	}
-	mounted, err := m.root.Mounted(path.Join(csiDir, driver, hash(handle), globalMount))
+	mounted, err := s.root.Mounted(path.Join(csiDir, driver, hash(handle), globalMount))
 	return mounted || err != nil
+}
+
+// saveBefore saves the record of a call. Before an unmount it only sets a mark in place, which needs no disk space: the volume to be
+// unmounted may be the one that fills the disk.
+func (s *recordStore) saveBefore(name string, call nodevolume.Call) error {
+	if call.Record.Leaving {
+		return s.saveRecord(name, call.Record, mount.InPlace)
+	}
+	return s.saveRecord(name, call.Record, mount.PowerCut)
+}
+
+// saveConfirmation records that the driver confirmed a call. If that fails, a restarted agent repeats the call.
+func (s *recordStore) saveConfirmation(record nodevolume.Record) {
+	if err := s.saveRecord(recordName(record), record, mount.InPlace); err != nil {
+		s.log.Error(err, "Failed to record that the driver confirmed a call, which a restarted belay-node repeats", append(namesOf(record).values(), "kind", record.Kind)...)
+	}
+}
+
+// checkPublished checks that the volume is mounted at its target. Otherwise a container would write to the node's own disk, unnoticed until
+// the data is missed (csi-driver-nfs#762). A stage cannot be checked: it need not mount anything.
+func (s *recordStore) checkPublished(r nodevolume.Record) error {
+	mounted, err := s.root.IsPublished(r.Path, r.Block)
+	switch {
+	case err != nil:
+		return fmt.Errorf("check whether volume %s is mounted at its target: %w", r.Handle, err)
+	case mounted:
+		return nil
+	default:
+		return errors.New(explain.NothingPublished(r.Driver, r.Handle, s.driverPath(r), cmp.Or(r.Root, s.root.Path(".")), r.Block))
+	}
+}
+
+func uniqueName(r nodevolume.Record) string {
+	if r.Inline {
+		return kube.InlineVolumeName(r.Pod.UID, r.SpecName)
+	}
+	return kube.UniqueVolumeName(r.Driver, r.Handle)
 }

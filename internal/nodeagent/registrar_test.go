@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"belay.dev/belay/internal/nodeagent/plugins"
 )
 
 // TestNodeDriverRegistrar has upstream's node-driver-registrar register the driver: it comes,
@@ -28,7 +30,7 @@ func TestNodeDriverRegistrar(t *testing.T) {
 	}
 	start := func() running {
 		registrar := exec.CommandContext(w.ctx, program, "--csi-address="+endpoint, "--kubelet-registration-path="+endpoint,
-			"--plugin-registration-path="+filepath.Join(w.root, registryDir))
+			"--plugin-registration-path="+filepath.Join(w.root, plugins.RegistryDir))
 		log, err := registrar.StderrPipe()
 		must(t, err)
 		must(t, registrar.Start())
@@ -45,7 +47,7 @@ func TestNodeDriverRegistrar(t *testing.T) {
 	}
 	registered := func() bool {
 		node := w.node()
-		return node.Annotations["csi.volume.kubernetes.io/nodeid"] != "" && len(w.knows().Drivers) == 1
+		return node.Annotations["csi.volume.kubernetes.io/nodeid"] != "" && len(w.csiNode().Spec.Drivers) == 1
 	}
 	agent, _ := w.agent()
 	registrar := start()

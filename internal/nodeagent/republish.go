@@ -3,20 +3,10 @@ package nodeagent
 import (
 	"context"
 	"fmt"
-	"math/rand/v2"
-	"time"
 
 	"belay.dev/belay/internal/csi"
 	"belay.dev/belay/internal/nodevolume"
 )
-
-// defaultRepublishPeriod is the interval of requiresRepublish, extended by up to a half. Kubelet republishes whenever it syncs the pod:
-// with its syncFrequency (one minute) and the pod workers' jitter every 60 to 90 s.
-const defaultRepublishPeriod = time.Minute
-
-func confirmedNow() nodevolume.Confirmation {
-	return nodevolume.Confirmation{At: time.Now(), Jitter: rand.Float64()} //nolint:gosec // spreads the calls
-}
 
 // republish calls NodePublishVolume again for a running pod, with current secrets and tokens. The record and the target stay, even after a
 // failure: the pod uses the mount (k/k#121271).
@@ -40,21 +30,21 @@ func (m *volumeManager) republish(ctx context.Context, v *volume, step nodevolum
 }
 
 func (m *volumeManager) callRepublish(ctx context.Context, v *volume, p *podVolume) error {
-	c, err := m.newDriverCall(v, p.Key)
+	c, err := m.requests.newDriverCall(v, p.Key)
 	if err != nil {
 		return err
 	}
 	record := p.Record
 	c.label = record.SELinuxLabel
-	call, err := m.publishCall(ctx, c)
+	call, err := m.requests.publishCall(ctx, c)
 	if err != nil {
 		return err
 	}
 	if err := m.recheckAttachment(ctx, v, c, c.readsAPI()); err != nil {
 		return err
 	}
-	err = m.callPublish(ctx, v, c, p.Key, call, record.Path)
-	m.logger(v, p.Key).V(1).Info("Called NodePublishVolume again", "outcome", csi.NodeOutcomeOf(err).String())
+	err = m.callPublish(ctx, v, c, p.Key, call, record)
+	m.reports.logger(v, p.Key).V(1).Info("Called NodePublishVolume again", "outcome", csi.NodeOutcomeOf(err).String())
 	if err != nil {
 		return err
 	}

@@ -202,7 +202,7 @@ func TestRepublishedPods(t *testing.T) {
 	republishes(object)
 	_, err = drivers.Update(w.ctx, object, metav1.UpdateOptions{})
 	must(t, err)
-	wait.Until(w, "the CSIDriver is seen", func() bool { return agent.plugins.rules(w.driverName()).republish })
+	wait.Until(w, "the CSIDriver is seen", func() bool { return agent.plugins.Rules(w.driverName()).Republish })
 	want("the driver asks for it", nodevolume.Republish{Key: nodevolume.PublishKey{PodUID: string(pod.UID), SpecName: w.name + "-data"}})
 	pod.DeletionTimestamp = new(metav1.Now())
 	agent.SetPod(pod)

@@ -9,7 +9,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"belay.dev/belay/internal/explain"
-	"belay.dev/belay/internal/nodevolume"
 )
 
 // A volume can be mounted with an SELinux label (mount option context=), so that the container runtime need not relabel every file
@@ -94,43 +93,10 @@ func seLinuxOptions(pod *corev1.Pod, volume string) []*corev1.SELinuxOptions {
 	return found
 }
 
-// label returns the label to mount a volume with, according to its CSIDriver.
-func (r driverRules) label(w *volumeToMount) string {
-	if w == nil || !r.seLinux {
-		return ""
-	}
-	return w.seLinuxLabel
-}
-
 // withLabel adds the label to the mount options. It is quoted, as it may contain a comma.
 func withLabel(options []string, label string) []string {
 	if label == "" {
 		return options
 	}
 	return append(slices.Clone(options), fmt.Sprintf("context=%q", label))
-}
-
-// labelText describes a wait that is caused by a label, with kubelet's text; otherwise it is empty. The caller holds mu.
-func (m *volumeManager) labelText(v *volume, key nodevolume.PublishKey, reason nodevolume.Reason) string {
-	switch reason {
-	case nodevolume.OtherSELinuxLabelWanted:
-		return explain.OtherLabelWanted(key.SpecName, v.mountedLabel(), m.plugins.rules(v.driver).label(v.ensurePod(key).toMount))
-	case nodevolume.OtherSELinuxLabelMounted:
-		return explain.OtherLabelMounted(v.name)
-	default:
-		return ""
-	}
-}
-
-// mountedLabel returns the label with which the volume is, or may be, mounted.
-func (v *volume) mountedLabel() string {
-	if v.state.Stage.Phase != nodevolume.Absent {
-		return v.state.Stage.Record.SELinuxLabel
-	}
-	for _, p := range v.pods {
-		if p.Phase != nodevolume.Absent {
-			return p.Record.SELinuxLabel
-		}
-	}
-	return ""
 }

@@ -303,14 +303,8 @@ func TestInlineVolumeWithoutStatsPath(t *testing.T) {
 	w.driver.Stats = func(context.Context, *csispec.NodeGetVolumeStatsRequest) (*csispec.NodeGetVolumeStatsResponse, error) {
 		return nil, status.Error(codes.NotFound, "no such path")
 	}
-	config := w.config()
-	frequently(nil)(&config)
-	agent, err := New(config)
-	must(t, err)
 	connected := make(chan struct{}, 10)
-	reconnected := agent.plugins.on.reconnected
-	agent.plugins.on.reconnected = func(driver string) { reconnected(driver); connected <- struct{}{} }
-	w.run(agent)
+	agent, _ := w.agent(frequently(nil), func(c *Config) { c.reconnected = func(string) { connected <- struct{}{} } })
 	w.driver.Registered()
 	wait.For(w, "the first connection", connected) // after which the volume is queried as after an upgrade
 	pod := w.inlinePod("p", "scratch")
@@ -333,9 +327,9 @@ func TestDriverWithoutStatsIsNotCalled(t *testing.T) {
 	pod := w.pod("p", "data")
 	w.bringUp(agent, pod)
 	// The call that is planned for the volume becomes due, and there is no volume left to query.
-	agent.volumes.gatherStats(w.ctx, w.driverName())
+	agent.volumes.tasks.gatherStats(w.ctx, w.driverName())
 	name := string(w.unique("h-" + w.name + "-data"))
-	agent.volumes.gatherStats(w.ctx, name)
+	agent.volumes.tasks.gatherStats(w.ctx, name)
 	if n := w.driver.Count("Stats", "data"); n != 0 || agent.VolumeStats(pod.UID) != nil {
 		t.Errorf("asked %d times", n)
 	}

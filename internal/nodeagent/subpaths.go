@@ -22,13 +22,8 @@ type SubPath struct {
 	ReadOnly   bool
 }
 
-// subPathsDir is kubelet's directory for the subPath mounts of a pod's volume.
-func subPathsDir(key nodevolume.PublishKey) string {
-	return filepath.Join("pods", key.PodUID, "volume-subpaths", key.SpecName)
-}
-
 // mountSubPath mounts a part of a mounted volume of the pod, and returns its path.
-func (m *volumeManager) mountSubPath(uid types.UID, s SubPath) (string, error) {
+func (m *mountWaits) mountSubPath(uid types.UID, s SubPath) (string, error) {
 	if err := mount.CheckName(s.Container); err != nil {
 		return "", refuse(explain.InvalidName("container", err))
 	}
@@ -59,7 +54,7 @@ func (m *volumeManager) mountSubPath(uid types.UID, s SubPath) (string, error) {
 }
 
 // publishedFor returns a volume of a pod. It fails unless all volumes of the pod are mounted.
-func (m *volumeManager) publishedFor(uid types.UID, volume string) (*podVolume, error) {
+func (m *mountWaits) publishedFor(uid types.UID, volume string) (*podVolume, error) {
 	state := m.mounted(uid)
 	switch {
 	case state.err != nil:
@@ -82,16 +77,4 @@ func (m *volumeManager) publishedFor(uid types.UID, volume string) (*podVolume, 
 		return nil, ErrPodNotWanted
 	}
 	return p, nil
-}
-
-// endSubPaths unmounts the subPaths of a volume, which would keep its file system busy. The publish is no longer confirmed, so that no new
-// ones are mounted.
-func (m *volumeManager) endSubPaths(p *podVolume) error {
-	p.subPaths.Lock()
-	defer p.subPaths.Unlock()
-	dir := subPathsDir(p.Key)
-	if err := m.root.UnbindSubPaths(dir); err != nil {
-		return err
-	}
-	return m.root.RemoveEmpty(filepath.Dir(dir))
 }

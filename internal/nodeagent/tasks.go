@@ -2,9 +2,29 @@ package nodeagent
 
 import (
 	"context"
-	"math/rand/v2"
-	"time"
+
+	"github.com/go-logr/logr"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/util/workqueue"
+
+	"belay.dev/belay/internal/nodeagent/plugins"
+	"belay.dev/belay/internal/nodeagent/worker"
 )
+
+// tasks does what is due for a volume from time to time: it collects stats, and reads why a volume is not attached.
+type tasks struct {
+	*volumeSet
+
+	config   Config
+	log      logr.Logger
+	client   kubernetes.Interface
+	records  *recordStore
+	pods     *podManager
+	plugins  *plugins.Plugins
+	reports  *reports
+	schedule schedule
+	due      workqueue.TypedDelayingInterface[periodicTask]
+}
 
 // periodicTask is a periodic task of a volume. It runs in its own goroutine, at most once at a time, so that a driver that hangs blocks
 // neither reconciliation nor other tasks.
@@ -20,37 +40,14 @@ const (
 	readAttachError
 )
 
-func (m *volumeManager) runTasks(ctx context.Context) {
-	serve(m.tasks, func(c periodicTask) {
+func (t *tasks) runTasks(ctx context.Context) {
+	worker.Serve(t.due, func(c periodicTask) {
 		switch {
 		case ctx.Err() != nil:
 		case c.kind == gatherStats:
-			m.gatherStats(ctx, c.volume)
+			t.gatherStats(ctx, c.volume)
 		default:
-			m.readAttachError(ctx, c.volume)
+			t.readAttachError(ctx, c.volume)
 		}
 	})
-}
-
-// randomUpTo returns a random part of a period, to spread the calls for many volumes.
-func randomUpTo(period time.Duration) time.Duration {
-	return time.Duration(rand.Float64() * float64(period)) //nolint:gosec // spreads calls
-}
-
-// schedule aligns periodic work.
-type schedule struct{ start time.Time }
-
-func newSchedule() schedule { return schedule{time.Now()} }
-
-// slotsPerPeriod is the number of times within a period at which periodic work may run.
-const slotsPerPeriod = 12
-
-// batch extends a pause to the next slot, so that periodic work of many pods runs together. On an idle node wake-ups take most of the CPU
-// time: without slots two dozen per second with 500 pods.
-func (s schedule) batch(pause, period time.Duration) time.Duration {
-	slot := period / slotsPerPeriod
-	if slot <= 0 {
-		return pause
-	}
-	return pause + slot - (time.Since(s.start)+pause)%slot
 }

@@ -10,12 +10,8 @@ import (
 	"k8s.io/client-go/util/workqueue"
 
 	"belay.dev/belay/internal/containers"
+	"belay.dev/belay/internal/nodeagent/worker"
 )
-
-// Containers is documented at belay.dev/belay/node.Containers.
-type Containers interface {
-	Ended(ctx context.Context, podUID string) (release func(), err error)
-}
 
 // podLocksDir is where a container runtime without CRI locks its pods.
 const podLocksDir = "belay/pods"
@@ -89,7 +85,7 @@ func (t *podTerminations) cancel(uid types.UID) {
 // run queries the runtime until ctx ends.
 func (t *podTerminations) run(ctx context.Context) {
 	defer context.AfterFunc(ctx, t.queue.ShutDown)()
-	serve(t.queue, func(uid types.UID) { t.check(ctx, uid) })
+	worker.Serve(t.queue, func(uid types.UID) { t.check(ctx, uid) })
 }
 
 // check queries the runtime about a pod. It removes the pod if the containers have ended; otherwise it retries.

@@ -2,7 +2,6 @@ package nodeagent
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -15,7 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/klog/v2"
 
-	"belay.dev/belay/internal/csi"
+	"belay.dev/belay/internal/nodeagent/worker"
 )
 
 // Like kubelet's token manager, renew a token after four fifths of its lifetime or a day, less a random jitter.
@@ -124,44 +123,13 @@ func (m *podManager) requestToken(ctx context.Context, pod podIdentity, key toke
 	if key.seconds != 0 {
 		request.Spec.ExpirationSeconds = &key.seconds
 	}
-	ctx, cancel := context.WithTimeout(withoutLogging(ctx), apiTimeout)
+	ctx, cancel := context.WithTimeout(withoutLogging(ctx), worker.APITimeout)
 	defer cancel()
 	reply, err := m.client.CoreV1().ServiceAccounts(pod.Namespace).CreateToken(ctx, pod.ServiceAccount, request, metav1.CreateOptions{})
 	if err != nil {
 		return nil, fmt.Errorf("request a token of service account %s/%s for audience %q: %w", pod.Namespace, pod.ServiceAccount, key.audience, err)
 	}
 	return reply, nil
-}
-
-// addTokens adds the tokens that the CSIDriver requests to a publish call. As in kubelet, block volumes get none.
-func (m *volumeManager) addTokens(ctx context.Context, c driverCall, call *csi.NodeVolume) error {
-	if len(c.rules.tokens) == 0 || c.toMount.block {
-		return nil
-	}
-	cache := m.pods.tokensOf(c.toMount.pod)
-	byAudience := map[string]authenticationv1.TokenRequestStatus{}
-	for _, request := range c.rules.tokens {
-		status, err := cache.get(ctx, keyOf(request))
-		if err != nil {
-			return err
-		}
-		byAudience[request.Audience] = status
-	}
-	raw, err := json.Marshal(byAudience)
-	if err != nil {
-		return fmt.Errorf("encode the service account tokens for driver %s: %w", c.toMount.driver, err)
-	}
-	if c.rules.tokensInSecrets {
-		call.Secrets[csi.TokensKey] = string(raw)
-		return nil
-	}
-	// Clone it, as it may be the PersistentVolume's own map.
-	call.Context = maps.Clone(call.Context)
-	if call.Context == nil {
-		call.Context = map[string]string{}
-	}
-	call.Context[csi.TokensKey] = string(raw)
-	return nil
 }
 
 // withoutLogging keeps requests and responses out of client-go's log, which prints whole bodies at high verbosity.

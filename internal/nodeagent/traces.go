@@ -10,19 +10,9 @@ import (
 	"belay.dev/belay/internal/telemetry"
 )
 
-// volumeTrace is how the spans of a volume relate to the trace of its attach.
-type volumeTrace struct {
-	// attachment is the UID of the VolumeAttachment that the rest is about.
-	attachment string
-	// traceparent is that of the VolumeAttachment, or of the span of the wait for it if that has none.
-	traceparent string
-	// over is set when a pod has the volume: the attach that it waited for is complete. What follows has traces of its own, with a link.
-	over bool
-}
-
 // traceAttached records the trace that mounts continue, and the span of the wait until the volume was attached. The caller holds mu.
-func (m *volumeManager) traceAttached(v *volume, attachment, traceparent string) {
-	traces := m.config.Traces
+func (r *reports) traceAttached(v *volume, attachment, traceparent string) {
+	traces := r.config.Traces
 	if traces == nil || attachment == "" || v.trace.attachment == attachment {
 		return
 	}
@@ -37,7 +27,7 @@ func (m *volumeManager) traceAttached(v *volume, attachment, traceparent string)
 	if v.trace.over || first == nil {
 		return
 	}
-	o := m.spanOptions(v, first)
+	o := r.spanOptions(v, first)
 	o.Parent, o.Begin = v.trace.traceparent, first.addedAt
 	_, span := traces.Start(context.Background(), "wait for attach", o)
 	span.End(nil)
@@ -46,12 +36,12 @@ func (m *volumeManager) traceAttached(v *volume, attachment, traceparent string)
 	}
 }
 
-func (m *volumeManager) spanOptions(v *volume, p *podVolume) telemetry.SpanOptions {
+func (r *reports) spanOptions(v *volume, p *podVolume) telemetry.SpanOptions {
 	o := telemetry.SpanOptions{
-		Kind: trace.SpanKindConsumer, Driver: v.driver, Handle: v.handle, PersistentVolume: v.specName(), Node: m.config.NodeName,
+		Kind: trace.SpanKindConsumer, Driver: v.driver, Handle: v.handle, PersistentVolume: v.specName(), Node: r.config.NodeName,
 	}
 	if v.trace.attachment != "" {
-		o.Attachment = kube.AttachmentName(v.handle, v.driver, m.config.NodeName)
+		o.Attachment = kube.AttachmentName(v.handle, v.driver, r.config.NodeName)
 	}
 	if p != nil {
 		pod := p.podRef()
@@ -61,26 +51,26 @@ func (m *volumeManager) spanOptions(v *volume, p *podVolume) telemetry.SpanOptio
 }
 
 // traced performs a step in a span.
-func (m *volumeManager) traced(ctx context.Context, v *volume, step nodevolume.Step, perform func(context.Context) error) error {
-	if m.config.Traces == nil {
+func (r *reports) traced(ctx context.Context, v *volume, step nodevolume.Step, perform func(context.Context) error) error {
+	if r.config.Traces == nil {
 		return perform(ctx)
 	}
-	ctx, span := m.startSpan(ctx, v, step)
+	ctx, span := r.startSpan(ctx, v, step)
 	err := perform(ctx)
 	span.End(err)
 	if _, publish := step.(nodevolume.Publish); publish && err == nil {
-		m.mu.Lock()
+		r.mu.Lock()
 		v.trace.over = true
-		m.mu.Unlock()
+		r.mu.Unlock()
 	}
 	return err
 }
 
-func (m *volumeManager) startSpan(ctx context.Context, v *volume, step nodevolume.Step) (context.Context, telemetry.Span) {
-	m.mu.Lock()
-	o := m.spanOptions(v, v.findPod(nodevolume.KeyOf(step)))
+func (r *reports) startSpan(ctx context.Context, v *volume, step nodevolume.Step) (context.Context, telemetry.Span) {
+	r.mu.Lock()
+	o := r.spanOptions(v, v.findPod(nodevolume.KeyOf(step)))
 	how := v.trace
-	m.mu.Unlock()
+	r.mu.Unlock()
 	var name string
 	switch step.(type) {
 	case nodevolume.StageVolume:
@@ -97,5 +87,5 @@ func (m *volumeManager) startSpan(ctx context.Context, v *volume, step nodevolum
 	} else {
 		o.Parent = how.traceparent
 	}
-	return m.config.Traces.Start(ctx, name, o)
+	return r.config.Traces.Start(ctx, name, o)
 }

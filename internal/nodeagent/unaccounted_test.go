@@ -351,7 +351,7 @@ func TestWriteLeftByDeadAgentIsExcluded(t *testing.T) {
 	}
 	before := w.node()
 	agent, _ := w.agent()
-	wait.Until(w, "the list is believed", func() bool { return agent.status.view(string(w.unique(l.handle))).InUse == nodevolume.Yes })
+	wait.Until(w, "the list is believed", func() bool { return agent.status.View(string(w.unique(l.handle))).InUse == nodevolume.Yes })
 	before.Status.VolumesInUse = nil
 	if _, err := w.admin.CoreV1().Nodes().UpdateStatus(w.ctx, before, metav1.UpdateOptions{}); !apierrors.IsConflict(err) {
 		t.Errorf("the write of the agent before: %v, want a conflict", err)

@@ -10,11 +10,13 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"belay.dev/belay/internal/csi"
+	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/mount"
 	"belay.dev/belay/internal/nodevolume"
 )
 
-// volume is one CSI volume on this node. All fields are guarded by volumeManager.mu; only its reconcile changes state.
+// volume is one CSI volume on this node. All fields are guarded by volumeSet.mu; only volumeManager.reconcile changes state.
 type volume struct {
 	name, driver, handle string
 	state                nodevolume.VolumeState
@@ -77,16 +79,6 @@ type currentWait struct {
 	since  time.Time
 }
 
-// ensureVolume returns the volume, and creates it if it is new. The caller holds mu.
-func (m *volumeManager) ensureVolume(name, driver, handle string, inline bool) *volume {
-	v, ok := m.all[name]
-	if !ok {
-		v = &volume{name: name, driver: driver, handle: handle, state: nodevolume.VolumeState{Inline: inline}, waits: map[nodevolume.PublishKey]currentWait{}}
-		m.all[name] = v
-	}
-	return v
-}
-
 // ensurePod returns the volume's entry for a pod, and creates it if it is new.
 func (v *volume) ensurePod(key nodevolume.PublishKey) *podVolume {
 	if p := v.findPod(key); p != nil {
@@ -131,3 +123,175 @@ func (p *podVolume) podRef() *corev1.ObjectReference {
 	pod := p.Record.Pod
 	return podIdentity{UID: types.UID(p.Key.PodUID), Namespace: pod.Namespace, Name: pod.Name}.ref()
 }
+
+// pendingCall is a call to a volume's driver that has not returned yet.
+type pendingCall struct {
+	method string
+	// step is the step to which the call belongs, and key its pod.
+	step  string
+	key   nodevolume.PublishKey
+	since time.Time
+	// timeout is when the call ends without an answer.
+	timeout time.Duration
+}
+
+// users are the other users of a volume. Guarded by volumeSet.mu.
+type users struct {
+	// problem names them, or why they could not be found.
+	problem error
+	// watched is the PID of a process whose exit is awaited; 0 for none.
+	watched int
+}
+
+func (u users) text() string {
+	text := explain.NodeReason(nodevolume.StillMountedElsewhere)
+	if u.problem == nil {
+		return text
+	}
+	return explain.ReasonWithCause(text, u.problem)
+}
+
+// volumeTrace is how the spans of a volume relate to the trace of its attach.
+type volumeTrace struct {
+	// attachment is the UID of the VolumeAttachment that the rest is about.
+	attachment string
+	// traceparent is that of the VolumeAttachment, or of the span of the wait for it if that has none.
+	traceparent string
+	// over is set when a pod has the volume: the attach that it waited for is complete. What follows has traces of its own, with a link.
+	over bool
+}
+
+// measured are the running measurements of a volume. The zero key is the volume's unstage.
+type measured struct {
+	// began is when the current operation of a pod began.
+	began map[nodevolume.PublishKey]time.Time
+	// waits are the current waits. Unlike volume.waits they end when a step begins.
+	waits map[nodevolume.PublishKey]currentWait
+}
+
+// publishedStats are the latest stats of one publish.
+type publishedStats struct {
+	at time.Time
+	csi.VolumeStats
+}
+
+// usage returns the reported values. As in kubelet, missing ones are 0.
+func (s *publishedStats) usage() (bytes, inodes csi.Usage) {
+	if s.Bytes != nil {
+		bytes = *s.Bytes
+	}
+	if s.Inodes != nil {
+		inodes = *s.Inodes
+	}
+	return bytes, inodes
+}
+
+// hasStats reports whether the driver can be called for stats of the volume.
+func (p *podVolume) hasStats() bool {
+	return p.toMount != nil && p.Phase == nodevolume.Confirmed && !p.statsUnsupported
+}
+
+// isReady reports whether the publish is confirmed and the pod does not wait for an expansion. The caller holds mu.
+func (v *volume) isReady(p *podVolume) bool {
+	return p.Phase == nodevolume.Confirmed && !v.state.Growth.Waits(p.Key)
+}
+
+func (v *volume) waitsForAttach() bool {
+	for _, wait := range v.waits {
+		if wait.reason == nodevolume.NotAttached {
+			return true
+		}
+	}
+	return false
+}
+
+// mountedLabel returns the label with which the volume is, or may be, mounted.
+func (v *volume) mountedLabel() string {
+	if v.state.Stage.Phase != nodevolume.Absent {
+		return v.state.Stage.Record.SELinuxLabel
+	}
+	for _, p := range v.pods {
+		if p.Phase != nodevolume.Absent {
+			return p.Record.SELinuxLabel
+		}
+	}
+	return ""
+}
+
+// otherPods lists the other pods for which the volume is or may be published.
+func (v *volume) otherPods(key nodevolume.PublishKey) string {
+	var names []string
+	for _, p := range v.pods {
+		if pod := p.podRef(); p.Phase != nodevolume.Absent && p.Key.PodUID != key.PodUID && pod.Name != "" {
+			names = append(names, pod.Namespace+"/"+pod.Name)
+		}
+	}
+	if len(names) == 0 {
+		return ""
+	}
+	slices.Sort(names)
+	return explain.OtherPods(names)
+}
+
+// isBlock reports whether the volume is, or will be, a block device for the pod.
+func (p *podVolume) isBlock() bool {
+	return p.Record.Block || (p.toMount != nil && p.toMount.block)
+}
+
+// pvcRef returns the reference for events about the claim, or nil.
+func (p *podVolume) pvcRef() *corev1.ObjectReference {
+	pod := p.Record.Pod
+	claim, namespace := claimRef{name: pod.Claim, uid: types.UID(pod.ClaimUID)}, pod.Namespace
+	if p.toMount != nil {
+		claim, namespace = p.toMount.claim, p.toMount.pod.Namespace
+	}
+	if claim.name == "" {
+		return nil
+	}
+	return &corev1.ObjectReference{APIVersion: "v1", Kind: "PersistentVolumeClaim", Namespace: namespace, Name: claim.name, UID: claim.uid}
+}
+
+// firstStep is the step named in events before any call to the driver.
+func (v *volume) firstStep() string {
+	if v.state.Inline {
+		return stepSetUp
+	}
+	return stepMountDevice
+}
+
+// nameOf returns kubelet's name of a step.
+func (v *volume) nameOf(step nodevolume.Step) string {
+	switch step.(type) {
+	case nodevolume.ReadAttachment:
+		return stepWaitForAttach
+	case nodevolume.StageVolume:
+		return stepMountDevice
+	case nodevolume.Publish, nodevolume.Republish:
+		return stepSetUp
+	case nodevolume.Unpublish:
+		return stepUnpublish
+	case nodevolume.Unstage:
+		return stepUnstage
+	default:
+		return v.firstStep()
+	}
+}
+
+// recordName returns the file name of the record of a step.
+func (v *volume) recordName(step nodevolume.Step) string {
+	switch step.(type) {
+	case nodevolume.StageVolume, nodevolume.Unstage:
+		return stageRecordName(v.name)
+	default:
+		return publishRecordName(v.name, nodevolume.KeyOf(step))
+	}
+}
+
+// Kubelet's names of the steps, as in its events.
+const (
+	stepWaitForAttach = explain.StepWaitForAttach
+	stepMountDevice   = explain.StepMountDevice
+	stepSetUp         = explain.StepSetUp
+	stepUnpublish     = explain.StepUnpublish
+	stepUnstage       = explain.StepUnstage
+)

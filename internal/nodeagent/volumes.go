@@ -2,7 +2,6 @@ package nodeagent
 
 import (
 	"context"
-	"sync"
 
 	"github.com/go-logr/logr"
 	"k8s.io/client-go/kubernetes"
@@ -10,79 +9,83 @@ import (
 	"k8s.io/client-go/util/workqueue"
 
 	"belay.dev/belay/internal/mount"
-	"belay.dev/belay/internal/mounttable"
+	"belay.dev/belay/internal/nodeagent/nodestatus"
+	"belay.dev/belay/internal/nodeagent/plugins"
+	"belay.dev/belay/internal/nodeagent/worker"
 	"belay.dev/belay/internal/nodevolume"
-	"belay.dev/belay/internal/telemetry"
 )
 
-// volumeManager owns the volumes of the node and performs their steps. Its lock is taken before those of nodeStatus, podManager and
-// plugins, in this order.
+// volumeManager decides on the volumes of the node and performs their steps.
 type volumeManager struct {
-	config Config
-	log    logr.Logger
-	client kubernetes.Interface
-	root   *mount.Root
-	// records is the directory with the records.
-	records *mount.Root
-	events  record.EventRecorder
-	status  *nodeStatus
-	pods    *podManager
-	plugins *plugins
-	// mounts are the mount tables of all processes.
-	mounts mounttable.Reader
-	// watches are the goroutines that wait for the exit of a process.
-	watches sync.WaitGroup
-	// metrics is nil if Config.Metrics is not set.
-	metrics  *telemetry.Node
-	schedule schedule
+	*volumeSet
 
-	// queue has the volumes to reconcile. It hands a key to one goroutine at a time; there is no other lock per volume.
-	queue workqueue.TypedDelayingInterface[string]
-	tasks workqueue.TypedDelayingInterface[periodicTask]
-
-	mu sync.Mutex
-	// Under mu:
-	all map[string]*volume
-	// blockers are the errors that block waits for a reason.
-	blockers map[nodevolume.Reason]error
-	// unaccounted has the names of records that cannot be read or are missing for a mount. A name begins with its volume's hash.
-	unaccounted map[string]struct{}
+	config   Config
+	log      logr.Logger
+	client   kubernetes.Interface
+	root     *mount.Root
+	status   *nodestatus.Status
+	pods     *podManager
+	plugins  *plugins.Plugins
+	records  *recordStore
+	facts    *facts
+	reports  *reports
+	requests *requests
+	calls    *driverCalls
+	growth   *growth
+	tasks    *tasks
+	users    *userSearch
+	groups   *fsGroups
 }
 
-func newVolumeManager(config Config, client kubernetes.Interface, root *mount.Root, events record.EventRecorder, schedule schedule) *volumeManager {
-	return &volumeManager{
-		config: config, log: config.Logger, client: client, root: root, events: events, schedule: schedule,
-		queue: workqueue.NewTypedDelayingQueue[string](),
-		tasks: workqueue.NewTypedDelayingQueue[periodicTask](),
-		all:   map[string]*volume{}, blockers: map[nodevolume.Reason]error{}, unaccounted: map[string]struct{}{},
+// surroundings are what the rooms of the volumes need of the rest of the agent.
+type surroundings struct {
+	config   Config
+	client   kubernetes.Interface
+	root     *mount.Root
+	events   record.EventRecorder
+	schedule schedule
+	volumes  *volumeSet
+	status   *nodestatus.Status
+	pods     *podManager
+	plugins  *plugins.Plugins
+}
+
+// newVolumeManager creates a volumeManager and the rooms below it.
+func newVolumeManager(s surroundings) *volumeManager {
+	set, config, log := s.volumes, s.config, s.config.Logger
+	m := &volumeManager{
+		volumeSet: set, config: config, log: log, client: s.client, root: s.root, status: s.status, pods: s.pods, plugins: s.plugins,
+		records: newRecordStore(config, s.root),
 	}
+	m.facts = &facts{republishPeriod: config.republishPeriod, records: m.records, pods: s.pods, plugins: s.plugins}
+	m.reports = &reports{
+		volumeSet: set, config: config, log: log, root: s.root, events: s.events, facts: m.facts, pods: s.pods, plugins: s.plugins,
+		blockers: map[nodevolume.Reason]error{},
+	}
+	m.requests = &requests{
+		volumeSet: set, bootID: config.BootID, client: s.client, root: s.root, records: m.records, pods: s.pods, plugins: s.plugins, status: s.status,
+	}
+	m.calls = &driverCalls{volumeSet: set, config: config, reports: m.reports}
+	m.growth = &growth{
+		volumeSet: set, config: config, log: log, client: s.client, records: m.records, pods: s.pods, plugins: s.plugins, reports: m.reports,
+		requests: m.requests, calls: m.calls,
+	}
+	m.tasks = &tasks{
+		volumeSet: set, config: config, log: log, client: s.client, records: m.records, pods: s.pods, plugins: s.plugins, reports: m.reports,
+		schedule: s.schedule, due: workqueue.NewTypedDelayingQueue[periodicTask](),
+	}
+	m.users = &userSearch{volumeSet: set, log: log, root: s.root}
+	m.groups = &fsGroups{volumeSet: set, config: config, log: log, root: s.root, pods: s.pods, reports: m.reports}
+	return m
 }
 
 // run reconciles each queued volume in its own goroutine until the queue is shut down, so that a driver that hangs blocks only its own
 // volumes.
 func (m *volumeManager) run(ctx context.Context) {
-	serve(m.queue, func(name string) { m.reconcile(ctx, name) })
+	worker.Serve(m.queue, func(name string) { m.reconcile(ctx, name) })
 }
 
 func (m *volumeManager) shutDown() {
 	m.queue.ShutDown()
-	m.tasks.ShutDown()
-}
-
-// recordCount is the number of recorded stages and publishes.
-func (m *volumeManager) recordCount() int {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	count := 0
-	for _, v := range m.all {
-		if v.state.Stage.Phase != nodevolume.Absent {
-			count++
-		}
-		for _, p := range v.pods {
-			if p.Phase != nodevolume.Absent {
-				count++
-			}
-		}
-	}
-	return count
+	m.tasks.due.ShutDown()
 }

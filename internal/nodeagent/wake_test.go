@@ -85,7 +85,7 @@ func TestNewBlockerQueuesWhoWaitsForIt(t *testing.T) {
 		{err: nil},
 		{err: errors.New("no route to host"), want: []string{"waits"}},
 	} {
-		m.setBlocker(step.err, nodevolume.NodeUnknown, nodevolume.AttachabilityUnknown)
+		m.reports.setBlocker(step.err, nodevolume.NodeUnknown, nodevolume.AttachabilityUnknown)
 		if diff := cmp.Diff(step.want, queued()); diff != "" {
 			t.Errorf("queued after %v (-want +got):\n%s", step.err, diff)
 		}

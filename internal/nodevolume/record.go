@@ -29,6 +29,10 @@ type Record struct {
 	Block  bool `json:"block,omitempty"`
 	// Path is the staging or target path below the root.
 	Path string `json:"path"`
+	// Root is the root directory in requests to the driver, as it was configured when the first was sent, if symbolic links lead from
+	// there to the root: the driver has to be called with the same path until the record is gone. Empty stands for the resolved root, as
+	// for all records of earlier versions.
+	Root string `json:"root,omitempty"`
 	// InUse: the record was made under the volumesInUse handshake.
 	InUse bool `json:"inUse,omitempty"`
 	// Guessed: InUse is an assumption, because an earlier record was torn.
@@ -73,6 +77,9 @@ func (r Record) After(earlier Record) Record {
 	r.Guessed = !r.InUse && earlier.Guessed
 	r.InUse = r.InUse || earlier.InUse
 	r.AttachmentUID = cmp.Or(r.AttachmentUID, earlier.AttachmentUID)
+	if earlier.Path == r.Path {
+		r.Root = earlier.Root
+	}
 	return r
 }
 
@@ -110,6 +117,8 @@ func DecodeRecord(raw []byte) (Record, error) {
 		return Record{}, fmt.Errorf("%w: driver, handle or path missing", ErrTorn)
 	case r.Inline && (r.Kind != PublishKind || r.Pod.UID == ""):
 		return Record{}, fmt.Errorf("%w: an inline volume that is not published for a pod", ErrTorn)
+	case r.Root != "" && (!filepath.IsAbs(r.Root) || filepath.Clean(r.Root) != r.Root):
+		return Record{}, fmt.Errorf("%w: root %q is not an absolute path", ErrTorn, r.Root)
 	case !filepath.IsLocal(r.Path):
 		// The driver would be asked to unmount it.
 		return Record{}, fmt.Errorf("%w: path %q leads out of the root", ErrTorn, r.Path)

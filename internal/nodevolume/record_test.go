@@ -125,3 +125,35 @@ func TestRecordLengthIsConstant(t *testing.T) {
 		}
 	}
 }
+
+// TestRecordKeepsTheRootOfTheFirstCall: the driver gets the same path until the record is gone.
+func TestRecordKeepsTheRootOfTheFirstCall(t *testing.T) {
+	now := Record{Kind: StageKind, Driver: "d", Handle: "h", Path: "a/b", Root: "/link"}
+	for name, test := range map[string]struct {
+		earlier Record
+		want    string
+	}{
+		"no earlier call":                 {Record{}, "/link"},
+		"a lost record":                   {Record{InUse: true, Guessed: true}, "/link"},
+		"by another root":                 {Record{Path: "a/b", Root: "/other"}, "/other"},
+		"by the resolved root":            {Record{Path: "a/b"}, ""},
+		"by the resolved root, elsewhere": {Record{Path: "a/c"}, "/link"},
+	} {
+		if got := now.After(test.earlier).Root; got != test.want {
+			t.Errorf("%s: %q, want %q", name, got, test.want)
+		}
+	}
+	for root, valid := range map[string]bool{"/link": true, "": true, "link": false, "/link/../x": false, "/link/": false} {
+		now.Root = root
+		raw, err := now.Encode()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if read, err := DecodeRecord(raw); (err == nil) != valid || valid && read.Root != root {
+			t.Errorf("root %q: %q, %v", root, read.Root, err)
+		}
+		if (root == "") == bytes.Contains(raw, []byte(`"root"`)) {
+			t.Errorf("root %q: %s, which earlier versions read only without one", root, raw)
+		}
+	}
+}

@@ -33,6 +33,9 @@ func (r *rig) mustBeListed(when, unique string) {
 	case !lists(node, unique):
 		r.wrong = append(r.wrong, fmt.Sprintf("S7: when %s for %s, volumesInUse is %v", when, unique, node.Status.VolumesInUse))
 	}
+	if pid := r.heldBy(unique); pid != 0 && strings.HasPrefix(when, string(Unstage)) {
+		r.wrong = append(r.wrong, fmt.Sprintf("S7: when %s for %s, process %d held on to it", when, unique, pid))
+	}
 	r.listings++
 }
 

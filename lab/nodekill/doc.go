@@ -21,6 +21,10 @@
 // directories, records, volumesInUse and the storage's attachments are exactly what the
 // pods want, reads back what was written to each volume, and writes again.
 //
+// Before each unpublish and unstage that a kill is meant for, a process holds on to the volume for up to a second: to
+// a file system with a mount below its copy of the stage, in a namespace that receives the machine's unmounts, to the
+// raw device in a thread of a process whose first thread has ended. No unstage may come in as long as it does.
+//
 // A second test does the same with upstream's plane, kube-controller-manager's attach/detach
 // controller and csi-attacher, in the place of belay's.
 //

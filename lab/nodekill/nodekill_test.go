@@ -80,6 +80,7 @@ func survives(t *testing.T, plane string, kills int) {
 // killOnce has the pods lead to the plan's call, and kills.
 func (r *rig) killOnce(i int, plan Plan, hit tally, settled bool) {
 	r.Helper()
+	r.settled = settled
 	hurt, struck := r.strike(plan, strikeWithin)
 	for try := 2; !struck && settled; try++ { // the moment of a record lasts milliseconds: it may have been read too late
 		if try > 6 {
@@ -135,8 +136,10 @@ func (r *rig) provoke(method Method) func() {
 		if len(r.usedBy(v)) == 0 {
 			r.create(v)
 			r.settle()
+			r.settled = true
 		}
-		return func() { r.removeAll(v) }
+		end := r.hold(v)
+		return func() { r.removeAll(v); end() }
 	}
 	panic("there is no other method")
 }
@@ -174,6 +177,9 @@ func (r *rig) thinOut() bool {
 // finish takes all pods away and checks that nothing is left.
 func (r *rig) finish() {
 	r.Helper()
+	if h := r.held.Load(); h != nil {
+		<-h.ended
+	}
 	for name := range r.pods {
 		r.remove(name)
 	}
@@ -191,5 +197,6 @@ func (r *rig) finish() {
 	for _, c := range r.calls.snapshot() {
 		counts[c.method]++
 	}
-	r.Logf("%d starts of belay-node; calls: %v; %d live reads of volumesInUse inside calls", r.starts, counts, r.listings)
+	r.Logf("%d starts of belay-node; calls: %v; %d live reads of volumesInUse inside calls; %d processes held on to a volume",
+		r.starts, counts, r.listings, r.holds)
 }

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -64,7 +65,10 @@ type rig struct {
 	killer     *killer
 	volumes    []*volume
 	pods       map[string]wish
-	made       int // pods so far
+	made       int  // pods so far
+	settled    bool // the node was as wanted before the next kill
+	held       atomic.Pointer[holder]
+	holds      int // holders so far
 	kubeconfig string
 
 	mu       sync.Mutex

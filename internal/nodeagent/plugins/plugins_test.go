@@ -1,4 +1,4 @@
-package nodeagent
+package plugins
 
 import (
 	"context"
@@ -6,54 +6,28 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
-	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes/fake"
-	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"belay.dev/belay/internal/csi"
-	"belay.dev/belay/internal/mount"
 	"belay.dev/belay/internal/testing/csidriver"
 	"belay.dev/belay/internal/testing/wait"
 )
 
-// ignore handles nothing.
-var ignore = pluginHandlers{
-	changed: func(string) {}, reconnected: func(string) {}, csiDriversListed: func() {}, csiDriversUnknown: func(error) {},
-	measure: func(string) func(csi.Call) { return nil },
-}
-
-// onlyPlugins are plugins without an agent, which reach a fake API.
-func onlyPlugins(t *testing.T, on pluginHandlers) *plugins {
-	t.Helper()
-	root, err := mount.OpenRoot(shortDir(t), nil)
-	must(t, err)
-	config := Config{NodeName: "n", RPCTimeout: wait.Timeout, limitPeriodUnit: time.Hour}
-	client := fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", UID: "u", ResourceVersion: "1"}})
-	p := newPlugins(config, root, client, closed(), on)
-	t.Cleanup(func() {
-		p.close()
-		must(t, root.Close())
-	})
-	return p
-}
-
 // start runs plugins and gives them a driver at an endpoint outside the registry.
-func (p *plugins) start(t *testing.T) (*world, *csidriver.Driver) {
+func (p *Plugins) start(t *testing.T) (*world, *csidriver.Driver) {
 	t.Helper()
-	w := &world{TB: t, ctx: t.Context(), name: "n", root: p.root.Path(".")}
+	w := &world{TB: t, ctx: t.Context(), name: "n", root: p.config.Root.Path(".")}
 	d := w.newDriver("d")
 	d.Address = filepath.Join(w.root, "plugins/d.sock")
 	w.driver = d
-	must(t, p.open())
+	must(t, p.Open())
 	d.Start()
 	ctx, cancel := context.WithCancel(t.Context())
 	var running sync.WaitGroup
-	running.Go(func() { p.run(ctx) })
+	running.Go(func() { p.Run(ctx) })
 	t.Cleanup(func() {
 		cancel()
 		running.Wait()
@@ -61,25 +35,17 @@ func (p *plugins) start(t *testing.T) (*world, *csidriver.Driver) {
 	return w, d
 }
 
-// at is a registrar of the world's driver.
-func (w *world) at(file, version string) *csidriver.Driver {
-	w.Helper()
-	return w.registrar(file, &registration.PluginInfo{
-		Type: registration.CSIPlugin, Name: w.driver.Name, Endpoint: w.driver.Address, SupportedVersions: []string{version},
-	})
-}
-
 // TestPluginHandlers: they are called for each change, and may call back, which takes the locks.
 func TestPluginHandlers(t *testing.T) {
 	events := make(chan string, 100)
-	var p *plugins
+	var p *Plugins
 	hear := func(what string) func(string) {
 		return func(driver string) {
-			client, has := p.registered(driver)
-			if registered, _ := p.sockets(); (client != nil) != (len(registered) > 0) {
+			client, has := p.Registered(driver)
+			if registered, _ := p.Sockets(); (client != nil) != (len(registered) > 0) {
 				t.Errorf("%s: client %v, registered are %v", what, client, registered)
 			}
-			p.exhausted(driver)
+			p.LimitExhausted(driver)
 			if has != nil && what == "reconnected" {
 				t.Errorf("the capabilities of the version before are kept: %+v", has)
 			}
@@ -91,9 +57,9 @@ func TestPluginHandlers(t *testing.T) {
 		}
 	}
 	on := ignore
-	on.changed, on.reconnected = hear("changed"), hear("reconnected")
-	on.measure = func(driver string) func(csi.Call) {
-		p.exhausted(driver)
+	on.Changed, on.Reconnected = hear("changed"), hear("reconnected")
+	on.Measure = func(driver string) func(csi.Call) {
+		p.LimitExhausted(driver)
 		return nil
 	}
 	p = onlyPlugins(t, on)
@@ -105,7 +71,7 @@ func TestPluginHandlers(t *testing.T) {
 	}
 	stages := func(want bool) {
 		t.Helper()
-		if _, has, err := p.capabilities(t.Context(), "d"); err != nil || has.Stage != want {
+		if _, has, err := p.Capabilities(t.Context(), "d"); err != nil || has.Stage != want {
 			t.Errorf("capabilities are %+v (%v), want Stage %v", has, err, want)
 		}
 	}
@@ -128,10 +94,10 @@ func TestPluginHandlers(t *testing.T) {
 	stages(false)
 	first.Stop()
 	until("gone d")
-	if _, err := p.client("d"); err == nil {
+	if _, err := p.Client("d"); err == nil {
 		t.Error("a driver that is gone has a client")
 	}
-	if _, _, err := p.capabilities(t.Context(), "d"); err == nil || err.Error() != "driver d is no longer registered on this node" {
+	if _, _, err := p.Capabilities(t.Context(), "d"); err == nil || err.Error() != "driver d is no longer registered on this node" {
 		t.Errorf("capabilities of a driver that is gone: %v", err)
 	}
 }
@@ -144,23 +110,23 @@ func TestPluginsTwoSocketsOfOneDriver(t *testing.T) {
 	if status := first.Registered(); !status.PluginRegistered {
 		t.Fatalf("not registered: %s", status.Error)
 	}
-	client, err := p.client("d")
+	client, err := p.Client("d")
 	must(t, err)
 	second := w.at("second.sock", "1.0.0")
 	if status := second.Registered(); !strings.Contains(status.Error, "Another driver with the same name is already registered") {
 		t.Errorf("the second one was notified of %+v", status)
 	}
-	if still, _ := p.registered("d"); still != client {
+	if still, _ := p.Registered("d"); still != client {
 		t.Error("the one that was refused took the connection")
 	}
-	if registered, present := p.sockets(); len(present) != 2 || !cmp.Equal(registered, []string{first.Address}) {
+	if registered, present := p.Sockets(); len(present) != 2 || !cmp.Equal(registered, []string{first.Address}) {
 		t.Errorf("registered %v, present %v", registered, present)
 	}
 	first.Stop()
 	for status := second.Registered(); !status.PluginRegistered; status = second.Registered() {
 		t.Logf("not yet: %s", status.Error)
 	}
-	if registered, present := p.sockets(); len(present) != 1 || !cmp.Equal(registered, []string{second.Address}) {
+	if registered, present := p.Sockets(); len(present) != 1 || !cmp.Equal(registered, []string{second.Address}) {
 		t.Errorf("registered %v, present %v", registered, present)
 	}
 }
@@ -171,12 +137,12 @@ func TestPluginsRefreshTheLimit(t *testing.T) {
 	w, _ := p.start(t)
 	w.at("d-reg.sock", "1.0.0").Registered()
 	limit := func() int32 {
-		object, err := p.identity.client.StorageV1().CSINodes().Get(t.Context(), "n", metav1.GetOptions{})
+		object, err := p.config.Client.StorageV1().CSINodes().Get(t.Context(), "n", metav1.GetOptions{})
 		must(t, err)
 		return limitOf(object.Spec.Drivers[0])
 	}
 	w.limit(2)
-	p.exhausted("d")
+	p.LimitExhausted("d")
 	p.refreshLimit(t.Context(), "d")
 	if got := limit(); got != 7 {
 		t.Errorf("the allocatable count is %d although no driver wants it refreshed", got)
@@ -184,7 +150,7 @@ func TestPluginsRefreshTheLimit(t *testing.T) {
 	must(t, p.csiDrivers.GetStore().Add(&storagev1.CSIDriver{
 		ObjectMeta: metav1.ObjectMeta{Name: "d"}, Spec: storagev1.CSIDriverSpec{NodeAllocatableUpdatePeriodSeconds: new(int64(10))},
 	}))
-	p.exhausted("d")
+	p.LimitExhausted("d")
 	wait.Until(w, "the allocatable count is refreshed", func() bool { return limit() == 2 })
 }
 
@@ -212,7 +178,7 @@ func TestPluginsSupportedModes(t *testing.T) {
 			}
 			must(t, p.csiDrivers.GetStore().Replace(objects, ""))
 			got := ""
-			if err := p.supportsMode("d", test.asked); err != nil {
+			if err := p.Rules("d").Supports(test.asked); err != nil {
 				got = err.Error()
 			}
 			if got != test.want {

@@ -1,4 +1,4 @@
-package nodeagent
+package plugins
 
 import (
 	"encoding/json"
@@ -12,7 +12,6 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes"
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"belay.dev/belay/internal/kube"
@@ -24,13 +23,6 @@ const (
 	otherDriver  = "net.example.storage.other-driver"
 )
 
-// known is what Node and CSINode say of drivers.
-type known struct {
-	IDs     map[string]string // the Node's annotation
-	Labels  map[string]string
-	Drivers []storagev1.CSINodeDriver
-}
-
 func entry(driver, id string, keys ...string) storagev1.CSINodeDriver {
 	return storagev1.CSINodeDriver{Name: driver, NodeID: id, TopologyKeys: keys}
 }
@@ -40,7 +32,7 @@ func limited(d storagev1.CSINodeDriver, limit int32) storagev1.CSINodeDriver {
 	return d
 }
 
-// before puts into Node and CSINode what an earlier agent left. A CSINode without an owner of its own is the Node's.
+// before puts into Node and CSINode what earlier plugins left. A CSINode without an owner of its own is the Node's.
 func (w *world) before(k known, owner types.UID) {
 	w.Helper()
 	node := w.node()
@@ -68,27 +60,6 @@ func (w *world) before(k known, owner types.UID) {
 		Spec: storagev1.CSINodeSpec{Drivers: k.Drivers},
 	}, metav1.CreateOptions{})
 	must(w, err)
-}
-
-// knows is what Node and CSINode say now. The CSINode must be the Node's.
-func (w *world) knows() known {
-	w.Helper()
-	node := w.node()
-	k := known{Labels: node.Labels}
-	if raw := node.Annotations[kube.CSINodeIDsAnnotation]; raw != "" {
-		must(w, json.Unmarshal([]byte(raw), &k.IDs))
-	}
-	object, err := w.admin.StorageV1().CSINodes().Get(w.ctx, w.name, metav1.GetOptions{})
-	must(w, err)
-	owner := []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: w.name, UID: node.UID}}
-	if diff := cmp.Diff(owner, object.OwnerReferences); diff != "" {
-		w.Errorf("owner of the CSINode (-want +got):\n%s", diff)
-	}
-	if got := object.Annotations[migratedPluginsAnnotation]; got != migratedPlugins {
-		w.Errorf("migrated plugins are %q", got)
-	}
-	k.Drivers = object.Spec.Drivers
-	return k
 }
 
 // TestInstallCSIDriver has the cases of upstream's test of this name: the content of Node and CSINode after a driver
@@ -184,7 +155,7 @@ func TestInstallCSIDriver(t *testing.T) {
 				NodeId: test.id, MaxVolumesPerNode: test.limit, AccessibleTopology: &csispec.Topology{Segments: test.zone},
 			}
 			w.driver.Unlock()
-			w.agent()
+			w.plugins()
 			w.driver.WantRegistered(test.fails)
 			if test.fails != "" && test.before.Drivers == nil {
 				wait.Until(w, "there is a CSINode", func() bool {
@@ -226,11 +197,9 @@ func TestUninstallCSIDriver(t *testing.T) {
 			w := newWorld(t)
 			w.before(test.before, "")
 			node := w.node()
-			client, err := kubernetes.NewForConfig(w.nodeID)
-			must(t, err)
-			who := newIdentity(w.name, client)
+			who := newIdentity(w.config())
 			who.remove(testedDriver)
-			_, err = who.sync(w.ctx)
+			_, err := who.sync(w.ctx)
 			must(t, err)
 			if diff := cmp.Diff(test.want, w.knows()); diff != "" {
 				t.Errorf("Node and CSINode (-want +got):\n%s", diff)
@@ -254,7 +223,7 @@ func TestInstallCSIDriverExistingAnnotation(t *testing.T) {
 			w.driver.Lock()
 			w.driver.Plugin = &registration.PluginInfo{Type: registration.CSIPlugin, Name: testedDriver, SupportedVersions: []string{"1.0.0"}}
 			w.driver.Unlock()
-			w.agent()
+			w.plugins()
 			w.driver.WantRegistered("")
 			got := w.knows()
 			want := maps.Clone(ids)
@@ -274,7 +243,7 @@ func TestInstallCSIDriverExistingAnnotation(t *testing.T) {
 func TestCSINodeLifecycle(t *testing.T) {
 	w := newWorld(t)
 	w.driver.Stop()
-	w.agent()
+	w.plugins()
 	api := w.admin.StorageV1().CSINodes()
 	there := func() bool { _, err := api.Get(w.ctx, w.name, metav1.GetOptions{}); return err == nil }
 	wait.Until(w, "there is a CSINode", there)
@@ -287,7 +256,7 @@ func TestCSINodeLifecycle(t *testing.T) {
 	node := w.untilNode("the managed annotation is set", func(n *corev1.Node) bool {
 		return n.Annotations[kube.ManagedAttachAnnotation] == "true"
 	})
-	w.wantCSINode(node)
+	w.wantCSINode()
 	if got, want := node.Annotations[kube.CSINodeIDsAnnotation], `{"`+w.driverName()+`":"id-of-`+w.name+`"}`; got != want {
 		t.Errorf("node IDs are %s, want %s", got, want)
 	}
@@ -308,7 +277,7 @@ func TestNullNodeIDsAnnotation(t *testing.T) {
 	node.Annotations = map[string]string{kube.CSINodeIDsAnnotation: "null"}
 	_, err := w.admin.CoreV1().Nodes().Update(w.ctx, node, metav1.UpdateOptions{})
 	must(t, err)
-	w.agent()
+	w.plugins()
 	w.driver.WantRegistered("")
 	if diff := cmp.Diff(map[string]string{w.driverName(): "id-of-" + w.name}, w.knows().IDs); diff != "" {
 		t.Errorf("node IDs (-want +got):\n%s", diff)

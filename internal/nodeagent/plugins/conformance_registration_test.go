@@ -1,10 +1,9 @@
-package nodeagent
+package plugins
 
 import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
@@ -16,41 +15,19 @@ import (
 	"belay.dev/belay/internal/testing/wait"
 )
 
-// registrar is a driver of which only the registration is used, served like node-driver-registrar does: beside the
-// driver, in its own process, with the driver's socket as the endpoint. The socket is below plugins_registry.
-func (w *world) registrar(socket string, plugin *registration.PluginInfo) *csidriver.Driver {
-	w.Helper()
-	r := csidriver.New(w.TB, socket)
-	r.Address, r.Plugin = filepath.Join(w.root, registryDir, socket), plugin
-	r.Start()
-	return r
-}
-
-// behind is a plugin whose driver is the world's, at its own socket outside the registry.
-func (w *world) behind(version string) *registration.PluginInfo {
-	w.Helper()
-	endpoint := filepath.Join(w.root, "plugins", w.driverName(), "csi.sock")
-	if _, err := os.Lstat(endpoint); err != nil {
-		w.driver.Listen(endpoint)
-	}
-	return &registration.PluginInfo{
-		Type: registration.CSIPlugin, Name: w.driverName(), Endpoint: endpoint, SupportedVersions: []string{version},
-	}
-}
-
 // TestPluginRegistration: plugins appear one after the other, and disappear; each is registered and unregistered.
 func TestPluginRegistration(t *testing.T) {
 	w := newWorld(t)
 	w.driver.Stop()
-	w.agent()
-	const plugins = 10
+	w.plugins()
+	const count = 10
 	var drivers []*csidriver.Driver
-	for i := range plugins {
+	for i := range count {
 		d := w.startDriver(fmt.Sprintf("d%d.test.belay.dev", i))
 		d.WantRegistered("")
 		drivers = append(drivers, d)
 	}
-	if got := w.knows(); len(got.Drivers) != plugins || len(got.IDs) != plugins {
+	if got := w.knows(); len(got.Drivers) != count || len(got.IDs) != count {
 		t.Errorf("known are %+v", got)
 	}
 	for _, d := range drivers {
@@ -70,13 +47,13 @@ func TestPluginRegistrationAtKubeletStart(t *testing.T) {
 	deep := w.registrar("a/b/deep-reg.sock", w.behind("1.0.0"))
 	hidden := w.registrar(".hidden.sock", w.behind("1.0.0"))
 	below := w.registrar(".kubernetes/below.sock", w.behind("1.0.0"))
-	must(t, os.WriteFile(filepath.Join(w.root, registryDir, "file.sock"), nil, 0o600))
+	must(t, os.WriteFile(filepath.Join(w.root, RegistryDir, "file.sock"), nil, 0o600))
 	const others = 9
 	var drivers []*csidriver.Driver
 	for i := range others {
 		drivers = append(drivers, w.startDriver(fmt.Sprintf("d%d.test.belay.dev", i)))
 	}
-	w.agent()
+	w.plugins()
 	for _, d := range drivers {
 		d.WantRegistered("")
 	}
@@ -107,14 +84,14 @@ func TestPluginRegistrationAtKubeletStart(t *testing.T) {
 // That driver is unregistered.
 func TestPluginReRegistration(t *testing.T) {
 	w := newWorld(t)
-	w.agent()
+	w.plugins()
 	w.driver.WantRegistered("")
 	for range 10 {
 		w.driver.Stop()
 		w.driver.Start()
 		w.driver.WantRegistered("")
 	}
-	w.wantCSINode(w.node())
+	w.wantCSINode()
 	for i := range 10 {
 		w.driver.Stop()
 		name := fmt.Sprintf("d%d.test.belay.dev", i)
@@ -130,44 +107,13 @@ func TestPluginReRegistration(t *testing.T) {
 	}
 }
 
-// TestReRegisterOnAnotherSocket: the registrar comes back with the driver at another socket
-// (Test_Run_Positive_ReRegister); volumes are worked on through that one from then on.
-func TestReRegisterOnAnotherSocket(t *testing.T) {
-	w := newWorld(t, noAttach)
-	w.driver.Stop()
-	first := w.registrar("reg.sock", w.behind("1.0.0"))
-	moved := w.newDriver(w.driverName())
-	moved.Address = filepath.Join(w.root, "plugins", "moved.sock")
-	agent, _ := w.agent(func(c *Config) { c.MountPoints = moved.MountPoints })
-	if status := first.Registered(); !status.PluginRegistered {
-		t.Fatalf("not registered: %s", status.Error)
-	}
-	first.Stop()
-	moved.Start()
-	plugin := w.behind("1.0.0")
-	plugin.Endpoint = moved.Address
-	if status := w.registrar("reg.sock", plugin).Registered(); !status.PluginRegistered {
-		t.Fatalf("not registered: %s", status.Error)
-	}
-	w.volume("data")
-	pod := w.pod("p", "data")
-	agent.SetPod(pod)
-	w.mounted(agent, pod)
-	if calls := w.driver.Made(); len(calls) > 0 {
-		t.Errorf("called at the old socket: %v", calls)
-	}
-	if calls := moved.Made(); !slices.Contains(calls, "Publish data") {
-		t.Errorf("called at the new socket: %v", calls)
-	}
-}
-
 // TestPluginRegistrationSameName: of two sockets that name one driver the second must have a
 // higher version. When the first goes, the other one is registered.
 func TestPluginRegistrationSameName(t *testing.T) {
 	w := newWorld(t)
 	w.driver.Stop()
 	first := w.registrar("first.sock", w.behind("1.1.0"))
-	w.agent()
+	w.plugins()
 	if status := first.Registered(); !status.PluginRegistered {
 		t.Fatalf("not registered: %s", status.Error)
 	}
@@ -197,12 +143,12 @@ func TestPluginRegistrationSameName(t *testing.T) {
 	if status := low.Registered(); status.PluginRegistered {
 		t.Error("the driver was dropped with the socket that it had been registered at before")
 	}
-	w.wantCSINode(w.node())
+	w.wantCSINode()
 	higher.Stop()
 	for status := low.Registered(); !status.PluginRegistered; status = low.Registered() {
 		t.Logf("not yet: %s", status.Error)
 	}
-	w.wantCSINode(w.node())
+	w.wantCSINode()
 }
 
 // TestRefusedSocketsAreRetriedWhenDriverLeaves, and not only when their back-off ends.

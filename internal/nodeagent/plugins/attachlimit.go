@@ -1,4 +1,4 @@
-package nodeagent
+package plugins
 
 import (
 	"context"
@@ -16,19 +16,9 @@ type limitRefresh struct {
 	exhausted bool
 }
 
-// limitPeriod returns the driver's nodeAllocatableUpdatePeriodSeconds; 0 means that the limit is never refreshed, also not after a
-// refused attach.
-func (p *plugins) limitPeriod(driver string) time.Duration {
-	object := p.csiDriver(driver)
-	if object == nil || object.Spec.NodeAllocatableUpdatePeriodSeconds == nil {
-		return 0
-	}
-	return time.Duration(*object.Spec.NodeAllocatableUpdatePeriodSeconds) * p.config.limitPeriodUnit
-}
-
 // refreshLimit reads a driver's attach limit if it is due, and schedules the next time.
-func (p *plugins) refreshLimit(ctx context.Context, name string) {
-	d, wait := p.limitDue(name, p.limitPeriod(name), time.Now())
+func (p *Plugins) refreshLimit(ctx context.Context, name string) {
+	d, wait := p.limitDue(name, p.Rules(name).LimitPeriod, time.Now())
 	if wait > 0 {
 		p.limitsDue.AddAfter(name, wait)
 	}
@@ -47,7 +37,7 @@ func (p *plugins) refreshLimit(ctx context.Context, name string) {
 }
 
 // planLimits queues all drivers for a check of their limits.
-func (p *plugins) planLimits() {
+func (p *Plugins) planLimits() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for name := range p.drivers {
@@ -56,7 +46,7 @@ func (p *plugins) planLimits() {
 }
 
 // limitDue returns the driver if its limit is due, and the time until the next refresh.
-func (p *plugins) limitDue(name string, period time.Duration, now time.Time) (due *driver, wait time.Duration) {
+func (p *Plugins) limitDue(name string, period time.Duration, now time.Time) (due *driver, wait time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	d := p.drivers[name]
@@ -75,8 +65,8 @@ func (p *plugins) limitDue(name string, period time.Duration, now time.Time) (du
 	return due, refresh.next.Sub(now)
 }
 
-// exhausted has the limit of a driver refreshed at once, because an attach was refused.
-func (p *plugins) exhausted(driver string) {
+// LimitExhausted has the limit of a driver refreshed at once, because an attach was refused.
+func (p *Plugins) LimitExhausted(driver string) {
 	p.mu.Lock()
 	refresh := p.limits[driver]
 	refresh.exhausted = true

@@ -1,4 +1,4 @@
-package nodeagent
+package plugins
 
 import (
 	"context"
@@ -19,6 +19,7 @@ import (
 
 	"belay.dev/belay/internal/csi"
 	"belay.dev/belay/internal/mount"
+	"belay.dev/belay/internal/nodeagent/worker"
 )
 
 // Kubelet's timeouts and back-off for registration.
@@ -29,7 +30,7 @@ const (
 	registerBackOff = 2*time.Minute + 2*time.Second
 )
 
-// driver is one registered CSI driver. Its fields are guarded by plugins.mu; only capabilities changes after the registration.
+// driver is one registered CSI driver. Its fields are guarded by Plugins.mu; only capabilities changes after the registration.
 type driver struct {
 	name     string
 	socket   string
@@ -43,7 +44,7 @@ type driver struct {
 
 // registry registers the drivers whose sockets appear in kubelet's plugins_registry.
 type registry struct {
-	plugins *plugins
+	plugins *Plugins
 	dir     string
 	// watcher is set by open.
 	watcher *pluginWatcher
@@ -59,9 +60,9 @@ type registry struct {
 	registered map[string]int
 }
 
-func newRegistry(p *plugins) *registry {
+func newRegistry(p *Plugins) *registry {
 	return &registry{
-		plugins: p, dir: p.root.Path(registryDir),
+		plugins: p, dir: p.config.Root.Path(RegistryDir),
 		queue:   workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[string](registerFirst, registerBackOff)),
 		sockets: map[string]int{}, registered: map[string]int{},
 	}
@@ -69,7 +70,8 @@ func newRegistry(p *plugins) *registry {
 
 // open starts the watch before it lists the directory, so that no socket is missed.
 func (r *registry) open() error {
-	if err := errors.Join(r.plugins.root.MakeDir(registryDir), r.plugins.root.MakeDir("plugins")); err != nil {
+	root := r.plugins.config.Root
+	if err := errors.Join(root.MakeDir(RegistryDir), root.MakeDir("plugins")); err != nil {
 		return err
 	}
 	watch, err := newPluginWatcher()
@@ -129,7 +131,7 @@ func (r *registry) socketRemoved(socket string) {
 // run registers drivers until ctx ends.
 func (r *registry) run(ctx context.Context) {
 	r.running.Go(func() {
-		serve(r.queue, func(socket string) {
+		worker.Serve(r.queue, func(socket string) {
 			switch err := r.sync(ctx, socket); {
 			case err == nil:
 				r.queue.Forget(socket)
@@ -339,7 +341,7 @@ func (r *registry) validate(socket string, plugin csi.Plugin) (*version.Version,
 }
 
 // mayReplace rejects a driver if another one of the same name has the same or a higher version. The caller holds mu.
-func (p *plugins) mayReplace(d *driver) error {
+func (p *Plugins) mayReplace(d *driver) error {
 	if other := p.drivers[d.name]; other != nil && other.socket != d.socket && !other.version.LessThan(d.version) {
 		return fmt.Errorf("CSI driver %s at socket %s: Another driver with the same name is already registered with a higher supported version: %s",
 			d.name, d.socket, other.version)
@@ -372,7 +374,7 @@ func (r *registry) connect(ctx context.Context, found driver) error {
 // calls.
 func (r *registry) replaceDriver(ctx context.Context, found driver) (*driver, error) {
 	p := r.plugins
-	measure := p.on.measure(found.name)
+	measure := p.on.Measure(found.name)
 	// Two sockets may name the same driver at the same time.
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -1,4 +1,4 @@
-package nodeagent
+package nodestatus
 
 import (
 	"context"
@@ -19,9 +19,9 @@ import (
 	"belay.dev/belay/internal/testing/wait"
 )
 
-// nodeWorld is a nodeStatus without an Agent, and what its handlers got.
+// nodeWorld is a Status with a fake client, and what its handlers got.
 type nodeWorld struct {
-	*nodeStatus
+	*Status
 	api *fake.Clientset
 
 	mu      sync.Mutex
@@ -32,21 +32,21 @@ type nodeWorld struct {
 func newNodeWorld(t *testing.T, records map[string]nodevolume.Knowledge, objects ...runtime.Object) *nodeWorld {
 	t.Helper()
 	w := &nodeWorld{api: fake.NewClientset(objects...)}
-	w.nodeStatus = newNodeStatus("n", w.api, logr.Discard(), nodeHandlers{
-		observed: func(*corev1.Node) {},
-		volumesChanged: func(names []string) {
-			w.view("v") // no lock is held: this would wait forever
+	w.Status = New(Config{NodeName: "n", Client: w.api, Log: logr.Discard()}, Handlers{
+		Observed: func(*corev1.Node) {},
+		VolumesChanged: func(names []string) {
+			w.View("v") // no lock is held: this would wait forever
 			w.mu.Lock()
 			defer w.mu.Unlock()
 			w.learned = append(w.learned, names...)
 		},
-		relabelled: func() { w.nodeLabels() },
-		handshakes: func(names []string) map[string]nodevolume.Knowledge {
-			w.started()
+		Relabelled: func() { w.Labels() },
+		Handshakes: func(names []string) map[string]nodevolume.Knowledge {
+			w.Started()
 			return records
 		},
-		started: func([]string) { w.started() },
-		blocked: func(err error) { w.mu.Lock(); defer w.mu.Unlock(); w.trouble = err },
+		Started: func([]string) { w.Started() },
+		Blocked: func(err error) { w.mu.Lock(); defer w.mu.Unlock(); w.trouble = err },
 	})
 	return w
 }
@@ -85,12 +85,12 @@ func TestNodeEventDuringFirstRead(t *testing.T) {
 	if _, err := w.read(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	got := w.view("v")
+	got := w.View("v")
 	got.Changes = 0
 	if diff := cmp.Diff(nodevolume.Node{InUse: nodevolume.Yes, Attached: nodevolume.Yes}, got); diff != "" {
 		t.Errorf("what is believed of the volume (-want +got):\n%s", diff)
 	}
-	if labels, _ := w.nodeLabels(); labels["zone"] != "new" {
+	if labels, _ := w.Labels(); labels["zone"] != "new" {
 		t.Errorf("the Node's labels are %v", labels)
 	}
 }
@@ -107,14 +107,14 @@ func TestInUseCountsOnlyOnceItIsWritten(t *testing.T) {
 		}
 		return true, nodeAt("6", []string{"v"}, nil), nil
 	})
-	w.decide("v", func(node nodevolume.Node) nodevolume.Decision {
+	w.Decide("v", func(node nodevolume.Node) nodevolume.Decision {
 		if node.InUse != nodevolume.Unknown {
 			t.Errorf("in use: %s, and nothing was read", node.InUse)
 		}
 		return nodevolume.Decision{InUse: nodevolume.Yes}
 	})
 	w.serve(t)
-	wait.Until(t, "the volume is listed in use", func() bool { return w.view("v").InUse == nodevolume.Yes })
+	wait.Until(t, "the volume is listed in use", func() bool { return w.View("v").InUse == nodevolume.Yes })
 	wait.Until(t, "there is no trouble any more", func() bool { w.mu.Lock(); defer w.mu.Unlock(); return w.trouble == nil })
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -133,14 +133,14 @@ func TestDeletedNodeIsUnknown(t *testing.T) {
 		}
 		return true, node, nil
 	})
-	if _, err := w.read(t.Context()); err != nil || w.view("v").Attached != nodevolume.Yes {
-		t.Fatalf("read: %v; the volume is %+v", err, w.view("v"))
+	if _, err := w.read(t.Context()); err != nil || w.View("v").Attached != nodevolume.Yes {
+		t.Fatalf("read: %v; the volume is %+v", err, w.View("v"))
 	}
-	w.decide("v", func(nodevolume.Node) nodevolume.Decision { return nodevolume.Decision{InUse: nodevolume.Yes} })
-	before := w.view("v").Changes
+	w.Decide("v", func(nodevolume.Node) nodevolume.Decision { return nodevolume.Decision{InUse: nodevolume.Yes} })
+	before := w.View("v").Changes
 	node = nil
 	gone, err := w.read(t.Context())
-	if view := w.view("v"); err != nil || !gone || view.Attached != nodevolume.Unknown || view.Changes == before {
+	if view := w.View("v"); err != nil || !gone || view.Attached != nodevolume.Unknown || view.Changes == before {
 		t.Errorf("gone: %v, %v; the volume is %+v", gone, err, view)
 	}
 }

@@ -1,4 +1,4 @@
-package nodeagent
+package plugins
 
 import (
 	"context"
@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
@@ -16,10 +17,10 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes"
 
 	"belay.dev/belay/internal/csi"
 	"belay.dev/belay/internal/kube"
+	"belay.dev/belay/internal/nodeagent/worker"
 )
 
 // migratedPluginsAnnotation on a CSINode lists the in-tree plugins that this node migrates to CSI. The scheduler and the attach/detach
@@ -34,50 +35,92 @@ var migratedPlugins = strings.Join([]string{
 // identity writes what the cluster reads about this node's drivers: the managed-attach annotation, the node IDs and topology labels on
 // the Node, and the CSINode.
 type identity struct {
-	node   string
-	client kubernetes.Interface
-	// root is the value of kube.VolumesRootAnnotation; empty for none.
-	root string
-	// ownerVerified is closed once the records are verified: see recordOwner.
-	ownerVerified <-chan struct{}
+	config Config
 	// sem is a semaphore: each write is based on one read.
 	sem chan struct{}
-	// changed wakes run.
-	changed signal
+	// changed wakes run, observed has it look at the CSINode.
+	changed, observed worker.Signal
 
 	mu sync.Mutex
 	// Under mu:
 	drivers map[string]csi.NodeInfo
 	// gone are unregistered drivers, to be removed from Node and CSINode.
 	gone map[string]bool
-	// written is the UID of the Node that is up to date, with its CSINode; empty if none is.
+	// written is the UID of the Node that is up to date, with its CSINode; empty if none is. read is that Node as it was read then.
 	written types.UID
+	read    *corev1.Node
 }
 
-func newIdentity(node string, client kubernetes.Interface) *identity {
+func newIdentity(config Config) *identity {
 	return &identity{
-		node: node, client: client, ownerVerified: closed(), sem: make(chan struct{}, 1), changed: newSignal(),
+		config: config, sem: make(chan struct{}, 1), changed: worker.NewSignal(), observed: worker.NewSignal(),
 		drivers: map[string]csi.NodeInfo{}, gone: map[string]bool{},
 	}
 }
 
-// closed returns a closed channel.
-func closed() <-chan struct{} {
-	c := make(chan struct{})
-	close(c)
-	return c
-}
-
 // run writes Node and CSINode at start, and again when they change or were deleted.
 func (i *identity) run(ctx context.Context, log logr.Logger) {
-	i.changed.wake()
-	i.changed.serve(ctx, func(failures int) error {
+	var running sync.WaitGroup
+	defer running.Wait()
+	running.Go(func() { i.lookAtCSINode(ctx) })
+	i.changed.Wake()
+	i.changed.Serve(ctx, func(failures int) error {
 		_, err := i.sync(ctx)
 		if err != nil && ctx.Err() == nil {
 			log.Error(err, "Failed to update the Node and the CSINode, retrying", "failures", failures+1)
 		}
 		return err
 	})
+}
+
+// A node may read its CSINode, and not watch it (k8s.io/kubernetes v1.36.3, plugin/pkg/auth/authorizer/node/node_authorizer.go:318,
+// `case "get", "create", "update", "patch", "delete":`). So it is looked at after each change of the Node, such as a heartbeat, and after
+// csiNodePeriod without one, but at most once per csiNodePause.
+const (
+	csiNodePeriod = time.Minute
+	csiNodePause  = 10 * time.Second
+)
+
+// lookAtCSINode schedules a write when another client has deleted or changed the CSINode, until ctx ends.
+func (i *identity) lookAtCSINode(ctx context.Context) {
+	for ctx.Err() == nil {
+		select {
+		case <-ctx.Done():
+		case <-i.observed:
+		case <-time.After(csiNodePeriod):
+		}
+		if i.csiNodeDiffers(ctx) {
+			i.changed.Wake()
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(csiNodePause):
+		}
+	}
+}
+
+// csiNodeDiffers reports whether the CSINode lacks something since the last write. It reads what the API server has in its cache. A CSINode
+// that went with its Node is created when that is back, which observe sees.
+func (i *identity) csiNodeDiffers(ctx context.Context) bool {
+	i.mu.Lock()
+	node := i.read
+	i.mu.Unlock()
+	if node == nil {
+		return false // the first write is still due
+	}
+	ctx, cancel := context.WithTimeout(ctx, worker.APITimeout)
+	defer cancel()
+	cached := metav1.GetOptions{ResourceVersion: "0"}
+	current, err := i.config.Client.StorageV1().CSINodes().Get(ctx, i.config.NodeName, cached)
+	switch {
+	case apierrors.IsNotFound(err):
+		_, err := i.config.Client.CoreV1().Nodes().Get(ctx, i.config.NodeName, cached)
+		return err == nil
+	case err != nil:
+		return false
+	}
+	want, current := i.desired(node), current.DeepCopy()
+	return !isOwnedBy(current, node) || want.removeChanged(current) || want.addMissing(current)
 }
 
 // isWritten reports whether Node and CSINode were written.
@@ -95,8 +138,9 @@ func (i *identity) observe(node *corev1.Node) {
 	recreated := i.written != node.UID
 	i.mu.Unlock()
 	if err != nil || patch != nil || recreated {
-		i.changed.wake()
+		i.changed.Wake()
 	}
+	i.observed.Wake()
 }
 
 // install publishes a driver in Node and CSINode.
@@ -148,7 +192,7 @@ func (i *identity) remove(driver string) {
 	delete(i.drivers, driver)
 	i.gone[driver] = true
 	i.mu.Unlock()
-	i.changed.wake()
+	i.changed.Wake()
 }
 
 // maxConflicts is the number of attempts to write against conflicts with other writers of the Node.
@@ -166,7 +210,7 @@ func (i *identity) sync(ctx context.Context) (rejected map[string]error, err err
 // acquire waits for the verification of the records and for a write in progress.
 func (i *identity) acquire(ctx context.Context) error {
 	select {
-	case <-i.ownerVerified:
+	case <-i.config.Verified:
 	case <-ctx.Done():
 		return ctx.Err()
 	}
@@ -182,7 +226,7 @@ func (i *identity) release() { <-i.sem }
 
 // write is sync for callers that have acquired the semaphore.
 func (i *identity) write(ctx context.Context) (rejected map[string]error, err error) {
-	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
+	ctx, cancel := context.WithTimeout(ctx, worker.APITimeout)
 	defer cancel()
 	for range maxConflicts {
 		if rejected, err = i.syncOnce(ctx); !apierrors.IsConflict(err) {
@@ -193,9 +237,9 @@ func (i *identity) write(ctx context.Context) (rejected map[string]error, err er
 }
 
 func (i *identity) syncOnce(ctx context.Context) (rejected map[string]error, err error) {
-	node, err := i.client.CoreV1().Nodes().Get(ctx, i.node, metav1.GetOptions{})
+	node, err := i.config.Client.CoreV1().Nodes().Get(ctx, i.config.NodeName, metav1.GetOptions{})
 	if err != nil {
-		return nil, fmt.Errorf("read node %s: %w", i.node, err)
+		return nil, fmt.Errorf("read node %s: %w", i.config.NodeName, err)
 	}
 	want := i.desired(node)
 	patch, err := want.nodePatch(node)
@@ -203,8 +247,8 @@ func (i *identity) syncOnce(ctx context.Context) (rejected map[string]error, err
 		return nil, err
 	}
 	if patch != nil {
-		if _, err := i.client.CoreV1().Nodes().Patch(ctx, i.node, types.MergePatchType, patch, metav1.PatchOptions{}, "status"); err != nil {
-			return nil, fmt.Errorf("annotate and label node %s: %w", i.node, err)
+		if _, err := i.config.Client.CoreV1().Nodes().Patch(ctx, i.config.NodeName, types.MergePatchType, patch, metav1.PatchOptions{}, "status"); err != nil {
+			return nil, fmt.Errorf("annotate and label node %s: %w", i.config.NodeName, err)
 		}
 	}
 	if err := i.syncCSINode(ctx, node, want); err != nil {
@@ -212,7 +256,7 @@ func (i *identity) syncOnce(ctx context.Context) (rejected map[string]error, err
 	}
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	i.written = node.UID
+	i.written, i.read = node.UID, node
 	return want.rejected, nil
 }
 
@@ -231,7 +275,7 @@ func (i *identity) desired(node *corev1.Node) desiredNodeInfo {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	want := desiredNodeInfo{
-		drivers: maps.Clone(i.drivers), gone: maps.Clone(i.gone), root: i.root, labels: map[string]string{}, rejected: map[string]error{},
+		drivers: maps.Clone(i.drivers), gone: maps.Clone(i.gone), root: i.config.VolumesRoot, labels: map[string]string{}, rejected: map[string]error{},
 	}
 	has := maps.Clone(node.Labels)
 	if has == nil {
@@ -305,38 +349,42 @@ func (w desiredNodeInfo) nodePatch(node *corev1.Node) ([]byte, error) {
 	}})
 }
 
+func isOwnedBy(object *storagev1.CSINode, node *corev1.Node) bool {
+	return slices.ContainsFunc(object.OwnerReferences, func(ref metav1.OwnerReference) bool { return ref.UID == node.UID })
+}
+
 // syncCSINode creates or updates the CSINode of the Node as it was just read.
 func (i *identity) syncCSINode(ctx context.Context, node *corev1.Node, want desiredNodeInfo) error {
-	api := i.client.StorageV1().CSINodes()
+	api := i.config.Client.StorageV1().CSINodes()
 	owner := metav1.OwnerReference{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID}
-	current, err := api.Get(ctx, i.node, metav1.GetOptions{})
-	if err == nil && !slices.ContainsFunc(current.OwnerReferences, func(ref metav1.OwnerReference) bool { return ref.UID == node.UID }) {
+	current, err := api.Get(ctx, i.config.NodeName, metav1.GetOptions{})
+	if err == nil && !isOwnedBy(current, node) {
 		// It belongs to an earlier Node of this name.
-		if err := api.Delete(ctx, i.node, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &current.UID}}); err != nil && !apierrors.IsNotFound(err) {
-			return fmt.Errorf("delete CSINode %s of an earlier node: %w", i.node, err)
+		if err := api.Delete(ctx, i.config.NodeName, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &current.UID}}); err != nil && !apierrors.IsNotFound(err) {
+			return fmt.Errorf("delete CSINode %s of an earlier node: %w", i.config.NodeName, err)
 		}
-		current, err = api.Get(ctx, i.node, metav1.GetOptions{})
+		current, err = api.Get(ctx, i.config.NodeName, metav1.GetOptions{})
 	}
 	switch {
 	case apierrors.IsNotFound(err):
-		fresh := &storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: i.node, OwnerReferences: []metav1.OwnerReference{owner}}}
+		fresh := &storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: i.config.NodeName, OwnerReferences: []metav1.OwnerReference{owner}}}
 		want.addMissing(fresh)
 		if _, err := api.Create(ctx, fresh, metav1.CreateOptions{}); err != nil {
-			return fmt.Errorf("create CSINode %s: %w", i.node, err)
+			return fmt.Errorf("create CSINode %s: %w", i.config.NodeName, err)
 		}
 		return nil
 	case err != nil:
-		return fmt.Errorf("read CSINode %s: %w", i.node, err)
+		return fmt.Errorf("read CSINode %s: %w", i.config.NodeName, err)
 	}
 	err = i.changeCSINode(ctx, current.DeepCopy(), want.removeChanged, want.addMissing)
 	if apierrors.IsInvalid(err) && want.removeChangedLimits(current.DeepCopy()) {
 		// Before 1.35 the API server rejects a changed allocatable count.
-		if current, err = api.Get(ctx, i.node, metav1.GetOptions{}); err == nil {
+		if current, err = api.Get(ctx, i.config.NodeName, metav1.GetOptions{}); err == nil {
 			err = i.changeCSINode(ctx, current, want.removeChangedLimits, want.addMissing)
 		}
 	}
 	if err != nil {
-		return fmt.Errorf("update CSINode %s: %w", i.node, err)
+		return fmt.Errorf("update CSINode %s: %w", i.config.NodeName, err)
 	}
 	return nil
 }
@@ -349,7 +397,7 @@ func (i *identity) changeCSINode(ctx context.Context, current *storagev1.CSINode
 			continue
 		}
 		var err error
-		if current, err = i.client.StorageV1().CSINodes().Update(ctx, current, metav1.UpdateOptions{}); err != nil {
+		if current, err = i.config.Client.StorageV1().CSINodes().Update(ctx, current, metav1.UpdateOptions{}); err != nil {
 			return err
 		}
 	}
