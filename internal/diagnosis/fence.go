@@ -319,7 +319,11 @@ func (x *state) recoveryFacts(node string) []Fact {
 		return nil
 	}
 	phase := fencing.Phase(object.Status.Phase)
-	text := string(phase) + ": " + explain.FencePhase(phase, "", kube.FenceState(object).Commanded()) + after("; it was ", x.provenBy(object))
+	text := explain.FencePhase(phase, "", kube.FenceState(object).Commanded())
+	if c := meta.FindStatusCondition(object.Status.Conditions, kube.ConditionEnded); c != nil && phase == fencing.Cancelled {
+		text = explain.FenceCancelled(explain.FenceCauseOf(c.Message), kube.FenceState(object).Commanded())
+	}
+	text = string(phase) + ": " + text + after("; it was ", x.provenBy(object))
 	return []Fact{{Component: "recovery", Message: text, At: timePointer(conditionSince(object, kube.ConditionEnded))}}
 }
 

@@ -125,9 +125,50 @@ func FencePhase(p fencing.Phase, class fencing.Class, commanded bool) string {
 	case fencing.Released:
 		return "The node is released"
 	case fencing.Cancelled:
-		return "The fence is cancelled: the node showed a sign of life, is opted out or under maintenance, or the NodeFence was deleted; no pod was deleted" + mayBeOff(commanded)
+		return FenceCancelled("", commanded)
 	}
 	return string(p)
+}
+
+// FenceCancelled is the event of a fence that is cancelled. The cause is empty in the record of an earlier version.
+func FenceCancelled(cause fencing.Cause, commanded bool) string {
+	why := fenceCauses[cause]
+	if why == "" {
+		why = "the node showed a sign of life, is opted out or under maintenance, or the NodeFence was deleted"
+	}
+	return "The fence is cancelled: " + why + "; no pod was deleted" + mayBeOff(commanded)
+}
+
+// fenceCauses are why a fence is cancelled.
+var fenceCauses = map[fencing.Cause]string{
+	fencing.CauseOutdated:    "another fence of the same boot has its place",
+	fencing.CauseAlive:       "the node showed a sign of life",
+	fencing.CauseRestarted:   "its machine has started again",
+	fencing.CauseOptedOut:    "the node is opted out",
+	fencing.CauseMaintenance: "the node is under maintenance",
+	fencing.CauseDeleted:     "the NodeFence was deleted, as kubectl belay unfence does",
+	fencing.CauseUnasked:     "no BelayRemediation asks for it any more",
+	fencing.CauseNothingLeft: "nothing of the machine is left to release",
+}
+
+// FenceOver is the message of the condition Ended. FenceCauseOf returns the cause from it.
+func FenceOver(cause fencing.Cause) string {
+	if why := fenceCauses[cause]; why != "" {
+		return fenceIsOver + ": " + why
+	}
+	return fenceIsOver
+}
+
+const fenceIsOver = "the fence is over"
+
+// FenceCauseOf returns the cause that a message of the condition Ended has, empty for another message.
+func FenceCauseOf(message string) fencing.Cause {
+	for _, cause := range fencing.Causes() {
+		if message == FenceOver(cause) {
+			return cause
+		}
+	}
+	return ""
 }
 
 // FenceRequested is the event of a phase of a fence that a person has asked for: it names the person where the request begins to be carried out, and where it

@@ -99,7 +99,7 @@ func (t *turn) enter(ctx context.Context, s fencing.Enter) error {
 			setCondition(status, conditionVolumesReleased, metav1.ConditionTrue, "Detached", "no VolumeAttachment of the boot is left")
 		}
 		if s.Phase == fencing.Released || s.Phase == fencing.Cancelled {
-			setCondition(status, conditionEnded, metav1.ConditionTrue, string(s.Phase), "the fence is over")
+			setCondition(status, conditionEnded, metav1.ConditionTrue, string(s.Phase), explain.FenceOver(t.causeOf(s.Phase)))
 		}
 	})
 	t.mem.waits = ""
@@ -109,7 +109,10 @@ func (t *turn) enter(ctx context.Context, s fencing.Enter) error {
 	log.FromContext(ctx).Info("Fence entered phase", "phase", s.Phase, "from", before, "evidence", s.Evidence, "epoch", t.fence.Spec.Epoch)
 	t.Metrics.Entered(t.fence.Name, s.Phase, t.now().Sub(t.fence.CreationTimestamp.Time))
 	text := explain.FencePhase(s.Phase, s.Evidence, fenceState(t.fence).Commanded())
-	if t.node == nil {
+	switch {
+	case s.Phase == fencing.Cancelled && (t.node != nil || t.cause != fencing.CauseNothingLeft):
+		text = explain.FenceCancelled(t.cause, fenceState(t.fence).Commanded())
+	case t.node == nil:
 		text = explain.FenceWithoutNode(s.Phase, s.Evidence, fenceState(t.fence))
 	}
 	if r := t.fence.Spec.Request; r != nil {
@@ -117,6 +120,14 @@ func (t *turn) enter(ctx context.Context, s fencing.Enter) error {
 	}
 	t.events.Eventf(t.regarding(), t.fence, eventType(s.Phase), string(s.Phase), "Fence", "%s", text)
 	return nil
+}
+
+// causeOf is why the fence is over, empty for one that is over because it is done.
+func (t *turn) causeOf(p fencing.Phase) fencing.Cause {
+	if p != fencing.Cancelled {
+		return ""
+	}
+	return t.cause
 }
 
 // prove records the class of evidence with which the fence leaves Fencing.

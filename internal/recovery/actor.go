@@ -91,6 +91,8 @@ type turn struct {
 	fence *fencingv1.NodeFence
 	node  *corev1.Node // nil if there is none, or it could not be read
 	mem   *memory
+	// cause is why the last decision cancels the fence, if it does.
+	cause fencing.Cause
 	// latest is the highest epoch of the fences of the boot, and later is set when another machine of the name has a later one that is not over.
 	latest int64
 	later  bool
@@ -156,7 +158,7 @@ func (t *turn) decide(ctx context.Context) (d fencing.Decision, done bool, err e
 	state := fenceState(t.fence)
 	t.judgeStatement(ctx, state.Statement)
 	seen.News = t.mem.news.Since(t.now(), state, seen)
-	d = fencing.Decide(t.now(), state, seen)
+	d, t.cause = fencing.Decide(t.now(), state, seen), fencing.CancelledBy(state, seen)
 	if c := d.Proof.Class(); c != "" && c != fencing.StorageFenced {
 		t.mem.ended = true
 	}

@@ -329,3 +329,47 @@ func TestLogsOnlyWhatItDid(t *testing.T) {
 		}
 	}
 }
+
+// TestCancelledSaysWhy: the event of a fence that is cancelled, and its record, name the one cause: a person who has withdrawn a fence reads something else than one
+// whose node is back.
+func TestCancelledSaysWhy(t *testing.T) {
+	for want, change := range map[string]func(*stage){
+		"the NodeFence was deleted, as kubectl belay unfence does": func(s *stage) { must(t, s.client.Delete(t.Context(), s.fence())) },
+		"the node is opted out": func(s *stage) {
+			s.changeNode(func(n *corev1.Node) { metav1.SetMetaDataAnnotation(&n.ObjectMeta, kube.FenceOptOutAnnotation, "true") })
+		},
+		"the node showed a sign of life": func(s *stage) {
+			lease := leaseOf("n1")
+			must(t, s.client.Get(t.Context(), client.ObjectKeyFromObject(lease), lease))
+			now := metav1.NewMicroTime(s.clock.Add(time.Second))
+			lease.Spec.RenewTime = &now
+			must(t, s.client.Update(t.Context(), lease))
+		},
+		"its machine has started again": func(s *stage) { s.changeNode(func(n *corev1.Node) { n.Status.NodeInfo.BootID = "next" }) },
+	} {
+		s := newStage(t, fencing.Fencing)
+		change(s)
+		record := ""
+		s.write = func(store func() error) error {
+			err := store()
+			f := &fencingv1.NodeFence{}
+			if s.live.Get(t.Context(), client.ObjectKey{Name: "n1"}, f) == nil {
+				if c := meta.FindStatusCondition(f.Status.Conditions, kube.ConditionEnded); c != nil {
+					record = c.Message
+				}
+			}
+			return err
+		}
+		s.turns()
+		if record != "the fence is over: "+want {
+			t.Errorf("%s: the record says %q", want, record)
+		}
+		said := ""
+		for len(s.said.Events) > 0 {
+			said += <-s.said.Events + "\n"
+		}
+		if !strings.Contains(said, "The fence is cancelled: "+want+"; no pod") {
+			t.Errorf("%s: the events say %q", want, said)
+		}
+	}
+}
