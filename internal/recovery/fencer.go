@@ -56,6 +56,8 @@ type fencer struct {
 
 	mu      sync.Mutex
 	sources map[string]*sourceState
+	// hurries has the nodes whose switches are to be exercised at once.
+	hurries map[string]bool
 	// commanded has when this process was about to command each node.
 	commanded map[string]time.Time
 }
@@ -144,6 +146,7 @@ func (f *fencer) forget(node string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	delete(f.sources, node)
+	delete(f.hurries, node)
 }
 
 // keep forgets the answers to what none of the fences asks any more: one may ask once a second, for weeks.
@@ -366,7 +369,7 @@ func (f *fencer) exercise(ctx context.Context, state *sourceState, source *fenci
 	if quiet {
 		every = lookEvery << min(state.looks, maxLooks)
 	}
-	if wait := every - f.now().Sub(state.exercised); wait > 0 && !state.exercised.IsZero() && !changed(source) {
+	if wait := every - f.now().Sub(state.exercised); wait > 0 && !state.exercised.IsZero() && !changed(source) && !f.hurried(ctx, source) {
 		return min(wait, lookEvery), nil
 	}
 	places := f.exercises
@@ -422,8 +425,11 @@ func changed(source *fencingv1.FenceSource) bool {
 // check asks the switch, and describes in the status what came out.
 func (f *fencer) check(ctx context.Context, source *fencingv1.FenceSource, node *corev1.Node, quiet bool) {
 	cannot := func(reason, message string) { setFenceReady(source, metav1.ConditionFalse, reason, message) }
-	if shared, err := f.sameSwitch(ctx, source); err != nil || shared {
-		cannot(reasonShared, sharedMessage)
+	if other, err := f.sameSwitch(ctx, source); err != nil || other != nil {
+		if other != nil && !sharesAddress(other) { // it reads that now, and not with its next exercise
+			f.hurry(other.Name)
+		}
+		cannot(reasonShared, sharedMessage(other))
 		return
 	}
 	levels, versions, err := f.dial(ctx, source)
@@ -470,8 +476,6 @@ func stillKnown(source *fencingv1.FenceSource, boot fencing.Boot, spoke []int32)
 	return slices.DeleteFunc(slices.Clone(knownLevels(source)), func(i int32) bool { return slices.Contains(spoke, i) })
 }
 
-const sharedMessage = "another FenceSource has the same address and plug, or hardware with the same system UUID: one of them is wrong"
-
 // answersInSilence records what the switch of a silent node says: a signal, which binds nothing. A source that was changed, or was shared until
 // another one was corrected, stays bound if it is the same hardware that answers.
 func (f *fencer) answersInSilence(ctx context.Context, source *fencingv1.FenceSource, a reply) {
@@ -484,8 +488,8 @@ func (f *fencer) answersInSilence(ctx context.Context, source *fencingv1.FenceSo
 	if b.Generation != source.Generation {
 		b.Generation, b.Levels = source.Generation, nil
 	}
-	if twin, err := f.twin(ctx, source); err != nil || twin {
-		setFenceReady(source, metav1.ConditionFalse, reasonShared, sharedMessage)
+	if twin, err := f.twinOf(ctx, source); err != nil || twin != "" {
+		setFenceReady(source, metav1.ConditionFalse, reasonShared, twinMessage(twin))
 		return
 	}
 	setFenceReady(source, metav1.ConditionTrue, reasonReady, "the switch that said On while the node renewed its lease answers")
@@ -551,8 +555,8 @@ func (f *fencer) bind(ctx context.Context, source *fencingv1.FenceSource, node *
 		}
 		keepTime(source.Status.Bound, bound, f.now())
 		recordZone(source, node)
-		if twin, err := f.twin(ctx, source); err != nil || twin {
-			set(metav1.ConditionFalse, reasonShared, sharedMessage)
+		if twin, err := f.twinOf(ctx, source); err != nil || twin != "" {
+			set(metav1.ConditionFalse, reasonShared, twinMessage(twin))
 			return
 		}
 		set(metav1.ConditionTrue, reasonReady, "the switch said On while the node renewed its lease")

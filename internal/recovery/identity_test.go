@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	fencingv1 "belay.dev/belay/api/fencing/v1alpha1"
 	"belay.dev/belay/internal/fencing"
@@ -183,5 +184,45 @@ func TestFirstZoneIsRecorded(t *testing.T) {
 		if got := recordedZone(source, bootOf(node)); got != c.want {
 			t.Errorf("%+v: the zone is %q", c, got)
 		}
+	}
+}
+
+// TestSharedSwitchNamesTheOther: a FenceSource that is changed to the switch of another one names that one, and the other one says so within a look, and not a minute
+// later: it is no power switch to rely on. Once one of them is corrected, the other is ready again as soon.
+func TestSharedSwitchNamesTheOther(t *testing.T) {
+	bmcs := map[string]Switch{"a": &machine{uuid: "hw-n1", power: fencing.PowerOn}, "b": &machine{uuid: "hw-n2", power: fencing.PowerOn}}
+	f := newFencer(partsOver(dialing(bmcs), nodeOf("n1", 0), nodeOf("n2", 0), sourceOf("n1", "a"), sourceOf("n2", "b")))
+	get := func(name string) *fencingv1.FenceSource {
+		s := &fencingv1.FenceSource{}
+		must(t, f.client.Get(t.Context(), client.ObjectKey{Name: name}, s))
+		return s
+	}
+	ready := func(name string) *metav1.Condition {
+		_, err := f.Reconcile(t.Context(), reconcile.Request{NamespacedName: client.ObjectKey{Name: name}})
+		must(t, err)
+		return meta.FindStatusCondition(get(name).Status.Conditions, conditionFenceReady)
+	}
+	address := func(name, switchName string) {
+		s := get(name)
+		s.Spec, s.Generation = sourceOf(name, switchName).Spec, s.Generation+1
+		must(t, f.client.Update(t.Context(), s))
+	}
+	for _, name := range []string{"n1", "n2"} {
+		f.ear.silences.Renewed(f.now().Add(-time.Second), name, "before", time.Minute)
+		f.ear.silences.Renewed(f.now(), name, "now", time.Minute)
+	}
+	ready("n1")
+	first := ready("n2").Reason
+	address("n2", "a")
+	if c := ready("n2"); c.Reason != reasonShared || !strings.Contains(c.Message, "FenceSource n1.") {
+		t.Errorf("n2: %s: %s", c.Reason, c.Message)
+	}
+	if c := ready("n1"); c.Reason != reasonShared || !strings.Contains(c.Message, "FenceSource n2.") {
+		t.Errorf("n1: %s: %s", c.Reason, c.Message)
+	}
+	address("n2", "b")
+	ready("n2")
+	if c := ready("n1"); c.Reason == reasonShared {
+		t.Errorf("n1 after the correction: %s: %s (before: %s)", c.Reason, c.Message, first)
 	}
 }

@@ -293,17 +293,17 @@ func (o *order) send(ctx context.Context, s Switch, hardware string, nameless bo
 
 // shared reports whether the source's switch, or the hardware behind it, is another Node's too (hole 6).
 func (f *fencer) shared(ctx context.Context, source *fencingv1.FenceSource) (bool, error) {
-	if same, err := f.sameSwitch(ctx, source); err != nil || same {
+	if same, err := f.sameSwitch(ctx, source); err != nil || same != nil {
 		return true, err
 	}
 	return f.twin(ctx, source)
 }
 
-// sameSwitch reports whether another FenceSource has one of the source's switches.
-func (f *fencer) sameSwitch(ctx context.Context, source *fencingv1.FenceSource) (bool, error) {
+// sameSwitch returns another FenceSource that has one of the source's switches, nil for none.
+func (f *fencer) sameSwitch(ctx context.Context, source *fencingv1.FenceSource) (*fencingv1.FenceSource, error) {
 	all := &fencingv1.FenceSourceList{}
 	if err := f.client.List(ctx, all, client.UnsafeDisableDeepCopy); err != nil {
-		return true, fmt.Errorf("list FenceSources in the cache: %w", err)
+		return nil, fmt.Errorf("list FenceSources in the cache: %w", err)
 	}
 	own := map[string]bool{}
 	for _, k := range switchKeys(source) {
@@ -315,24 +315,30 @@ func (f *fencer) sameSwitch(ctx context.Context, source *fencingv1.FenceSource) 
 		}
 		for _, k := range switchKeys(&all.Items[i]) {
 			if own[k] {
-				return true, nil
+				return &all.Items[i], nil
 			}
 		}
 	}
-	return false, nil
+	return nil, nil //nolint:nilnil // there is none
 }
 
 // twin reports whether the hardware behind the switch of another Node has the system UUID that the hardware behind this one's has, and that Node shows
 // it: then it does not say which machine is which. A Node alone only claims one, because its kubelet writes it, and takes the switch from none:
 // the machine decides who it is.
 func (p *parts) twin(ctx context.Context, source *fencingv1.FenceSource) (bool, error) {
+	name, err := p.twinOf(ctx, source)
+	return name != "" || err != nil, err
+}
+
+// twinOf is the name of that Node, empty for none.
+func (p *parts) twinOf(ctx context.Context, source *fencingv1.FenceSource) (string, error) {
 	hardware := boundSource(source).Machine
 	all, nodes := &fencingv1.FenceSourceList{}, &corev1.NodeList{}
 	if err := p.client.List(ctx, all, client.UnsafeDisableDeepCopy); err != nil {
-		return true, fmt.Errorf("list FenceSources in the cache: %w", err)
+		return "", fmt.Errorf("list FenceSources in the cache: %w", err)
 	}
 	if err := p.client.List(ctx, nodes, client.UnsafeDisableDeepCopy); err != nil {
-		return true, fmt.Errorf("list nodes in the cache: %w", err)
+		return "", fmt.Errorf("list nodes in the cache: %w", err)
 	}
 	confirms := map[string]bool{}
 	for i := range all.Items {
@@ -340,7 +346,10 @@ func (p *parts) twin(ctx context.Context, source *fencingv1.FenceSource) (bool, 
 			confirms[other.Name] = true
 		}
 	}
-	return slices.ContainsFunc(nodes.Items, func(n corev1.Node) bool { return confirms[n.Name] && bootOf(&n).Machine == hardware }), nil
+	if at := slices.IndexFunc(nodes.Items, func(n corev1.Node) bool { return confirms[n.Name] && bootOf(&n).Machine == hardware }); at >= 0 {
+		return nodes.Items[at].Name, nil
+	}
+	return "", nil
 }
 
 // claimedOf names a Node that shows the system UUID of this one too. Where the hardware of that Node has it, the kubelet of this one is the suspect: it
