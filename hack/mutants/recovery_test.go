@@ -46,7 +46,7 @@ var holes = []hole{
 	{"3", "a machine has no fence while that of an earlier one of its name waits", fenceName, "!FenceFinished(f) && f.Spec.NodeName == shown.Node && !shown.Replaces(FencedBoot(f))", "!FenceFinished(f) && f.Spec.NodeName == shown.Node", shell, "TestReplacedMachineIsProtected"},
 	{"3", "a fence that the API server refuses holds back those of other nodes", detectorFile, "if !apierrors.IsInvalid(err) {", "if err != nil || true {", shell, "TestRefusedFenceHoldsBackNoOther"},
 	{"3", "two machines of a name share a NodeFence", fenceName, `if place.Name == "" && !taken[name] {`, `if place.Name == "" {`, "internal/kube", "TestPlaceFence"},
-	{"3", "a machine counts as silent because an earlier one of its name is fenced", detectorFile, `if kube.FenceStands(f, shown[name]) || shown[name].Node == "" {`, "if true {", shell, "TestReplacedMachineCountsByItsLease"},
+	{"3", "a machine counts as silent because an earlier one of its name is fenced", detectorFile, `if (kube.FenceStands(f, shown[name]) || shown[name].Node == "") && !d.lapsed(f) {`, "if true {", shell, "TestReplacedMachineCountsByItsLease"},
 	{"3", "a machine has to lose what an earlier one of its name has", "internal/recovery/occupants.go", "return !shown.Replaces(kube.RecordedBoot(&va))", "return true || shown.Complete()", shell, "TestOccupants"},
 	{"3", "the switch of a machine that has a fence is asked for no other one", fencerFile, "state.earlier && !f.replaced(ctx, r.Name, open)", "state.earlier", shell, "TestSwitchOfAnEarlierMachine"},
 	{"6", "the outlet of a machine that was replaced is switched off for it", sameName, "if replaced || r.Now.Replaces(fenced) {", "if replaced && false {", shell, "TestOutletOfAMachineThatWasReplaced"},

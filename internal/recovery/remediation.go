@@ -224,8 +224,8 @@ func (t *turn) readAsker(ctx context.Context, seen *fencing.Observed) {
 }
 
 // lapsed reports whether a fence began for a remediation, none asks for it any more, and it commands nothing more: what it commanded is carried out, or lost.
-// What was withdrawn is the request, and not what the detector knows. So it looks at the node as at any other, which another component's lease holds back as
-// ever, and a fence of its own takes the place of this one. One that has taken something, or has evidence or a statement, continues.
+// What was withdrawn is the request, and not what the detector knows. So it looks at the node as at any other, which another component's lease holds back
+// too, and a fence of its own takes the place of this one. One that has taken something, or has evidence or a statement, continues.
 func (d *detector) lapsed(f *fencingv1.NodeFence) bool {
 	if _, asked := d.asks[f.Spec.NodeName]; asked || f.Spec.Trigger != fencingv1.TriggerRemediation || f.DeletionTimestamp != nil || f.Spec.Statement != nil {
 		return false
