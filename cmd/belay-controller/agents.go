@@ -45,10 +45,20 @@ func dialError(err error) error {
 	case errors.As(err, new(fenceagent.AgentError)):
 		return fmt.Errorf("%w: %w", recovery.ErrNoAgent, err)
 	case errors.As(err, &distrust):
-		return fmt.Errorf("%w: %w", recovery.ErrOffUntested, err)
+		return markedError{err, recovery.ErrOffUntested}
 	}
 	return err
 }
+
+// markedError is an error of fenceagent that is one of recovery's too. Its text says so already.
+type markedError struct {
+	error
+
+	as error
+}
+
+// Unwrap returns both.
+func (e markedError) Unwrap() []error { return []error{e.error, e.as} }
 
 // agentSwitch is a fence agent as recovery uses it.
 type agentSwitch struct{ *fenceagent.Agent }
@@ -60,7 +70,7 @@ func (s agentSwitch) Identity(ctx context.Context) (string, error) {
 		err = recovery.ErrNoIdentity
 	}
 	if errors.Is(err, fenceagent.ErrRefused) {
-		err = fmt.Errorf("%w: %w", recovery.ErrRefused, err)
+		err = markedError{err, recovery.ErrRefused}
 	}
 	return id, err
 }

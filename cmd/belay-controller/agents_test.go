@@ -51,3 +51,11 @@ echo '<resource-agent><parameters><parameter name="ip"/></parameters><actions><a
 		}
 	}
 }
+
+// TestErrorsSayItOnce: what fenceagent says of a refused login, recovery does not say again before it.
+func TestErrorsSayItOnce(t *testing.T) {
+	err := error(markedError{fmt.Errorf("%w: RAKP 2 HMAC is invalid", fenceagent.ErrRefused), recovery.ErrRefused})
+	if !errors.Is(err, recovery.ErrRefused) || !errors.Is(err, fenceagent.ErrRefused) || strings.Count(err.Error(), "refused the login") != 1 {
+		t.Errorf("%v", err)
+	}
+}

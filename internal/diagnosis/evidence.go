@@ -1,6 +1,7 @@
 package diagnosis
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -281,7 +282,7 @@ func (x *state) sourceOf(node string) *SourceRecord {
 		r.Levels = append(r.Levels, l)
 	}
 	if c := meta.FindStatusCondition(object.Status.Conditions, kube.ConditionFenceReady); c != nil {
-		r.Ready, r.Reason, r.Message, r.Since = string(c.Status), c.Reason, x.foreign(c.Message), timePointer(c.LastTransitionTime.Time)
+		r.Ready, r.Reason, r.Message, r.Since = string(c.Status), c.Reason, x.foreignOf(object, c.Message), timePointer(c.LastTransitionTime.Time)
 	}
 	if b := object.Status.Bound; b != nil {
 		r.Bound = &BootIdentity{NodeUID: b.NodeUID, BootID: b.BootID, MachineID: b.MachineID}
@@ -291,6 +292,19 @@ func (x *state) sourceOf(node string) *SourceRecord {
 		}
 	}
 	return r
+}
+
+// next is what a person can do about a power switch that cannot be used.
+func (s *SourceRecord) next(node string) []explain.Step {
+	return explain.SourceNext(s.Reason, s.FailedLogins > 0, node)
+}
+
+// unusable is why the FenceSource of a node is no help to a fence that waits for one; empty without a FenceSource.
+func (s *SourceRecord) unusable() string {
+	if s == nil {
+		return ""
+	}
+	return fmt.Sprintf("its power switch is not known to be its own (%s): %s", cmp.Or(s.Reason, "not asked yet"), cmp.Or(s.Message, "it has said nothing"))
 }
 
 // judge decides in which state the evidence is.
@@ -305,11 +319,7 @@ func (x *state) judge(e *NodeEvidence) {
 		return
 	}
 	if held != "" {
-		v := Blocked
-		if held == fencing.NothingToLose {
-			v = NotVolume
-		}
-		e.say(Held, v, held, explain.Situation{Node: e.Node})
+		e.say(Held, x.heldVerdict(e, held), held, explain.Situation{Node: e.Node})
 		return
 	}
 	if r := x.excepted(e.Node); r != "" {
@@ -317,6 +327,19 @@ func (x *state) judge(e *NodeEvidence) {
 		return
 	}
 	x.judgeSource(e)
+}
+
+// heldVerdict grades a silence that recovery does not end: most end by themselves soon, as a restart of a kubelet does. A node that is never fenced is not fenceable while
+// it lives either.
+func (x *state) heldVerdict(e *NodeEvidence, held decision.Reason) Verdict {
+	at := e.Health.LastHeartbeat
+	switch {
+	case held == fencing.NothingToLose:
+		return NotVolume
+	case x.excepted(e.Node) == "" && at != nil && x.Now.Sub(*at) < unmountUsual:
+		return InProgress
+	}
+	return Blocked
 }
 
 func (e *NodeEvidence) say(state EvidenceState, v Verdict, r decision.Reason, s explain.Situation) {
@@ -347,7 +370,7 @@ func (x *state) judgeFence(e *NodeEvidence, f *fence) {
 	if other := x.notShown(f); other != "" {
 		defer func() { e.Summary = other + "; " + e.Summary }()
 	}
-	e.Summary, e.Since, e.Notes = explain.FenceSummary(f.reason, x.situationOf(f))+x.doneBy(f), timePointer(f.since), x.fenceNotes(f)
+	e.Summary, e.Since, e.Notes = x.fenceSummary(f, x.situationOf(f))+x.doneBy(f), timePointer(f.since), x.fenceNotes(f)
 	if at := x.unanswered(f); !at.IsZero() {
 		e.Facts = append(e.Facts, unansweredFact(at))
 	}
@@ -392,7 +415,7 @@ func (x *state) judgeSource(e *NodeEvidence) {
 		e.Next = []explain.Step{{Text: "Create a FenceSource of the node's name. The command describes its fields.", Command: "kubectl explain fencesource.spec"}}
 	case s.Ready != string(metav1.ConditionTrue):
 		no(explain.SourceReason(s.Reason), strings.TrimSuffix(fmt.Sprintf("its power switch cannot be used (%s): %s", s.Reason, s.Message), " (): "))
-		e.Next = explain.SourceNext(s.Reason, e.Node)
+		e.Next = s.next(e.Node)
 	case !s.Current:
 		no(fencing.NoEvidence, "its power switch said On during another boot, and has not been asked since; it is asked about once a minute while the node lives")
 	case len(stopped) > 0:

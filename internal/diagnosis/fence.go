@@ -215,7 +215,7 @@ func (x *state) ofFence(f *fence, w wait, s explain.Situation) Finding {
 	of := x.situationOf(f)
 	s.Node, s.Detail, s.Ends = of.Node, of.Detail, of.Ends
 	found := Finding{
-		Verdict: worse(x.fenceVerdict(f), InProgress), Reason: f.reason, Since: timePointer(w.since), Summary: explain.FenceSummary(f.reason, s),
+		Verdict: worse(x.fenceVerdict(f), InProgress), Reason: f.reason, Since: timePointer(w.since), Summary: x.fenceSummary(f, s),
 		Next: x.fenceSteps(f), Runbook: explain.Runbook(f.reason),
 	}
 	if other := x.notShown(f); other != "" {
@@ -227,6 +227,15 @@ func (x *state) ofFence(f *fence, w wait, s explain.Situation) Finding {
 	return found
 }
 
+// fenceSummary is one sentence about a fence, with why the FenceSource of its node is no help where it waits for one.
+func (x *state) fenceSummary(f *fence, s explain.Situation) string {
+	text := explain.FenceSummary(f.reason, s)
+	if f.reason == fencing.NoEvidence {
+		text += after("; ", x.sourceOf(f.node()).unusable())
+	}
+	return text
+}
+
 // fenceSteps are what a person can do about a fence. A statement is no help while evidence is being confirmed: it is not looked at then.
 func (x *state) fenceSteps(f *fence) []explain.Step {
 	reason, node := f.reason, explain.ShellWord(f.node())
@@ -234,6 +243,9 @@ func (x *state) fenceSteps(f *fence) []explain.Step {
 		reason = fencing.SourceSilent
 	}
 	steps := explain.FenceNext(reason, node)
+	if source := x.sourceOf(f.node()); reason == fencing.NoEvidence && source != nil { // it exists, and is not used
+		steps = slices.Concat(steps[:1], source.next(f.node()), []explain.Step{explain.BoundLater(source.Bound != nil)}, steps[2:])
+	}
 	if i := f.Intent; reason == fencing.AwaitingBoot && i.Nonce != "" && i.NotAfter.After(x.Now) {
 		steps = append([]explain.Step{explain.NotBefore(i.NotAfter)}, steps...)
 	}

@@ -25,18 +25,30 @@ var qualified = regexp.MustCompile(name.String() + "/" + name.String())
 // one.
 func (x *state) foreign(text string) string { return oneLine(x.hide(redact.Secrets(text))) }
 
-func (x *state) hide(text string) string {
+// foreignOf is foreign for a message about a FenceSource: the names of its own Secrets stay, because who reads the FenceSource reads them in it, and the message has the
+// command to set the annotation of one.
+func (x *state) foreignOf(source *fencingv1.FenceSource, text string) string {
+	own := map[string]bool{}
+	for _, ref := range secretsOf(source) {
+		own[ref.Namespace], own[ref.Name], own[ref.Namespace+"/"+ref.Name] = true, true, true
+	}
+	return oneLine(x.hideBut(redact.Secrets(text), own))
+}
+
+func (x *state) hide(text string) string { return x.hideBut(text, nil) }
+
+func (x *state) hideBut(text string, own map[string]bool) string {
 	if len(x.hidden) == 0 {
 		return text
 	}
 	hide := func(word string) string {
-		if x.hidden[word] {
+		if x.hidden[word] && !own[word] {
 			return hiddenName
 		}
 		return word
 	}
 	text = qualified.ReplaceAllStringFunc(text, func(pair string) string {
-		if namespace, _, _ := strings.Cut(pair, "/"); x.hidden[namespace] {
+		if namespace, _, _ := strings.Cut(pair, "/"); x.hidden[namespace] && !own[pair] {
 			return hiddenName
 		}
 		return pair
@@ -89,11 +101,16 @@ func (x *state) hiddenNames() map[string]bool {
 // switchSecrets are the Secrets of power switches.
 func (x *state) switchSecrets() (refs []*fencingv1.SecretReference) {
 	for _, source := range x.FenceSources {
-		for _, level := range source.Spec.Levels {
-			for _, feed := range level.Feeds {
-				if feed.SecretRef != nil {
-					refs = append(refs, feed.SecretRef)
-				}
+		refs = append(refs, secretsOf(source)...)
+	}
+	return refs
+}
+
+func secretsOf(source *fencingv1.FenceSource) (refs []*fencingv1.SecretReference) {
+	for _, level := range source.Spec.Levels {
+		for _, feed := range level.Feeds {
+			if feed.SecretRef != nil {
+				refs = append(refs, feed.SecretRef)
 			}
 		}
 	}

@@ -132,6 +132,9 @@ func (x *state) heldUp(node string) (risks []string) {
 	if r, _ := x.heldBack(node); doubts[r] {
 		risks = append(risks, "the fencer holds the command back while "+explain.NotFencedBecause(r)+" ("+string(r)+")")
 	}
+	if r, _ := x.heldBack(node); r == fencing.NodeLeaseHeld {
+		risks = append(risks, "another component may be working on the machine, such as a person's maintenance: it holds the lease of the node, and a request does not wait for it ("+string(r)+")")
+	}
 	for _, role := range []string{roleFencer, roleActor} {
 		if x.recoveryRuns(role) == decision.No {
 			risks = append(risks, "no process holds the lease of recovery's "+role+": nothing happens until it runs")
@@ -155,7 +158,7 @@ func (x *state) powersOff(p *FencePlan, source *SourceRecord) {
 		"once the switch has said Off, and not before, it deletes the pods of the node" + x.podsOn(p.Node) + ", and its volumes are detached: " + x.volumesOn(p.Node),
 		"it ends without a power-off if the node renews its lease before the command is sent, or by kubectl belay unfence",
 	}
-	if r, _ := x.heldBack(p.Node); r != "" && !doubts[r] {
+	if r, _ := x.heldBack(p.Node); r != "" && r != fencing.NodeLeaseHeld && !doubts[r] {
 		p.Does = append(p.Does, fmt.Sprintf("a request is not held back by what holds recovery back: %s (%s)", explain.NotFencedBecause(r), r))
 	}
 }

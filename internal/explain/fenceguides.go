@@ -198,7 +198,7 @@ func FenceNext(r decision.Reason, node string) []Step {
 func FenceClock(r decision.Reason) string { return fenceClocks[r] }
 
 var fenceClocks = map[decision.Reason]string{
-	fencing.NoEvidence:         "recovery does nothing more until a power switch is configured or reachable, or a person makes a statement: time alone changes nothing",
+	fencing.NoEvidence:         "recovery does nothing more until a power switch that said On during this boot can be used, or a person makes a statement: time alone changes nothing",
 	fencing.SourceLocked:       "recovery does nothing more until the Secret or the FenceSource changes, or a person makes a statement: time alone changes nothing",
 	fencing.AwaitingSource:     "recovery asks the power switch, and continues with its answer",
 	fencing.SourceSilent:       "recovery asks the power switch again and again, and continues when it answers",
@@ -443,7 +443,23 @@ func SourceReason(reason string) decision.Reason {
 }
 
 // SourceNext is what a person can do about a power switch that cannot be used, by the reason of its condition FenceReady.
-func SourceNext(reason, node string) []Step { return sourceNext(reason, ShellWord(node)) }
+// A switch that refused the login was reached: then it is not the network.
+func SourceNext(reason string, refused bool, node string) []Step {
+	steps := sourceNext(reason, ShellWord(node))
+	if refused && reason == sourceNoAnswer {
+		steps[0].Text = "Correct user and password in the Secret of the FenceSource: the power switch refused the login."
+	}
+	return steps
+}
+
+// BoundLater says for which fence a FenceSource counts that is corrected while its node is silent. The fencer looks again at one that said On for the boot, and binds no
+// other switch before the node lives.
+func BoundLater(bound bool) Step {
+	if bound {
+		return Step{Text: "Recovery asks the corrected power switch, and uses it if it is the hardware that said On during this boot."}
+	}
+	return Step{Text: "A corrected FenceSource counts for the next fence: that a power switch is the node's own is found out while the node lives."}
+}
 
 func sourceNext(reason, node string) []Step {
 	text := map[string]string{ //nolint:gosec // texts about Secrets
@@ -457,7 +473,7 @@ func sourceNext(reason, node string) []Step {
 		string(OptionsRefused): "Correct the option that the message names, in the FenceSource or in its Secret.",
 		string(OffUntested):    "Use an agent whose Off is known, or test the agent on a drained node, and say so in the field offTested of its feed.",
 		string(SecretNotBound): "Check that the address is one of your power switches. If it is, set the annotation that the message shows on the Secret.",
-		sourceNoAnswer:         "Check the address, the network between the fencer and the power switch, and the options of the agent.",
+		sourceNoAnswer:         "Check the address, the network between the fencer and the power switch, the options of the agent, and user and password in its Secret.",
 	}[reason]
 	if text == "" {
 		text = "Wait for a minute: the fencer asks the power switch about that often. Then check that it runs."

@@ -17,7 +17,7 @@ const evidenceLong = `Show what is known about the machine of a node: whether re
 
 The first line is the verdict. Then come the boot that the Node shows, the health of the node, its power switch (FenceSource) and
 whether that is known to belong to this boot, the NodeFence with a person's statement, and what the power switch answered last.
-It only reads. Secrets are neither read nor named.
+It only reads. Secrets are not read; one is named where the FenceSource that has its name says what is wrong with it.
 
 Exit status 0: the node could be fenced, is being fenced, or is proven off. 1: an error, or recovery is not installed. 2: it could
 not be fenced, or the fence does not continue by itself. 3: the evidence is contradicted.`
@@ -154,17 +154,17 @@ func bootText(b *diagnosis.BootIdentity) string {
 
 func (p *page) source(s *diagnosis.SourceRecord) {
 	p.line("Switch", "%s", s.Switches())
-	ready := "FenceReady " + s.Ready
+	ready := "FenceReady " + s.Ready + " since " + p.ago(s.Since) // of the state: reason and message may be younger
 	if s.Reason != "" {
 		ready += " (" + s.Reason + ")"
 	}
 	if s.Message != "" {
 		ready += ": " + s.Message
 	}
-	p.line("", "%s, since %s", ready, p.ago(s.Since))
+	p.line("", "%s", ready)
 	switch {
 	case s.Bound == nil:
-		p.line("", "it has never said On while the node lived")
+		p.line("", "no On of it while the node lived is recorded since the FenceSource was last changed")
 	case s.Current:
 		p.line("", "it said On during this boot (%s)", p.ago(s.BoundAt))
 	default:
