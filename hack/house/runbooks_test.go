@@ -60,7 +60,7 @@ func TestReasonsOfFenceReadyAreDocumented(t *testing.T) {
 		if !strings.Contains(page, "\n| `"+match[1]+"` |") {
 			t.Errorf("docs/recovery/power-switches.md has no row for %s", match[1])
 		}
-		if other := explain.SourceNext("another reason", "n"); match[1] != "SaidOn" && slices.Equal(explain.SourceNext(match[1], "n"), other) {
+		if other := explain.SourceNext("another reason", false, "n"); match[1] != "SaidOn" && slices.Equal(explain.SourceNext(match[1], false, "n"), other) {
 			t.Errorf("%s has no step of its own", match[1])
 		}
 	}

@@ -282,7 +282,7 @@ func (x *state) sourceOf(node string) *SourceRecord {
 		r.Levels = append(r.Levels, l)
 	}
 	if c := meta.FindStatusCondition(object.Status.Conditions, kube.ConditionFenceReady); c != nil {
-		r.Ready, r.Reason, r.Message, r.Since = string(c.Status), c.Reason, x.foreignOf(object, c.Message), timePointer(c.LastTransitionTime.Time)
+		r.Ready, r.Reason, r.Message, r.Since = string(c.Status), c.Reason, x.foreignOf(object, c.Reason, c.Message), timePointer(c.LastTransitionTime.Time)
 	}
 	if b := object.Status.Bound; b != nil {
 		r.Bound = &BootIdentity{NodeUID: b.NodeUID, BootID: b.BootID, MachineID: b.MachineID}

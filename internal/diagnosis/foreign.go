@@ -8,6 +8,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	fencingv1 "belay.dev/belay/api/fencing/v1alpha1"
+	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/redact"
 )
 
@@ -25,9 +26,12 @@ var qualified = regexp.MustCompile(name.String() + "/" + name.String())
 // one.
 func (x *state) foreign(text string) string { return oneLine(x.hide(redact.Secrets(text))) }
 
-// foreignOf is foreign for a message about a FenceSource: the names of its own Secrets stay, because who reads the FenceSource reads them in it, and the message has the
-// command to set the annotation of one.
-func (x *state) foreignOf(source *fencingv1.FenceSource, text string) string {
+// foreignOf is foreign for the message of a FenceSource's condition. In the command that binds its Secret, the names of its own Secrets stay: who reads the FenceSource
+// reads them in it, and without them the command cannot be copied.
+func (x *state) foreignOf(source *fencingv1.FenceSource, reason, text string) string {
+	if reason != string(explain.SecretNotBound) {
+		return x.foreign(text)
+	}
 	own := map[string]bool{}
 	for _, ref := range secretsOf(source) {
 		own[ref.Namespace], own[ref.Name], own[ref.Namespace+"/"+ref.Name] = true, true, true

@@ -17,7 +17,7 @@ const evidenceLong = `Show what is known about the machine of a node: whether re
 
 The first line is the verdict. Then come the boot that the Node shows, the health of the node, its power switch (FenceSource) and
 whether that is known to belong to this boot, the NodeFence with a person's statement, and what the power switch answered last.
-It only reads. Secrets are not read; one is named where the FenceSource that has its name says what is wrong with it.
+It only reads. Secrets are not read, and named only in the command that binds one to its power switch.
 
 Exit status 0: the node could be fenced, is being fenced, or is proven off. 1: an error, or recovery is not installed. 2: it could
 not be fenced, or the fence does not continue by itself. 3: the evidence is contradicted.`
