@@ -26,8 +26,7 @@ func (f *fence) early() bool {
 
 // endedBy is why a fence ends that has sent a command, and waits until that cannot be carried out late; empty for another fence.
 func (x *state) endedBy(f *fence) string {
-	waits := f.reason == fencing.IntentOpen || f.reason == fencing.AwaitingSource && !x.Now.Before(f.Intent.NotAfter)
-	if !f.early() || f.Intent.Nonce == "" || !waits {
+	if !f.early() || !x.waitsForCommand(f) {
 		return ""
 	}
 	node, lease := x.nodes[f.node()], x.heartbeats[f.node()]
@@ -47,6 +46,11 @@ func (x *state) endedBy(f *fence) string {
 		return "the node showed a sign of life" // nothing else ends a fence then
 	}
 	return ""
+}
+
+// waitsForCommand reports whether the fence has sent a command, and waits until that cannot be carried out late.
+func (x *state) waitsForCommand(f *fence) bool {
+	return f.Intent.Nonce != "" && (f.reason == fencing.IntentOpen || f.reason == fencing.AwaitingSource && !x.Now.Before(f.Intent.NotAfter))
 }
 
 // fenceNotes are what a fence depends on besides its evidence: what the owner of the node wants, and taints that are not its own.

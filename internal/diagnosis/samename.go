@@ -93,7 +93,7 @@ func (x *state) notShown(f *fence) string {
 		return ""
 	}
 	n := x.node(f.node())
-	return explain.AnotherMachine(f.node(), string(n.State), x.foreign(kube.BootOf(x.nodes[f.node()]).Machine), x.foreign(f.Boot.Machine))
+	return explain.AnotherMachine(f.node(), n.State, x.foreign(kube.BootOf(x.nodes[f.node()]).Machine), x.foreign(f.Boot.Machine))
 }
 
 // forMachine adds the machine to the commands about a fence in a text, if the Node shows another one.

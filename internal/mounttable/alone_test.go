@@ -52,7 +52,7 @@ type disk struct {
 
 func newDisk(t *testing.T) *disk {
 	t.Helper()
-	root, err := os.MkdirTemp("", "mounttable-") // a path in the options of overlayfs has no comma
+	root, err := os.MkdirTemp("", "mounttable-") //nolint:usetesting // a path in the options of overlayfs has no comma
 	must(t, err)
 	t.Cleanup(func() { must(t, os.RemoveAll(root)) })
 	d := &disk{root: root}
@@ -82,12 +82,12 @@ func newDisk(t *testing.T) *disk {
 
 // attach puts a loop device over a file, which detaches itself when it is no longer used.
 func attach(file *os.File) (*os.File, error) {
-	defer file.Close() //nolint:errcheck // the loop device has it
+	defer file.Close() // the loop device has it
 	control, err := os.Open("/dev/loop-control")
 	if err != nil {
 		return nil, err
 	}
-	defer control.Close() //nolint:errcheck // only asked
+	defer control.Close()
 	for {
 		n, err := unix.IoctlRetInt(int(control.Fd()), unix.LOOP_CTL_GET_FREE)
 		if err != nil {
@@ -97,7 +97,7 @@ func attach(file *os.File) (*os.File, error) {
 		if err != nil {
 			return nil, err
 		}
-		config := unix.LoopConfig{Fd: uint32(file.Fd()), Info: unix.LoopInfo64{Flags: unix.LO_FLAGS_AUTOCLEAR}} //nolint:gosec // a file
+		config := unix.LoopConfig{Fd: uint32(file.Fd()), Info: unix.LoopInfo64{Flags: unix.LO_FLAGS_AUTOCLEAR}}
 		if err = unix.IoctlLoopConfigure(int(loop.Fd()), &config); err == nil {
 			return loop, nil
 		}

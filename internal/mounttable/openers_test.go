@@ -23,7 +23,7 @@ func (d *disk) deviceFile(t *testing.T) (path, device string) {
 	var st unix.Stat_t
 	must(t, unix.Stat(d.device, &st))
 	path = filepath.Join(d.root, "xvda")
-	must(t, unix.Mknod(path, unix.S_IFBLK|0o600, int(st.Rdev))) //nolint:gosec // a device number
+	must(t, unix.Mknod(path, unix.S_IFBLK|0o600, int(st.Rdev)))
 	return path, device
 }
 
@@ -89,7 +89,7 @@ func TestUnreadableFilesCountAsUsed(t *testing.T) {
 	zombie := exec.Command("true")
 	zombie.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
 	must(t, zombie.Start())
-	defer zombie.Wait() //nolint:errcheck // it has ended
+	defer zombie.Wait()
 	must(t, unix.Waitid(unix.P_PID, zombie.Process.Pid, nil, unix.WEXITED|unix.WNOWAIT, nil))
 	holders, err := Openers(os.Getenv(number))
 	if !errors.Is(err, fs.ErrPermission) || !strings.Contains(err.Error(), "process "+os.Getenv(pid)+" (") {

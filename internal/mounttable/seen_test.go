@@ -101,7 +101,7 @@ func TestWhoIsSeen(t *testing.T) {
 // user starts the user of a row, and waits until it uses the volume.
 func (d *disk) user(t *testing.T, row seenRow) *exec.Cmd {
 	t.Helper()
-	at, err := os.MkdirTemp("", "mounttable-at-")
+	at, err := os.MkdirTemp("", "mounttable-at-") //nolint:usetesting // as newDisk
 	must(t, err)
 	t.Cleanup(func() { must(t, os.RemoveAll(at)) })
 	self, err := os.Executable()

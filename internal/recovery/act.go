@@ -108,18 +108,24 @@ func (t *turn) enter(ctx context.Context, s fencing.Enter) error {
 	}
 	log.FromContext(ctx).Info("Fence entered phase", "phase", s.Phase, "from", before, "evidence", s.Evidence, "epoch", t.fence.Spec.Epoch)
 	t.Metrics.Entered(t.fence.Name, s.Phase, t.now().Sub(t.fence.CreationTimestamp.Time))
-	text := explain.FencePhase(s.Phase, s.Evidence, fenceState(t.fence).Commanded())
+	t.events.Eventf(t.regarding(), t.fence, eventType(s.Phase), string(s.Phase), "Fence", "%s", t.textOf(s))
+	return nil
+}
+
+// textOf is the text of the event about a phase.
+func (t *turn) textOf(s fencing.Enter) string {
+	state := fenceState(t.fence)
+	text := explain.FencePhase(s.Phase, s.Evidence, state.Commanded())
 	switch {
 	case s.Phase == fencing.Cancelled && (t.node != nil || t.cause != fencing.CauseNothingLeft):
-		text = explain.FenceCancelled(t.cause, fenceState(t.fence).Commanded())
+		text = explain.FenceCancelled(t.cause, state.Commanded())
 	case t.node == nil:
-		text = explain.FenceWithoutNode(s.Phase, s.Evidence, fenceState(t.fence))
+		text = explain.FenceWithoutNode(s.Phase, s.Evidence, state)
 	}
 	if r := t.fence.Spec.Request; r != nil {
 		text = truncate(explain.FenceRequested(s.Phase, r.By, r.Reason, text))
 	}
-	t.events.Eventf(t.regarding(), t.fence, eventType(s.Phase), string(s.Phase), "Fence", "%s", text)
-	return nil
+	return text
 }
 
 // causeOf is why the fence is over, empty for one that is over because it is done.

@@ -276,15 +276,20 @@ func (r *remediator) outcome(x *remedied) outcome {
 	if x.fence == nil {
 		return r.unfenced(x)
 	}
-	state := fenceState(x.fence)
+	return x.fenced()
+}
+
+// fenced is the outcome while there is a fence, also one that has ended.
+func (x *remedied) fenced() outcome {
+	state, timedOut := fenceState(x.fence), kube.RemediationTimedOut(x.object)
 	switch {
 	case meta.IsStatusConditionTrue(x.fence.Status.Conditions, conditionVolumesReleased):
 		return outcome{false, metav1.ConditionTrue, string(fencing.Moved), explain.RemediationMoved}
-	case kube.RemediationTimedOut(x.object) && (state.MayEnd() || state.Phase == fencing.Cancelled && !state.Commanded()):
+	case timedOut && (state.MayEnd() || state.Phase == fencing.Cancelled && !state.Commanded()):
 		return failed(explain.RemediationStopped, explain.RemediationTimedOut)
 	case finished(x.fence):
 		return failed(string(state.Phase), explain.RemediationEnded(state.Phase, state.Commanded()))
-	case kube.RemediationTimedOut(x.object) && !x.own():
+	case timedOut && !x.own():
 		return failed(explain.RemediationStopped, explain.RemediationOver)
 	case state.InFlight() && !state.MayTake(x.source):
 		missing := ""
@@ -292,8 +297,7 @@ func (r *remediator) outcome(x *remedied) outcome {
 			missing = x.fence.Status.Missing[0]
 		}
 		return failed(string(fencing.NoEvidence), explain.RemediationWithoutEvidence(missing))
-	}
-	if kube.RemediationTimedOut(x.object) && state.Phase == fencing.Fencing {
+	case timedOut && state.Phase == fencing.Fencing:
 		return working(string(fencing.RequestWithdrawn), explain.RemediationLapsed)
 	}
 	return working(string(state.Phase), explain.RemediationFenced(state.Phase))
