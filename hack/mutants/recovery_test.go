@@ -16,6 +16,7 @@ type hole struct {
 }
 
 const (
+	cause                           = "internal/fencing/cause.go"
 	decide, evidence, boot, suspect = "internal/fencing/decide.go", "internal/fencing/evidence.go", "internal/fencing/boot.go", "internal/fencing/suspect.go"
 	life, detectorFile, fencerFile  = "internal/fencing/life.go", "internal/recovery/detector.go", "internal/recovery/fencer.go"
 	storage, decideAttach, epoch    = "internal/fencing/storage.go", "internal/attachment/decide.go", "internal/fencing/epoch.go"
@@ -171,7 +172,7 @@ var holes = []hole{
 	{"13", "a node writes an epoch that no fence can have", epoch, "if shown > now.Add(EpochAhead).Unix() {", "if false {", pure, "TestNextEpoch"},
 	{"13", "the detector does not know the fence before", detectorFile, "NextEpoch(d.now(), max(place.Epoch, d.numbered[name]), ", "NextEpoch(d.now(), d.numbered[name], ", shell, "TestEpoch"},
 	{"13", "the detector does not know what the Node shows", detectorFile, ", shownEpoch(node))", ", min(shownEpoch(node), 0))", shell, "TestEpoch"},
-	{"13", "a fence that was created late counts", decide, "return seen.outdates(f) || ", "return ", pure, "TestOutdatedFence"},
+	{"13", "a fence that was created late counts", cause, "return seen.outdates(f) || ", "return ", pure, "TestOutdatedFence"},
 	{"13", "no fence outdates another", "internal/recovery/actor.go", "if f.Spec.Epoch > last.epoch || f.UID == last.of {", "if true {", shell, "TestOnlyAFenceOutdatesAFence"},
 	{"13", "an epoch is used twice if the Node and the fence were deleted", epoch, "+1, now.Unix())", "+1, 0)", pure, "TestNextEpoch"},
 	{"12", "another fence begins for a boot whose fence a client has deleted", "internal/recovery/deleted.go", "if va.Annotations[kube.UnfencedBootAnnotation] == boot.ID && boot.ID != \"\" {", "if false {", shell, "TestBootsWithoutNode"},
@@ -215,7 +216,7 @@ var holes = []hole{
 	{"16", "a kubelet that could not be asked is silent", detectorFile, "if err := d.answers(ctx, n); err != nil {\n", "if err := d.answers(ctx, n); err != nil && false {\n", shell, "TestOneLookWithoutARefusalEndsNoChance"},
 	{"16", "a machine that runs is fenced because a time has passed, although its own kubelet answers", suspect, "n.Endpoint == Yes && n.Own || n.chance(p)", "n.chance(p)", pure, "TestSuspicion"},
 	{"16", "a Ready node is given no chance", suspect, "spent := n.Ready == No && (", "spent := (", pure, "TestSuspicion"},
-	{"16", "a node that has nothing to lose is switched off", suspect, "case n.Idle == Yes && (!n.Asked || n.Ready != No):", "case false:", pure, "TestSuspicion"},
+	{"16", "a node that has nothing to lose is switched off", suspect, "return n.Idle == Yes && (!n.Asked || n.Ready != No)", "return false", pure, "TestSuspicion"},
 	{"16", "a drained node is switched off for the pods that move nowhere", "internal/fencing/chance.go", " && !o.Returns }", " }", shell, "TestOccupants"},
 	{"16", "an eviction of another silence gives a node up", "internal/recovery/occupants.go", " && d.serverTime().Sub(c.LastTransitionTime.Time) <= silent", "", shell, "TestHostileEvictionBeforeTheSilenceGivesNoNodeUp"},
 	{"16", "an announcement is forgotten when the lifecycle controller marks the node", "internal/recovery/occupants.go", "return known && d.now().Sub(at) <= n.Silent", "return leaving && known && !at.IsZero()", shell, "TestHostileAnnouncementOutlivesWhatTheLifecycleControllerWrites"},
@@ -233,7 +234,7 @@ var holes = []hole{
 	{"14", "the detector ends a fence whose command may still be carried out", record, "&& !f.Intent.open(now) && !f.StorageProven", "&& !f.StorageProven", shell, "TestDetectorReplacesAWithdrawnFence"},
 	{"14", "a fence commands while it is unknown whether a remediation asks", remediation, "seen.Withdrawn = !asks", "seen.Withdrawn = !asks && err == nil", shell, "TestWithdrawnFenceCommandsNoMore"},
 	{"14", "a remediation that is deleted with its Node ends the fence", remediation, " && t.node != nil && string(t.node.UID) == t.fence.Spec.NodeUID", "", shell, "TestUnaskedFenceEnds"},
-	{"14", "a fence for which no remediation asks keeps the next one from beginning", decide, " || seen.Unasked && !f.StorageProven", "", shell, "TestUnaskedFenceEnds"},
+	{"14", "a fence for which no remediation asks keeps the next one from beginning", cause, " || seen.Unasked && !f.StorageProven", "", shell, "TestUnaskedFenceEnds"},
 	{"14", "remediations that cannot be read ask for nothing", remediation, "!asks && known && t.node", "!asks && (known || true) && t.node", shell, "TestUnaskedFenceEnds"},
 	{"14", "a remediation asks for a fence at each failure of its node", remediation, "if c := x.over(); c != nil &&", "if c := x.over(); c != nil && false &&", shell, "TestRemediationIsAboutOneFailure"},
 	{"13", "a create that is carried out late has the number of the fence that is over", record, "o.Epoch >= max(f.Epoch, 1)", "o.Epoch > f.Epoch", shell, "TestOnlyAFenceOutdatesAFence"},

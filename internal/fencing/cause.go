@@ -20,6 +20,12 @@ func Causes() []Cause {
 	return []Cause{CauseOutdated, CauseAlive, CauseRestarted, CauseOptedOut, CauseMaintenance, CauseDeleted, CauseUnasked, CauseNothingLeft}
 }
 
+// Needless reports whether a fence that has commanded nothing is to end: the node lives, is left alone by its owner, a client deleted the fence, it
+// is outdated, or nothing asks for it any more. Such a fence is cancelled, and none is begun. One that takes single volumes needs no author.
+func Needless(f Fence, seen Observed) bool {
+	return seen.outdates(f) || seen.alive(f) || seen.restarted(f) || seen.leavesAlone(f) || seen.Unasked && !f.StorageProven
+}
+
 // CancelledBy returns why a fence is cancelled that Decide has cancelled for what was observed.
 func CancelledBy(f Fence, seen Observed) Cause {
 	switch {

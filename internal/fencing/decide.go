@@ -105,12 +105,6 @@ func (d *decider) isolates() bool {
 // leftAlone is Observed.leavesAlone.
 func (d *decider) leftAlone() bool { return d.seen.leavesAlone(d.fence) }
 
-// Needless reports whether a fence that has commanded nothing is to end: the node lives, is left alone by its owner, a client deleted the fence, it
-// is outdated, or nothing asks for it any more. Such a fence is cancelled, and none is begun. One that takes single volumes needs no author.
-func Needless(f Fence, seen Observed) bool {
-	return seen.outdates(f) || seen.alive(f) || seen.restarted(f) || seen.leavesAlone(f) || seen.Unasked && !f.StorageProven
-}
-
 // cancelled before anything irreversible was done.
 func (d *decider) cancels() bool {
 	switch {
