@@ -220,7 +220,15 @@ func (t *turn) readAsker(ctx context.Context, seen *fencing.Observed) {
 	}
 	seen.Withdrawn = !asks
 	known := err == nil || meta.IsNoMatchError(err)
-	seen.Unasked = !asks && known && t.node != nil && string(t.node.UID) == t.fence.Spec.NodeUID
+	seen.Unasked = !asks && known && t.there(ctx)
+}
+
+// there reports whether the Node that the fence is about is there after it was read that no remediation asks: NHC deletes one whose Node is gone, which is no
+// request to end the fence.
+func (t *turn) there(ctx context.Context) bool {
+	node := &corev1.Node{}
+	err := t.live.Get(ctx, client.ObjectKey{Name: t.fence.Spec.NodeName}, node)
+	return err == nil && string(node.UID) == t.fence.Spec.NodeUID
 }
 
 // lapsed reports whether a fence began for a remediation, none asks for it any more, and it commands nothing more: what it commanded is carried out, or lost.

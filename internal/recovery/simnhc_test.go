@@ -258,7 +258,7 @@ func (n *simNHC) deletes(r *fencingv1.BelayRemediation, why string) {
 // left notes that a remediation asks for nothing any more.
 func (n *simNHC) left(r *fencingv1.BelayRemediation) {
 	n.quits[kube.RemediatedNode(r)] = true
-	if n.quit[r.UID].IsZero() {
+	if n.quit[r.UID].IsZero() || kube.RemediationAsks(r) { // again, after a restore of etcd
 		n.quit[r.UID] = time.Now()
 	}
 }
@@ -381,7 +381,7 @@ func (n *simNHC) judgeLapsed() {
 			if at.After(last) {
 				last = at
 			}
-			return at.IsZero()
+			return at.IsZero() || kube.RemediationAsks(r)
 		})
 		if !asks && time.Since(last) > promptly {
 			n.breaks("timed out", "the fence of %s continues, for which no remediation asks since %v", f.Name, time.Since(last))

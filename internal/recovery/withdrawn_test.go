@@ -199,6 +199,16 @@ func TestUnaskedFenceEnds(t *testing.T) {
 			other.UID = "uid-other"
 			must(t, s.client.Create(t.Context(), other))
 		}, false},
+		"the Node is deleted, and its remediation, after it was read": {fencingv1.TriggerRemediation, func(s *stage) {
+			s.live = interceptor.NewClient(s.client.(client.WithWatch), interceptor.Funcs{
+				List: func(ctx context.Context, inner client.WithWatch, list client.ObjectList, o ...client.ListOption) error {
+					if _, ok := list.(*fencingv1.BelayRemediationList); ok {
+						must(t, client.IgnoreNotFound(s.client.Delete(ctx, nodeOf("n1", 0))))
+					}
+					return inner.List(ctx, list, o...)
+				},
+			})
+		}, false},
 		"they cannot be read": {fencingv1.TriggerRemediation, func(s *stage) {
 			s.live = interceptor.NewClient(s.client.(client.WithWatch), interceptor.Funcs{
 				List: func(ctx context.Context, inner client.WithWatch, list client.ObjectList, o ...client.ListOption) error {
